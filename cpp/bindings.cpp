@@ -1,0 +1,78 @@
+// phalanx._core: converts arguments, lets go of the GIL where that pays, and calls the headers. Nothing is decided here.
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "phalanx/reduce.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+// Below this, a kernel is done sooner than another thread could make use of the GIL, and to get it back could take long.
+constexpr std::size_t worth_releasing = 64 << 10;
+
+// Contiguous memory of a Python object, held in place until the end of the scope.
+class Buffer {
+public:
+    Buffer(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    void* data() const noexcept { return view_.buf; }
+    std::size_t bytes() const noexcept { return static_cast<std::size_t>(view_.len); }
+
+private:
+    Py_buffer view_{};
+};
+
+std::size_t count_items(const Buffer& buffer, int dtype) {
+    const std::size_t size = phalanx::item_size(static_cast<phalanx::Dtype>(dtype));
+    if (size == 0) throw nb::value_error("unknown dtype code");
+    if (buffer.bytes() % size != 0) throw nb::value_error("the buffer does not hold a whole number of items");
+    return buffer.bytes() / size;
+}
+
+template <class F>
+bool without_gil(std::size_t bytes, F run) {
+    if (bytes < worth_releasing) return run();
+    nb::gil_scoped_release release;
+    return run();
+}
+
+void reduce(nb::handle dst, nb::handle src, int dtype, int op) {
+    const Buffer to(dst, PyBUF_WRITABLE);
+    const Buffer from(src, PyBUF_SIMPLE);
+    if (to.bytes() != from.bytes()) throw nb::value_error("dst and src differ in size");
+    const std::size_t count = count_items(to, dtype);
+    const bool done = without_gil(to.bytes(), [&] {
+        return phalanx::reduce(to.data(), from.data(), count, static_cast<phalanx::Dtype>(dtype),
+                               static_cast<phalanx::Op>(op));
+    });
+    if (!done) throw nb::value_error("this dtype has no such operation");
+}
+
+void divide(nb::handle x, std::int64_t n, int dtype) {
+    const Buffer buffer(x, PyBUF_WRITABLE);
+    const std::size_t count = count_items(buffer, dtype);
+    const bool done = without_gil(buffer.bytes(), [&] {
+        return phalanx::divide(buffer.data(), count, n, static_cast<phalanx::Dtype>(dtype));
+    });
+    if (!done) throw nb::value_error("this dtype has no division");
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    m.attr("__doc__") = "Reduction kernels in C++. Use phalanx._native, which falls back to NumPy without them.";
+    // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
+    m.attr("ABI") = 1;
+    m.def("reduce", &reduce, nb::arg("dst"), nb::arg("src"), nb::arg("dtype"), nb::arg("op"),
+          "dst[i] = op(dst[i], src[i]) over two contiguous buffers.");
+    m.def("divide", &divide, nb::arg("x"), nb::arg("n"), nb::arg("dtype"), "x[i] = x[i] / n over a contiguous buffer.");
+}

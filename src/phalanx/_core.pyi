@@ -1,0 +1,6 @@
+from typing import Any
+
+ABI: int
+
+def reduce(dst: Any, src: Any, dtype: int, op: int) -> None: ...
+def divide(x: Any, n: int, dtype: int) -> None: ...

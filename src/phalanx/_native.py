@@ -1,0 +1,267 @@
+"""The reductions every layer uses, and the one place that decides whether C++ or NumPy computes them.
+
+Both give the same bits. Integers wrap; `min` and `max` let a NaN through; 16-bit floats are computed in float32 and
+rounded once; complex products round every step. Where two different NaNs meet, it is open which one stays, as in NumPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .config import pure
+from .errors import UnsupportedArray, UnsupportedOp, UsageError
+from .types import ReduceOp
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+__all__ = ["available", "divide_in_place", "reduce_into", "valid_ops", "why_not"]
+
+# The positions are the codes of cpp/phalanx/reduce.hpp. Whoever changes them changes ABI there and here.
+_ABI: Final = 1
+_DTYPES: Final = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+_OPS: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+
+_ARITHMETIC: Final = ("sum", "prod", "min", "max")
+_BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum", "prod")}
+
+
+def _load() -> tuple[ModuleType | None, str | None]:
+    if pure():
+        return None, "PHALANX_PURE is set"
+    try:
+        core = importlib.import_module("phalanx._core")
+    except ImportError as error:
+        return None, f"phalanx._core cannot be imported: {error}"
+    if core.ABI != _ABI:
+        return None, f"phalanx._core is of another build (ABI {core.ABI}, expected {_ABI}); install phalanx again"
+    return core, None
+
+
+_core, why_not = _load()
+available: bool = _core is not None
+
+
+class _Kind:
+    """What is known about one dtype: its name and code, its operations, and how it lies in memory."""
+
+    __slots__ = ("code", "divisible", "name", "op_codes", "ops", "storage")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.code = _DTYPES.index(name)
+        # NumPy has no bfloat16 of its own: it lies in memory as uint16.
+        self.storage: np.dtype[Any] = np.dtype("uint16" if name == "bfloat16" else name)
+        kind = "f" if name == "bfloat16" else self.storage.kind
+        self.ops: tuple[str, ...] = _BY_KIND[kind]
+        self.op_codes = {op: _OPS.index(op) for op in self.ops}
+        self.divisible = kind in "fc"
+
+
+_KINDS: Final = {name: _Kind(name) for name in _DTYPES}
+_BY_DTYPE: Final = {kind.storage: kind for name, kind in _KINDS.items() if name != "bfloat16"}
+
+
+def valid_ops(dtype: np.dtype[Any] | str) -> tuple[str, ...]:
+    """The operations that `reduce_into` has for a dtype, and `"mean"` where a sum of it can be divided.
+
+    Args:
+        dtype: A NumPy dtype, or its name; `"bfloat16"` for bfloat16 kept as uint16.
+
+    Raises:
+        UnsupportedArray: No reduction exists for this dtype.
+    """
+    kind = _KINDS.get(dtype) if isinstance(dtype, str) else _BY_DTYPE.get(dtype)
+    if kind is None:
+        kind = _named(dtype)
+    return (*kind.ops, "mean") if kind.divisible else kind.ops
+
+
+def reduce_into(dst: Array, src: Array, op: str, *, dtype: str | None = None) -> None:
+    """`dst = op(dst, src)`, element by element, in place.
+
+    The arrays may be the same one but must not overlap otherwise. The GIL is released for large ones.
+
+    Args:
+        dst: Writable.
+        src: Of the same dtype and shape.
+        op: `"sum"`, `"prod"`, `"min"`, `"max"`, `"band"`, `"bor"` or `"bxor"`. A mean is a sum and `divide_in_place`.
+        dtype: The name of the elements' type where the arrays cannot say it: `"bfloat16"` on uint16.
+
+    Raises:
+        UnsupportedOp: The dtype has no such operation.
+        UnsupportedArray: No reduction exists for the dtype, or `dst` is read-only.
+        UsageError: The dtypes or shapes differ.
+    """
+    kind = _BY_DTYPE.get(dst.dtype) if dtype is None else None
+    if kind is None:
+        kind = _named(dtype or dst.dtype)
+        dst, src = _stored(dst, kind), _stored(src, kind)
+    if src.dtype is not dst.dtype and src.dtype != dst.dtype:  # nearly always the same object
+        raise UsageError(f"cannot reduce {src.dtype} into {dst.dtype} (expected the same dtype)")
+    if src.shape != dst.shape:
+        raise UsageError(f"cannot reduce shape {src.shape} into shape {dst.shape} (expected the same shape)")
+    code = kind.op_codes.get(op)
+    if code is None:
+        op = _plain(op, kind)
+        code = kind.op_codes[op]
+    flags = dst.flags
+    if not flags.writeable:
+        raise UnsupportedArray("cannot reduce into a read-only array")
+    if _core is not None and flags.c_contiguous and src.flags.c_contiguous:
+        _core.reduce(dst, src, kind.code, code)
+    else:
+        _reduce_with_numpy(dst, src, op, kind)
+
+
+def divide_in_place(x: Array, n: int, *, dtype: str | None = None) -> None:
+    """`x = x / n`, element by element: what turns a sum into a mean.
+
+    Args:
+        x: Writable, of a floating or complex dtype.
+        n: At least 1.
+        dtype: As in `reduce_into`.
+
+    Raises:
+        UnsupportedOp: Integers and truth values have no mean in place.
+        UnsupportedArray: No reduction exists for the dtype, or `x` is read-only.
+        UsageError: `n` is below 1.
+    """
+    kind = _BY_DTYPE.get(x.dtype) if dtype is None else None
+    if kind is None:
+        kind = _named(dtype or x.dtype)
+        x = _stored(x, kind)
+    if not kind.divisible:
+        valid = ", ".join(name for name in _DTYPES if _KINDS[name].divisible)
+        raise UnsupportedOp(f"op 'mean' is not defined for {kind.name} (valid for: {valid})")
+    if n < 1:
+        raise UsageError(f"cannot divide by {n} (expected a number of ranks, 1 or more)")
+    if not x.flags.writeable:
+        raise UnsupportedArray("cannot divide a read-only array in place")
+    if _core is not None and x.flags.c_contiguous:
+        _core.divide(x, n, kind.code)
+    else:
+        _divide_with_numpy(x, n, kind)
+
+
+# -- what the fast path leaves to others -----------------------------------------------------------------------------
+
+
+def _named(dtype: np.dtype[Any] | str) -> _Kind:
+    """The kind of a dtype that is given by name, or is not one of NumPy's own."""
+    name = dtype if isinstance(dtype, str) else dtype.name if dtype.isnative else dtype.str
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise UnsupportedArray(f"no reduction exists for dtype {name} (valid: {', '.join(_DTYPES)})")
+    return kind
+
+
+def _stored(x: Array, kind: _Kind) -> Array:
+    """The array as its kind lies in memory: bfloat16 of any package as uint16."""
+    if x.dtype == kind.storage:
+        return x
+    if x.dtype.name != kind.name or x.dtype.itemsize != kind.storage.itemsize:
+        raise UsageError(f"an array of {x.dtype} does not hold {kind.name} (expected {kind.storage})")
+    return x.view(kind.storage)
+
+
+def _plain(op: str, kind: _Kind) -> str:
+    """The name of an operation that may come as a `ReduceOp`."""
+    if isinstance(op, ReduceOp) and op.value in kind.op_codes:
+        return op.value
+    shown = op.value if isinstance(op, ReduceOp) else op
+    if shown == "mean" and kind.divisible:
+        raise UnsupportedOp("op 'mean' is a sum, then divide_in_place")
+    raise UnsupportedOp(f"op {shown!r} is not defined for {kind.name} (valid: {', '.join(kind.ops)})")
+
+
+# -- NumPy -----------------------------------------------------------------------------------------------------------
+
+_UFUNCS: Final[dict[str, np.ufunc]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_BLOCK: Final = 1 << 16  # elements that are widened at a time: bounds the temporary memory
+
+
+def _reduce_with_numpy(dst: Array, src: Array, op: str, kind: _Kind) -> None:
+    ufunc = _UFUNCS[op]
+    if not kind.divisible:  # integers and truth values never warn
+        ufunc(dst, src, out=dst)
+        return
+    with np.errstate(all="ignore"):  # the core does not warn either
+        if kind.name in _WIDEN:
+            _blockwise(lambda a, b: _short_float(kind, ufunc, a, b), dst, src)
+        elif op == "prod" and dst.dtype.kind == "c":
+            _blockwise(_complex_product, dst, src)
+        else:
+            ufunc(dst, src, out=dst)
+
+
+def _divide_with_numpy(x: Array, n: int, kind: _Kind) -> None:
+    with np.errstate(all="ignore"):
+        if kind.name in _WIDEN:
+            _blockwise(lambda a: _short_float(kind, np.divide, a, np.float32(n)), x)
+        elif x.dtype.kind == "c":  # the two parts alone: a complex division would round more often
+            np.divide(x.real, x.real.dtype.type(n), out=x.real)
+            np.divide(x.imag, x.imag.dtype.type(n), out=x.imag)
+        else:
+            np.divide(x, x.dtype.type(n), out=x)
+
+
+def _blockwise(compute: Callable[..., Array], dst: Array, *others: Array) -> None:
+    """`dst = compute(dst, *others)` in blocks, whatever the strides."""
+    if not dst.flags.c_contiguous:
+        dst[...] = compute(dst, *others)
+        return
+    flat, rest = dst.reshape(-1), [other.reshape(-1) for other in others]
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        flat[part] = compute(flat[part], *(other[part] for other in rest))
+
+
+def _complex_product(a: Array, b: Array) -> Array:
+    # Written out, because NumPy's own product is fused on some processors and not on others.
+    product = np.empty_like(a)
+    np.subtract(a.real * b.real, a.imag * b.imag, out=product.real)
+    np.add(a.real * b.imag, a.imag * b.real, out=product.imag)
+    return product
+
+
+def _short_float(kind: _Kind, ufunc: np.ufunc, a: Array, b: Any) -> Array:
+    widen = _WIDEN[kind.name]
+    result: Array = ufunc(widen(a), widen(b) if isinstance(b, np.ndarray) else b)
+    return result.astype(np.float16) if kind.name == "float16" else _narrow_bfloat16(result)
+
+
+def _widen_float16(x: Array) -> Array:
+    return x.astype(np.float32)
+
+
+def _widen_bfloat16(x: Array) -> Array:
+    bits: Array = x.astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
+
+
+def _narrow_bfloat16(x: Array) -> Array:
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    short: Array = np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype(np.uint16))
+    return short
+
+
+_WIDEN: Final = {"float16": _widen_float16, "bfloat16": _widen_bfloat16}

@@ -1,0 +1,8 @@
+"""Collective algorithms as data: `(rank, size[, root]) -> Schedule`. Pure: no I/O, no arrays, no state but a cache."""
+
+from __future__ import annotations
+
+from . import ring, star, tree
+from .schedule import Recv, Schedule, Send, Step, chunk_bounds
+
+__all__ = ["Recv", "Schedule", "Send", "Step", "chunk_bounds", "ring", "star", "tree"]

@@ -1,0 +1,221 @@
+"""Lanes on the classic wire: one connection per pair of ranks, shared by all groups.
+
+Plain messages of the spec are `Backend.send` and `recv`. Groups and sub-groups send Phalanx frames between them, each
+escaped by a bit in its length that no real length has, so their traffic never meets. A ferrotorch rank understands the
+plain messages only.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+
+from ..config import Options
+from ..deadline import Deadline
+from ..errors import ChannelClosed, NoConnection, PeerLost, PhalanxError
+from ..rendezvous.host import host_id, hostname
+from ..transports.channel import Inbound, Outbound
+from ..transports.mailbox import Arrival, Envelope, Mailbox, Operation
+from ..transports.stream import Buffer, Stream, StreamEnded
+from ..types import Address
+from ..wire import classic as wire
+from ..wire.control import Member
+from ..wire.frames import HEADER_SIZE, Header, Kind, pack_header, parse_header
+from .base import RAW_LANE, WORLD_CONTEXT, derive_context, payload_size
+from .control_plane import ControlPlane
+from .lane import Lane
+
+__all__ = ["CLASSIC_BIND", "ClassicWorld"]
+
+CLASSIC_BIND = Address("127.0.0.1", 0)
+LANE_ID_SIZE = 16
+
+
+class ClassicWorld(ControlPlane):
+    """A rank's connections to the others. There is no directory: a loss is seen by those who were connected."""
+
+    def __init__(self, rank: int, size: int, streams: dict[int, Stream], options: Options) -> None:
+        super().__init__(rank)
+        self.size = size
+        self.options = options
+        self.roster = [Member(peer, hostname(), host_id(), 0, "", 0, 0) for peer in range(size)]
+        self.connected = frozenset(streams)
+        self._lock = threading.Lock()
+        self._mailboxes: dict[bytes, Mailbox] = {}
+        self._lanes: list[_ClassicLane] = []
+        self.inbound = {
+            peer: _ClassicInbound(stream, peer, self, options.max_message, options.max_object)
+            for peer, stream in streams.items()
+        }
+        self.outbound = {
+            peer: Outbound(stream, peer, functools.partial(self._sending_ended, peer))
+            for peer, stream in streams.items()
+        }
+
+    def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
+        """A lane among these world ranks."""
+        plain = context == WORLD_CONTEXT and number == RAW_LANE
+        lane_id = bytes(LANE_ID_SIZE) if plain else derive_context(context, "lane", number)
+        lane = _ClassicLane(self, lane_id, members, self.mailbox(lane_id), plain=plain)
+        with self._lock:
+            self._lanes.append(lane)
+        return lane
+
+    def mailbox(self, lane_id: bytes) -> Mailbox:
+        """The mailbox of a lane, also of one that this rank has not opened yet."""
+        with self._lock:
+            return self._mailboxes.setdefault(lane_id, Mailbox())
+
+    def remove_lane(self, lane: _ClassicLane) -> None:
+        """Forgets a lane that was closed."""
+        with self._lock:
+            if lane in self._lanes:
+                self._lanes.remove(lane)
+            self._mailboxes.pop(lane.lane_id, None)
+
+    def _sending_ended(self, peer: int, reason: str, _goodbye: bool) -> PhalanxError:
+        return self.lost(peer, reason)
+
+    def lost(self, peer: int, reason: str) -> PhalanxError:
+        """A connection ended: nothing more will come from that rank, in any lane."""
+        error = PeerLost(peer, reason)
+        with self._lock:
+            mailboxes = list(self._mailboxes.values())
+        for mailbox in mailboxes:
+            mailbox.gone(peer, error)
+        return error
+
+    def close(self, timeout: float) -> None:
+        """Closes all connections."""
+        closed = ChannelClosed(self.rank, "this backend was closed on this rank")
+        for peer, sender in self.outbound.items():
+            sender.stream.finish_sending()
+            # Unread bytes would turn the close into a reset, which could overtake what was sent last.
+            scratch = memoryview(bytearray(64 << 10))
+            try:
+                while self.inbound[peer].stream.receive_into(scratch):
+                    pass
+            except (StreamEnded, ValueError):
+                pass
+            self.inbound[peer].end(closed)
+            sender.end(closed)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+        for channel in self.inbound.values():
+            channel.stream.abandon()
+
+
+class _ClassicInbound(Inbound):
+    """Reads plain messages and escaped frames, and finds the mailbox of each."""
+
+    def __init__(self, stream: Stream, src: int, world: ClassicWorld, max_message: int, max_object: int) -> None:
+        super().__init__(
+            stream,
+            src,
+            world.mailbox(bytes(LANE_ID_SIZE)),
+            max_message=max_message,
+            max_object=max_object,
+            on_end=lambda channel, reason, _goodbye: world.lost(channel.src, reason),
+        )
+        self._world = world
+        self._escaped = False
+        self._target = self._mailbox
+        self._current = self._mailbox
+
+    def _first_need(self) -> int:
+        return wire.LENGTH_SIZE
+
+    def _parse(self, head: bytes) -> Arrival | None:
+        if self._header is not None:  # the description of an escaped frame
+            header, self._header, self._escaped = self._header, None, False
+            return self._begin(self._target, header, head)
+        if self._escaped:
+            self._target = self._world.mailbox(head[:LANE_ID_SIZE])
+            header = parse_header(head[LANE_ID_SIZE:], max_message=self._max_message, max_object=self._max_object)
+            if header.description:
+                self._header = header
+                self._need = header.description
+                return None
+            self._escaped = False
+            return self._begin(self._target, header, b"")
+        length, self._escaped = wire.parse_length(head, self._max_message + self._max_object)
+        if self._escaped:
+            self._need = LANE_ID_SIZE + HEADER_SIZE
+            return None
+        return self._begin(self._mailbox, Header(Kind.RAW, 0, 0, length), b"")
+
+    def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
+        self._current = mailbox
+        return super()._begin(mailbox, header, description)
+
+    def _finish(self, arrival: Arrival) -> None:
+        self._current.finish(arrival)
+
+    def _cut(self, arrival: Arrival, error: BaseException) -> None:
+        self._current.cut(arrival, error)
+
+
+class _ClassicLane(Lane):
+    """A lane whose mailbox speaks of world ranks, because a connection serves lanes with different members."""
+
+    def __init__(
+        self, world: ClassicWorld, lane_id: bytes, members: tuple[int, ...], mailbox: Mailbox, *, plain: bool
+    ) -> None:
+        super().__init__(members.index(world.rank), members, world)
+        self.mailbox = mailbox
+        self.lane_id = lane_id
+        self._world = world
+        self._plain = plain
+
+    def source_of(self, envelope: Envelope) -> int:
+        return self.members.index(envelope.src)
+
+    def mailbox_source(self, src: int) -> int:
+        self._check_connected(src)
+        return self.members[src]
+
+    def start_send(
+        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> Operation:
+        self._check_connected(dst)
+        if self.error is not None:
+            failed = Operation()
+            failed.complete(self.error)
+            return failed
+        channel = self._world.outbound[self.members[dst]]
+        size = payload_size(payload)
+        if self._plain:
+            outgoing = channel.queue([wire.pack_length(size), *payload])
+        else:
+            header = pack_header(kind, tag, len(description), size)
+            length = LANE_ID_SIZE + HEADER_SIZE + len(description) + size
+            head = wire.pack_escaped_length(length) + self.lane_id + header
+            outgoing = channel.queue([head, description, *payload])
+        channel.push()
+        return outgoing
+
+    def inbound(self, src: int | None) -> Iterable[Inbound]:
+        if src is None:
+            return [channel for peer, channel in self._world.inbound.items() if peer in self.members]
+        return (self._world.inbound[src],)
+
+    def unsent(self) -> list[Operation]:
+        return [outgoing for channel in self._world.outbound.values() for outgoing in channel.unsent()]
+
+    def peer_of(self, channel: Outbound) -> int:
+        return channel.dst
+
+    def _check_connected(self, peer: int) -> None:
+        rank = self.members[peer]
+        if rank not in self._world.connected:
+            raise NoConnection(
+                f"rank {self._world.rank} has no connection to rank {rank} on the star, where all traffic goes through "
+                "rank 0 (MeshBackend connects every rank with every other)",
+                rank=self._world.rank,
+                peer=rank,
+            )
+
+    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        self._world.remove_lane(self)

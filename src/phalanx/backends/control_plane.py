@@ -1,0 +1,160 @@
+"""Who must hear of a loss: every group that is open, and the first cause for those that ask later."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..errors import PeerLost, PhalanxError, RendezvousError
+from ..rendezvous.causes import from_cause
+from ..rendezvous.control import Statuses
+from ..wire.control import Cause, OperationStatus
+
+__all__ = ["ControlPlane", "Watcher"]
+
+IDLE = OperationStatus("", 0, 0, "", False, 0.0)
+
+
+class Watcher(Protocol):
+    """Something that breaks when one of its members is lost."""
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """Its members."""
+
+    def fail(self, error: PhalanxError) -> None:
+        """Breaks it, from any thread, without waiting."""
+
+    def left(self, rank: int) -> None:
+        """That world rank closed its world on purpose."""
+
+    def status(self) -> OperationStatus:
+        """What this rank is doing in it."""
+
+
+class ControlPlane:
+    """What a process knows of its world's health. The base serves worlds that only see their own connections."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._watchers: dict[bytes, weakref.ref[Watcher]] = {}
+        self._condition = threading.Condition()
+        self._ended: PhalanxError | None = None
+        self._lost: dict[int, PhalanxError] = {}
+        self._left: set[int] = set()
+        self._broken: dict[bytes, PhalanxError] = {}
+
+    # -- for groups --------------------------------------------------------------------------------------------------
+
+    def watch(self, context: bytes, watcher: Watcher) -> None:
+        """Tells `watcher` of every loss from now on, and at once of one that it missed."""
+        with self._condition:
+            self._watchers[context] = weakref.ref(watcher)
+            known = self._ended or self._broken.pop(context, None)
+            known = known or next((self._lost[r] for r in watcher.world_ranks if r in self._lost), None)
+            left = self._left.intersection(watcher.world_ranks)
+        if known is not None:
+            watcher.fail(known)
+        for rank in left:
+            watcher.left(rank)
+
+    def unwatch(self, context: bytes) -> None:
+        """Forgets a group."""
+        with self._condition:
+            self._watchers.pop(context, None)
+            self._broken.pop(context, None)
+
+    def verdict(self, rank: int, wait: float) -> PhalanxError | None:
+        """What is known of the loss of a rank, after waiting a moment for word of it."""
+        end = time.monotonic() + wait
+        with self._condition:
+            while True:
+                known = self._ended or self._lost.get(rank)
+                if known is not None or rank in self._left:
+                    return known
+                if not self._condition.wait(max(0.0, end - time.monotonic())):
+                    return None
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank closed its world on purpose."""
+        return rank in self._left
+
+    def abort(self, reason: str, traceback: str) -> None:
+        """Ends the world for all ranks that can be told; this one included."""
+        self.on_abort(self.rank, reason, traceback)
+
+    def break_group(self, context: bytes, error: PhalanxError) -> None:
+        """Tells the other members of a group that it is broken, where there is a way to."""
+
+    def statuses(self, context: bytes) -> Statuses:
+        """What the other ranks are doing in a group, where they can be asked."""
+        return Statuses(None)
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """A rank died."""
+        error = PeerLost(rank, reason)
+        with self._condition:
+            self._lost.setdefault(rank, error)
+            self._condition.notify_all()
+        for watcher in self._alive():
+            if rank in watcher.world_ranks:
+                watcher.fail(error)
+
+    def on_abort(self, rank: int, reason: str, traceback: str) -> None:
+        """A rank ended the world."""
+        error = PeerLost(rank, reason, remote_traceback=traceback or None)
+        self._end(error)
+
+    def on_left(self, rank: int) -> None:
+        """A rank closed its world on purpose."""
+        with self._condition:
+            self._left.add(rank)
+            self._condition.notify_all()
+        for watcher in self._alive():
+            if rank in watcher.world_ranks:
+                watcher.left(rank)
+
+    def on_break(self, context: bytes, rank: int, cause: Cause) -> None:
+        """Another member found a group broken."""
+        error = from_cause(cause, rank)
+        with self._condition:
+            reference = self._watchers.get(context)
+            if reference is None:
+                # This rank may not have made the group yet. Only a few are kept: most are groups it is not in.
+                self._broken[context] = error
+                while len(self._broken) > 64:
+                    del self._broken[next(iter(self._broken))]
+        watcher = reference() if reference is not None else None
+        if watcher is not None:
+            watcher.fail(error)
+
+    def on_directory_lost(self, reason: str) -> None:
+        """Nobody watches any more, and nobody said why."""
+        self._end(RendezvousError(f"the launcher's directory went away: {reason}"))
+
+    def status(self, context: bytes | None) -> OperationStatus:
+        """What this rank is doing in a group; without one, what it began last."""
+        if context is not None:
+            reference = self._watchers.get(context)
+            watcher = reference() if reference is not None else None
+            return watcher.status() if watcher is not None else IDLE
+        found = [watcher.status() for watcher in self._alive()]
+        return max(found, key=lambda s: (s.running, -s.seconds), default=IDLE)
+
+    def _end(self, error: PhalanxError) -> None:
+        with self._condition:
+            if self._ended is None:
+                self._ended = error
+            self._condition.notify_all()
+        for watcher in self._alive():
+            watcher.fail(error)
+
+    def _alive(self) -> Sequence[Watcher]:
+        with self._condition:
+            references = list(self._watchers.values())
+        return [watcher for reference in references if (watcher := reference()) is not None]

@@ -1,0 +1,144 @@
+"""Ranks that are threads of one process: messages are copied from one mailbox to another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from ..deadline import Deadline
+from ..errors import ChannelClosed, InvalidWorldSize, PhalanxError
+from ..rendezvous.causes import to_cause
+from ..rendezvous.control import Statuses
+from ..transports.channel import Inbound
+from ..transports.mailbox import Envelope, Operation
+from ..transports.stream import Buffer
+from ..wire.control import Statuses as StatusesMessage
+from ..wire.frames import Kind
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, payload_size
+from .control_plane import ControlPlane
+from .lane import Lane
+
+__all__ = ["SimulatedBackend"]
+
+
+class _World:
+    """What the ranks of one process share."""
+
+    def __init__(self, size: int) -> None:
+        self.lock = threading.Lock()
+        self.planes = [_LocalControl(rank, self) for rank in range(size)]
+        self.lanes: dict[tuple[bytes, int, int], _LocalLane] = {}
+        """By context, lane and world rank."""
+        self.early: dict[tuple[bytes, int, int], list[tuple[Envelope, bytes]]] = {}
+        """Messages for a rank that has not made the group yet."""
+        self.closed: set[tuple[bytes, int, int]] = set()
+
+
+class _LocalControl(ControlPlane):
+    """Tells the other threads directly what a directory would tell processes."""
+
+    def __init__(self, rank: int, world: _World) -> None:
+        super().__init__(rank)
+        self._world = world
+
+    def abort(self, reason: str, traceback: str) -> None:
+        for plane in self._world.planes:
+            plane.on_abort(self.rank, reason, traceback)
+
+    def break_group(self, context: bytes, error: PhalanxError) -> None:
+        for plane in self._world.planes:
+            if plane is not self:
+                plane.on_break(context, self.rank, to_cause(error))
+
+    def statuses(self, context: bytes) -> Statuses:
+        replies = {plane.rank: plane.status(context) for plane in self._world.planes if plane is not self}
+        return Statuses(StatusesMessage(0, replies, {}))
+
+    def leave(self) -> None:
+        for plane in self._world.planes:
+            if plane is not self:
+                plane.on_left(self.rank)
+
+
+class _LocalLane(Lane):
+    def __init__(self, world: _World, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, members, world.planes[members[rank]])
+        self._world = world
+        self._name = (context, number)
+        key = (context, number, members[rank])
+        self._key = key
+        with world.lock:
+            world.lanes[key] = self
+            early = world.early.pop(key, [])
+        for envelope, payload in early:
+            self.mailbox.deliver(envelope, memoryview(payload))
+
+    def start_send(
+        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> Operation:
+        operation = Operation()
+        if self.error is not None:
+            operation.complete(self.error)
+            return operation
+        envelope = Envelope(self.rank, kind, tag, bytes(description), payload_size(payload))
+        data = payload[0] if len(payload) == 1 else b"".join(payload)
+        key = (*self._name, self.members[dst])
+        with self._world.lock:
+            lane = self._world.lanes.get(key)
+            closed = lane is None and key in self._world.closed
+            if lane is None and not closed:
+                self._world.early.setdefault(key, []).append((envelope, bytes(data)))
+        if closed:
+            operation.complete(ChannelClosed(self.members[dst], "it has closed this group"))
+            return operation
+        if lane is not None:
+            lane.mailbox.deliver(envelope, memoryview(data))
+        operation.complete()
+        return operation
+
+    def inbound(self, src: int | None) -> Iterable[Inbound]:
+        return ()
+
+    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        with self._world.lock:
+            self._world.lanes.pop(self._key, None)
+            self._world.early.pop(self._key, None)
+            self._world.closed.add(self._key)
+            others = [self._world.lanes.get((*self._name, member)) for member in self.members]
+        if goodbye:
+            for lane in others:
+                if lane is not None:
+                    closed = ChannelClosed(self.members[self.rank], "it has closed this group")
+                    lane.mailbox.gone(self.rank, closed)
+
+
+class SimulatedBackend(LaneBackend):
+    """One rank of a world inside this process. Made by `create_group`; each rank is used by a thread of its own."""
+
+    self_send = True
+
+    def __init__(self, rank: int, world: _World, *, timeout: float) -> None:
+        self._world = world
+        size = len(world.planes)
+        super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeout=timeout)
+        # A message may come before the receiver's first call, so the lane must be there.
+        self._raw_lane()
+
+    @classmethod
+    def create_group(cls, world_size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[SimulatedBackend]:
+        """All ranks of a new world, in order.
+
+        Raises:
+            InvalidWorldSize: `world_size` is below 1.
+        """
+        if world_size < 1:
+            raise InvalidWorldSize(world_size)
+        world = _World(world_size)
+        return [cls(rank, world, timeout=timeout) for rank in range(world_size)]
+
+    def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
+        self.check_usable()
+        return _LocalLane(self._world, context, number, list(ranks).index(self._rank), tuple(ranks))
+
+    def _close(self) -> None:
+        self._world.planes[self._rank].leave()

@@ -1,0 +1,59 @@
+"""The classic star: rank 0 is connected with everyone, the others with rank 0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config import Options
+from ..deadline import Deadline
+from ..rendezvous.classic import form_star
+from ..types import Address
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .classic import ClassicWorld
+from .lane import Lane
+
+__all__ = ["TcpBackend"]
+
+
+class TcpBackend(LaneBackend):
+    """The star of the classic wire, which ferrotorch ranks can share. No authentication: for networks you trust.
+
+    Args:
+        rank: This rank; rank 0 listens on `master`.
+        world_size: At least 2.
+        master: `"host:port"`.
+        timeout: For forming the world, and the default of every operation.
+
+    Raises:
+        InvalidRank, InvalidWorldSize: Before any socket is opened.
+        RendezvousError: The world did not form.
+    """
+
+    topology = "star"
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master: str | Address,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        options: Options | None = None,
+    ) -> None:
+        streams = form_star(rank, world_size, master, Deadline(timeout))
+        self.world = ClassicWorld(rank, world_size, streams, options or Options.from_env())
+        super().__init__(
+            rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
+        )
+        self._raw_lane()  # a message may come before the first call
+
+    def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
+        self.check_usable()
+        return self.world.open_lane(context, number, tuple(ranks))
+
+    def _close(self) -> None:
+        self.world.close(self.timeout)
+
+    def after_fork_in_child(self, parent_pid: int) -> None:
+        super().after_fork_in_child(parent_pid)
+        self.world.abandon()

@@ -1,0 +1,99 @@
+"""Some ranks of another backend, as a backend of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import InvalidRank, InvalidWorldSize
+from .base import LaneBackend
+from .lane import Lane
+
+__all__ = ["SubBackend"]
+
+
+class SubBackend(LaneBackend):
+    """A view on a parent backend, with channels of its own: its traffic never meets the parent's.
+
+    Only the members make it; nobody else has to take part. `rank` is the index among the members.
+
+    Args:
+        parent: Any backend of this package, also another `SubBackend`.
+        members: Ranks of the parent. They are sorted, and each counts once, unless `keep_order`.
+        keep_order: Number the members in the order given.
+        share_stream: Send on the parent's own stream, as ferrotorch does, to share a sub-group with its ranks on a
+            classic wire. Then the two kinds of traffic must not cross.
+
+    Raises:
+        InvalidWorldSize: There are no members.
+        InvalidRank: A member is not a rank of the parent, or this rank is not a member.
+    """
+
+    def __init__(
+        self,
+        parent: LaneBackend,
+        members: Iterable[int],
+        *,
+        keep_order: bool = False,
+        share_stream: bool = False,
+    ) -> None:
+        parent.check_usable()
+        chosen = list(dict.fromkeys(members)) if keep_order else sorted(set(members))
+        if not chosen:
+            raise InvalidWorldSize(0, "a sub-group needs at least one member")
+        for member in chosen:
+            if not 0 <= member < parent.world_size:
+                raise InvalidRank(member, parent.world_size)
+        if parent.rank not in chosen:
+            names = ", ".join(map(str, chosen))
+            raise InvalidRank(parent.rank, len(chosen), f"rank {parent.rank} is not in this group (members: {names})")
+        self.parent = parent
+        self.topology = parent.topology
+        self.self_send = parent.self_send
+        self.members = tuple(chosen)
+        """The parent's rank of each member."""
+        self._share_stream = share_stream
+        super().__init__(
+            chosen.index(parent.rank),
+            [parent.world_ranks[member] for member in chosen],
+            parent.control,
+            context=parent.next_context("sub", tuple(chosen)),
+            timeout=parent.timeout,
+            options=parent.options,
+        )
+        self.hosts = tuple(parent.hosts[member] for member in chosen)
+        self.host_ids = tuple(parent.host_ids[member] for member in chosen)
+
+    def to_global(self, local: int) -> int:
+        """The parent's rank of a member.
+
+        Raises:
+            InvalidRank: There is no such member.
+        """
+        if not 0 <= local < self.world_size:
+            raise InvalidRank(local, self.world_size)
+        return self.members[local]
+
+    def to_local(self, rank: int) -> int | None:
+        """The member that is the parent's `rank`; None if it is not a member."""
+        return self.members.index(rank) if rank in self.members else None
+
+    def send(self, data: Any, dst: int, *, timeout: float | None = None) -> None:
+        if self._share_stream:
+            self.parent.send(data, self.to_global(dst), timeout=timeout)
+        else:
+            super().send(data, dst, timeout=timeout)
+
+    def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
+        if self._share_stream:
+            self.parent.recv(buffer, self.to_global(src), timeout=timeout)
+        else:
+            super().recv(buffer, src, timeout=timeout)
+
+    def check_usable(self) -> None:
+        super().check_usable()
+        self.parent.check_usable()
+
+    def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
+        self.check_usable()
+        return self.parent.open_lane(context, number, [self.members[rank] for rank in ranks])

@@ -1,0 +1,105 @@
+"""What a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`.
+
+Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
+`phalanx run` should not wait for what `phalanx doctor` needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
+
+import click
+
+from phalanx import config
+from phalanx.errors import PhalanxError
+
+__all__ = ["app", "main"]
+
+_COMMANDS = {
+    "run": ("phalanx.cli.run", "Start a script on several ranks, on this machine or on many."),
+    "doctor": ("phalanx.cli.doctor", "Look at this machine and say what would break a job, and what to do."),
+    "demo": ("phalanx.cli.demo", "Train a small classifier on four ranks; nothing to configure."),
+}
+"""Name, module, and the line of help, which is here so that the list of commands imports none of them."""
+
+_EXAMPLES = """\
+  phalanx demo                       see it work
+  phalanx run -n 4 train.py          four ranks on this machine
+  phalanx run -n 4 -m pkg.train      the same, by module name
+  phalanx doctor                     what is wrong with this machine
+"""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        with formatter.section("Examples"):
+            formatter.write(_EXAMPLES)
+
+
+@dataclass
+class _Asked:
+    """What the options before the command's name ask for."""
+
+    debug: bool = False
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        import phalanx
+
+        click.echo(f"phalanx {phalanx.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="'phalanx COMMAND --help' says more about a command.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+@click.option("--debug", is_flag=True, help="Log everything, and show tracebacks of Phalanx's own errors.")
+@click.pass_context
+def app(ctx: click.Context, debug: bool) -> None:
+    """Phalanx moves tensors between ranks: distributed training in Python, on one machine or many."""
+    ctx.ensure_object(_Asked).debug = debug
+    if debug:
+        logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        logging.getLogger("phalanx").setLevel(logging.DEBUG)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """The program `phalanx`. Ends the process: 0 if all went well, 1 after an error of Phalanx, 2 after a wrong call.
+
+    A command may end with a code of its own: `phalanx run` with that of the rank that failed.
+    """
+    asked = _Asked()
+    try:
+        app.main(args, prog_name="phalanx", obj=asked)
+    except PhalanxError as error:
+        if asked.debug or config.log_level() == logging.DEBUG:
+            raise
+        click.echo(f"phalanx: {error}", err=True)
+    sys.exit(1)  # `app.main` itself ends the process in every other case

@@ -1,0 +1,187 @@
+"""The command line of `phalanx run`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from phalanx import config
+from phalanx.config.reader import Reader
+from phalanx.config.secret import find_token
+from phalanx.errors import ConfigError
+from phalanx.types import Address
+
+from .launcher import launch, new_token
+from .plan import MAX_PORT, Plan, cores
+
+__all__ = ["command"]
+
+_EPILOG = """\
+\b
+Examples:
+  phalanx run -n 4 train.py --epochs 3
+  phalanx run -n auto -m package.train
+  phalanx run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.py
+
+What stands after the script or module belongs to it. Each rank finds the variables that torchrun sets; rank 0 reads the
+launcher's standard input, the others read nothing.
+
+With several nodes, run the same command on each, with its own --node-rank and the same token in PHALANX_TOKEN or
+--token-file. MASTER_PORT is kept for the script (torch's store listens there); Phalanx itself uses the next port.
+
+The first rank to fail ends all, and its exit code is the launcher's (128 and the signal's number after a signal).
+"""
+
+
+def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    if value == "auto":
+        return cores()
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise click.BadParameter(f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)")
+    return int(value)
+
+
+def _master(ctx: click.Context, param: click.Parameter, value: str | None) -> Address | None:
+    try:
+        return None if value is None else Address.parse(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{value!r} is not valid (expected KEY=VALUE)")
+        pairs[key] = text
+    return pairs
+
+
+def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(new_token())
+        ctx.exit()
+
+
+@click.command(
+    "run",
+    # Options after the script are the script's.
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    epilog=_EPILOG,
+    short_help="Start a script on several ranks.",
+)
+@click.option(
+    "-n",
+    "--nproc",
+    "ranks",
+    metavar="N|auto",
+    default="1",
+    show_default=True,
+    callback=_count,
+    help="Ranks on this node; auto: one per core.",
+)
+@click.option("-m", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0.")
+@click.option(
+    "--master",
+    metavar="HOST:PORT",
+    callback=_master,
+    help="Node 0 and a free port there: the ranks' MASTER_ADDR and MASTER_PORT.",
+)
+@click.option(
+    "--directory-port",
+    type=click.IntRange(0, MAX_PORT),
+    help="Where node 0 hosts the directory.  [default: the master's port + 1; on a single node any]",
+)
+@click.option(
+    "--token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the job's token (mode 0600)."
+)
+@click.option(
+    "--new-token",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_token,
+    help="Print a new token and exit.",
+)
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="Copy each rank's output to files there."
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between SIGTERM and SIGKILL.",
+)
+@click.option("--no-prefix", is_flag=True, help="Do not put the rank in front of each line.")
+@click.option(
+    "--env",
+    "extra",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_pairs,
+    help="Set a variable for the ranks. May be repeated.",
+)
+@click.argument("target", metavar="SCRIPT|MODULE")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    ranks: int,
+    module: bool,
+    nnodes: int,
+    node_rank: int,
+    master: Address | None,
+    directory_port: int | None,
+    token_file: Path | None,
+    log_dir: Path | None,
+    grace: float,
+    no_prefix: bool,
+    extra: dict[str, str],
+    target: str,
+    arguments: Sequence[str],
+) -> None:
+    """Start SCRIPT (or a MODULE) on several ranks, and end all of them when one fails."""
+    base = config.inherited()
+    try:
+        plan = Plan(
+            target=target,
+            arguments=tuple(arguments),
+            module=module,
+            ranks=ranks,
+            nodes=nnodes,
+            node=node_rank,
+            master=master,
+            directory_port=directory_port,
+            token=_token(token_file, several_nodes=nnodes > 1),
+            log_dir=log_dir,
+            grace=grace,
+            prefix=not no_prefix,
+            extra=extra,
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
+    sys.exit(launch(plan, base=base, options=config.Options.from_env(), colour=colour))
+
+
+def _token(file: Path | None, *, several_nodes: bool) -> bytes | None:
+    """The token that was given; None for a fresh one.
+
+    A single node has a fresh one for each job even where PHALANX_TOKEN is set: inside another job it is that one's.
+    """
+    if file is not None:
+        try:
+            token = find_token(Reader({"PHALANX_TOKEN_FILE": str(file)}))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("PHALANX_TOKEN_FILE=", "--token-file ", 1)) from None
+    else:
+        token = find_token(Reader()) if several_nodes else None
+    if token is not None and b"\0" in token:
+        raise ConfigError("the token holds a zero byte, which no environment variable can")
+    return token

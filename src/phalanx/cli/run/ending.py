@@ -1,0 +1,131 @@
+"""How a job ends: the steps from a polite signal to SIGKILL, and which rank is to blame. Decisions only, no I/O."""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from dataclasses import dataclass, field
+
+from .processes import Rank
+from .world import WorldEnd
+
+__all__ = ["Ending", "Reason"]
+
+SETTLE = 0.2
+"""Seconds between the first failure and SIGTERM, in which the directory may say who was the first to go."""
+NOTICE = 1.0
+"""Seconds that ranks get to raise `PeerLost` by themselves, once the directory has told them who is lost."""
+
+
+class Reason(enum.Enum):
+    """Why everything is being ended."""
+
+    FAILURE = enum.auto()
+    """A rank failed, or the world ended."""
+    SIGNAL = enum.auto()
+    """The launcher was told to."""
+    OUTPUT = enum.auto()
+    """Nobody reads the launcher's output any more."""
+    LEFTOVERS = enum.auto()
+    """All ranks are done, but not all that they started."""
+
+
+@dataclass
+class Ending:
+    """The state of the end of a job. All times are `time.monotonic()`."""
+
+    grace: float
+    reason: Reason | None = None
+    signal: int = 0
+    """What the launcher was told to end by."""
+    failed: list[Rank] = field(default_factory=list)
+    """The ranks that failed before anything was sent to them, in the order in which they were seen."""
+    cause: WorldEnd | None = None
+    signalled: bool = False
+    """True once anything was sent: from then on a rank's end says nothing about the rank."""
+    steps: list[tuple[float, int]] = field(default_factory=list)
+
+    def rank_ended(self, rank: Rank, now: float) -> None:
+        """A rank ended by itself, or so it seems."""
+        if self.signalled:
+            return
+        if rank.status:
+            self.failed.append(rank)
+            if self.reason is None:
+                self._start(Reason.FAILURE, (now + SETTLE, signal.SIGTERM), (now + SETTLE + self.grace, signal.SIGKILL))
+        elif self._only_lost(rank) and self.reason is Reason.FAILURE and not self.failed:
+            # It left in a hurry, but it was done: those who still need it will say so themselves.
+            self._start(None)
+
+    def world_ended(self, cause: WorldEnd, now: float, local: Rank | None) -> bool:
+        """The directory said why the world ended.
+
+        Args:
+            cause: Its words.
+            now: The time.
+            local: The rank to blame, if it is one of this node.
+
+        Returns:
+            Whether that is news. It is not if it comes too late to be trusted, or if the rank was done.
+        """
+        if self.signalled or self.cause is not None or self.reason not in (None, Reason.FAILURE):
+            return False
+        self.cause = cause
+        if local is not None and local.status == 0 and self._only_lost(local) and not self.failed:
+            return False
+        self._start(Reason.FAILURE, (now + NOTICE, signal.SIGTERM), (now + NOTICE + self.grace, signal.SIGKILL))
+        return True
+
+    def _only_lost(self, rank: Rank) -> bool:
+        return self.cause is not None and self.cause.rank == rank.rank and not self.cause.aborted
+
+    def told(self, number: int, now: float) -> None:
+        """The launcher got a signal that ends it."""
+        last = now + self.grace
+        if self.reason in (None, Reason.LEFTOVERS):
+            self.signal = number
+            first = [(now, number)] if number == signal.SIGINT else []
+            # Those who do not listen to Ctrl-C are asked once more before the end.
+            middle = now if number != signal.SIGINT else now + self.grace / 2
+            self._start(Reason.SIGNAL, *first, (middle, signal.SIGTERM), (last, signal.SIGKILL))
+        elif number == signal.SIGINT:
+            self.steps = [(now, signal.SIGKILL)]
+        else:
+            self.steps = [(min(at, last), step) for at, step in self.steps]
+
+    def output_closed(self, now: float) -> None:
+        """Nobody reads any more."""
+        if self.reason is None:
+            self._start(Reason.OUTPUT, (now, signal.SIGTERM), (now + self.grace, signal.SIGKILL))
+
+    def leftovers(self, now: float) -> None:
+        """All ranks are done, but what they started is not."""
+        self._start(Reason.LEFTOVERS, (now, signal.SIGTERM), (now + self.grace, signal.SIGKILL))
+
+    def ranks_are_gone(self, now: float) -> None:
+        """No rank runs any more: after a failure there is nobody to wait for, unless it is open who failed first."""
+        if self.reason is Reason.FAILURE and not self.signalled and (self.cause is not None or len(self.failed) == 1):
+            late = max(0.0, self.next_step() - now)
+            self.steps = [(at - late, number) for at, number in self.steps]
+
+    def _start(self, reason: Reason | None, *steps: tuple[float, int]) -> None:
+        self.reason = reason
+        self.steps = list(steps)
+
+    def next_step(self) -> float:
+        """When the next step is due."""
+        return self.steps[0][0] if self.steps else math.inf
+
+    def take_step(self, now: float) -> int | None:
+        """The signal to send now, if any."""
+        if not self.steps or self.steps[0][0] > now:
+            return None
+        self.signalled = True
+        return self.steps.pop(0)[1]
+
+    def culprit(self, ranks: list[Rank]) -> Rank | None:
+        """The rank of this node that is to blame; None if it is another node's or nobody is."""
+        if self.cause is not None:
+            return next((rank for rank in ranks if rank.rank == self.cause.rank), None)
+        return self.failed[0] if self.failed else None

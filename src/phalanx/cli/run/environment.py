@@ -1,0 +1,106 @@
+"""The variables that each rank gets: torchrun's, so that its scripts run unchanged, and Phalanx's own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from phalanx.errors import ConfigError
+from phalanx.types import Address
+
+from .guardian import MARK
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["OWN_VARIABLES", "new_run_id", "rank_environment", "reserve_port"]
+
+OWN_VARIABLES = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
+    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
+    f"PHALANX_TOKEN PHALANX_DIRECTORY {MARK}".split()
+)
+"""What a user cannot set with --env."""
+
+_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+"""What an outer torchrun says to its own ranks. Here nobody else hosts torch's store."""
+
+
+def rank_environment(
+    plan: Plan,
+    base: Mapping[str, str],
+    local_rank: int,
+    *,
+    master: Address,
+    directory: Address,
+    token: bytes,
+    run_id: str,
+    cores: int,
+) -> dict[str, str]:
+    """The whole environment of one rank: the launcher's own (`base`), what the user adds, and what the rank must find.
+
+    The `cores` of this node are shared among its ranks.
+    """
+    rank = plan.first_rank + local_rank
+    # Said nothing, each rank would start as many threads as there are cores, and they would get in each other's way.
+    shared = plan.ranks > 1 and "OMP_NUM_THREADS" not in base
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // plan.ranks))} if shared else {}
+    return {
+        **{name: value for name, value in base.items() if name not in _DROPPED},
+        **threads,
+        "PYTHONUNBUFFERED": "1",
+        **plan.extra,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.ranks),
+        "GROUP_RANK": str(plan.node),
+        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": master.host,
+        "MASTER_PORT": str(master.port),
+        "TORCHELASTIC_RUN_ID": _job_id(token),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
+        "PHALANX_DIRECTORY": str(directory),
+        MARK: run_id,
+    }
+
+
+def _job_id(token: bytes) -> str:
+    # The same on every node without a word between them, and it does not tell the token.
+    return hashlib.sha256(b"phalanx job " + token).hexdigest()[:16]
+
+
+def new_run_id(secret: str, base: Mapping[str, str]) -> str:
+    """The id that marks every process of a job. Inside another job it continues that one's, so that both find it."""
+    outer = base.get(MARK, "")
+    return f"{outer}.{secret}" if outer else secret
+
+
+@contextlib.contextmanager
+def reserve_port() -> Iterator[int]:
+    """A port of this machine that nobody gets by chance, but that a rank can listen on.
+
+    The socket is bound but does not listen: the kernel then gives the port to nobody who asks for any, while a socket
+    with SO_REUSEADDR (as torch's store has) may bind and listen there.
+
+    Raises:
+        ConfigError: There is no free port.
+    """
+    dual = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if dual:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            holder.bind(("", 0))
+        except OSError as error:
+            raise ConfigError(f"no port can be reserved for MASTER_PORT: {error.strerror}") from None
+        yield holder.getsockname()[1]

@@ -1,0 +1,142 @@
+"""Finds every process of a job, and ends them all should the launcher be killed.
+
+A process belongs to a job if `PHALANX_RUN_ID` in its environment starts with the job's id (a job started inside a job
+adds its own part to the id), or if it descends from one that does. So a grandchild in its own session is found too.
+
+As a program (`python -I -S guardian.py RUN_ID`) it is the guardian: it waits on its standard input, whose other end
+only the launcher holds. A byte means that the job is over; the end of the pipe without one means that the launcher was
+killed. It imports nothing but the standard library, so that it starts at once and stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+__all__ = ["MARK", "Process", "end_all", "processes", "relatives", "send"]
+
+MARK = "PHALANX_RUN_ID"
+KILL_INTERVAL = 0.02
+"""Seconds between two looks for processes that were forked while others were being killed."""
+KILL_LIMIT = 5.0
+"""Seconds after which a process that does not even die of SIGKILL (it hangs in the kernel) is given up."""
+
+
+class Process(NamedTuple):
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    session: int
+    run_id: str
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # it has ended, or it belongs to another user
+
+
+def _run_id(environ: bytes) -> str:
+    key = f"\0{MARK}=".encode()
+    _, found, rest = (b"\0" + environ).partition(key)
+    return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
+
+
+def processes() -> list[Process]:
+    """All processes that are alive; none where there is no /proc."""
+    found = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue
+        # The command's name stands in parentheses and may hold anything, even a parenthesis.
+        fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        if len(fields) < 4 or fields[0] in (b"Z", b"X"):
+            continue
+        run_id = _run_id(_read(f"/proc/{name}/environ"))
+        found.append(Process(int(name), int(fields[1]), int(fields[3]), run_id))
+    return found
+
+
+def relatives(
+    run_id: str, *, table: list[Process] | None = None, roots: Iterable[int] = (), spare: Iterable[int] = ()
+) -> set[int]:
+    """The processes of a job.
+
+    Args:
+        run_id: The job's id.
+        table: What `processes` gave, to save another look.
+        roots: Processes whose session and descendants belong to the job too, whatever their environment says.
+        spare: Processes that do not belong to it, nor does what descends from them. The caller is spared anyway.
+    """
+    spared = {os.getpid(), *spare}
+    known = set(roots)
+    table = processes() if table is None else table
+    members = {
+        p.pid
+        for p in table
+        if p.pid in known or p.session in known or p.run_id == run_id or p.run_id.startswith(f"{run_id}.")
+    }
+    members -= spared
+    grown = True
+    while grown:
+        children = {p.pid for p in table if p.parent in members} - spared
+        grown = not children <= members
+        members |= children
+    return members
+
+
+def send(number: int, pids: Iterable[int]) -> None:
+    """Sends a signal to each process that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_all(find: Callable[[], set[int]], between: Callable[[], object] = lambda: None) -> set[int]:
+    """Kills what `find` finds until there is nothing left.
+
+    Args:
+        find: Gives the processes that are alive now.
+        between: Called between two rounds (the launcher reaps its children there).
+
+    Returns:
+        Those that could not be ended.
+    """
+    give_up = time.monotonic() + KILL_LIMIT
+    clean = 0
+    # Two clean looks: a process that is just replacing its image shows no environment for a moment.
+    while clean < 2:
+        left = find()
+        if left and time.monotonic() > give_up:
+            return left
+        clean = 0 if left else clean + 1
+        send(signal.SIGKILL, left)
+        time.sleep(KILL_INTERVAL if left else KILL_INTERVAL / 4)
+        between()
+    return set()
+
+
+def main(run_id: str) -> int:
+    """Waits for the end of the job or of the launcher."""
+    # Whoever ends the launcher with a signal to everybody must not end the one who cleans up.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    if not os.read(0, 1):
+        end_all(lambda: relatives(run_id))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

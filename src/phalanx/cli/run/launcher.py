@@ -1,0 +1,153 @@
+"""Starts a job on this node: port, directory, guardian, ranks; then the supervisor; then everything is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from phalanx.errors import ConfigError
+from phalanx.types import Address
+
+from .environment import new_run_id, rank_environment, reserve_port
+from .events import Mailbox, MailHandler, Signals
+from .guardian import end_all
+from .output import Console, RankOutput
+from .plan import Plan, cores
+from .processes import Guardian, Processes, Rank
+from .supervisor import Supervisor
+from .world import HostedWorld, WatchedWorld, World
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from phalanx.config import Options
+
+__all__ = ["launch", "new_token"]
+
+LOOPBACK = "127.0.0.1"
+
+
+def new_token() -> str:
+    """A fresh token: 256 random bits as text."""
+    return secrets.token_hex(32)
+
+
+def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
+    """Runs a job on this node until its end.
+
+    It acts on signals and reaps every child of this process, so it must run in the main thread of a process of its own.
+
+    Args:
+        plan: What to run.
+        base: The environment that the ranks inherit.
+        options: For the directory.
+        colour: Whether colour is allowed on a terminal.
+
+    Returns:
+        The exit code: 0, that of the rank that failed, or 128 and the signal.
+
+    Raises:
+        ConfigError: The job could not be started.
+    """
+    _open_standard_descriptors()
+    token = plan.token or new_token().encode()
+    run_id = new_run_id(secrets.token_hex(16), base)
+    with contextlib.ExitStack() as stack:
+        mailbox = Mailbox()
+        stack.callback(mailbox.close)
+        signals = stack.enter_context(Signals.caught(mailbox))
+        stack.enter_context(_logs_to(mailbox))
+        writer = Writer(mailbox.wake)
+        stack.callback(writer.close)
+        console = Console(writer, prefix=plan.prefix, colour=colour, log_dir=plan.log_dir)
+        stack.callback(console.close)
+        stack.callback(writer.close)
+        master = plan.master or Address(LOOPBACK, 0)
+        if master.port == 0:
+            master = Address(master.host, stack.enter_context(reserve_port()))
+        world = _open_world(plan, master, token, options, mailbox)
+        stack.callback(world.close)
+        guardian = Guardian(run_id)
+        stack.callback(guardian.dismiss)
+        processes = Processes(run_id, spare=[guardian.pid])
+        # Whatever goes wrong from here on, no process is left.
+        stack.callback(end_all, processes.find, processes.reap)
+        outputs: dict[Rank, tuple[RankOutput, RankOutput]] = {}
+        available = cores()
+        for local_rank in range(plan.ranks):
+            environment = rank_environment(
+                plan,
+                base,
+                local_rank,
+                master=master,
+                directory=world.address,
+                token=token,
+                run_id=run_id,
+                cores=available,
+            )
+            rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
+            outputs[rank] = (
+                console.connect(rank.rank, rank.stdout, "stdout"),
+                console.connect(rank.rank, rank.stderr, "stderr"),
+            )
+        supervisor = Supervisor(
+            plan,
+            processes,
+            outputs,
+            console=console,
+            writer=writer,
+            world=world,
+            mailbox=mailbox,
+            signals=signals,
+        )
+        return supervisor.run()
+
+
+def _open_world(plan: Plan, master: Address, token: bytes, options: Options, mailbox: Mailbox) -> World:
+    if plan.nodes == 1:
+        bind = Address(LOOPBACK, plan.directory_port or 0)
+    else:
+        bind = Address(master.host, plan.directory_port or master.port + 1)
+    if plan.node > 0:
+        return WatchedWorld(
+            plan.world_size, address=bind, node=plan.node, token=token, options=options, on_end=mailbox.world_ended
+        )
+    try:
+        return HostedWorld(
+            plan.world_size,
+            bind=bind,
+            token=token,
+            options=options,
+            several_nodes=plan.nodes > 1,
+            on_end=mailbox.world_ended,
+        )
+    except ConfigError as error:
+        hint = "--directory-port chooses another port"
+        if plan.nodes > 1:
+            hint = f"node 0 must run on the master's machine, here {master.host}; {hint}, the same on every node"
+        raise ConfigError(f"the directory {error} ({hint})") from None
+
+
+@contextlib.contextmanager
+def _logs_to(mailbox: Mailbox) -> Iterator[None]:
+    logger = logging.getLogger("phalanx")
+    handler, propagate = MailHandler(mailbox), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+def _open_standard_descriptors() -> None:
+    """Whoever starts us with a closed descriptor must not find a pipe of ours in its place."""
+    opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    while opened <= 2:
+        os.set_inheritable(opened, True)
+        opened = os.open(os.devnull, os.O_RDWR)
+    os.close(opened)

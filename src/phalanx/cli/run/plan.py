@@ -1,0 +1,116 @@
+"""What to run, where, and how: the command line, checked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.errors import ConfigError
+from phalanx.types import Address
+
+from .environment import OWN_VARIABLES
+
+__all__ = ["Plan", "cores"]
+
+MAX_PORT = 65535
+
+
+def cores() -> int:
+    """The cores that this process may use, which a container or a batch system may have limited."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One job, as the launcher of one node sees it.
+
+    Raises:
+        ConfigError: The parts do not fit together; the message names the option.
+    """
+
+    target: str
+    """A script, or a module's name."""
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    """`target` is a module."""
+    ranks: int = 1
+    """On this node; the same on every node."""
+    nodes: int = 1
+    node: int = 0
+    master: Address | None = None
+    directory_port: int | None = None
+    token: bytes | None = None
+    """None: a fresh one, which only a single node can have."""
+    log_dir: Path | None = None
+    grace: float = 5.0
+    prefix: bool = True
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the ranks."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise ConfigError(
+                f"--node-rank {self.node} is not valid (with --nnodes {self.nodes}: 0 to {self.nodes - 1})"
+            )
+        if not 0 <= self.grace < float("inf"):
+            raise ConfigError(f"--grace {self.grace} is not valid (expected seconds, 0 or more)")
+        if self.nodes > 1:
+            self._check_nodes()
+        for name in self.extra:
+            if name in OWN_VARIABLES:
+                raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")
+        if not self.module:
+            self._check_script()
+
+    def _check_nodes(self) -> None:
+        if self.master is None:
+            raise ConfigError(
+                f"--nnodes {self.nodes} needs --master HOST:PORT: the first node's name or address and a free port "
+                "there, the same on every node"
+            )
+        if self.master.port == 0:
+            raise ConfigError(f"--master {self.master} is not valid (several nodes need a port that all of them know)")
+        if self.directory_port is None and self.master.port == MAX_PORT:
+            raise ConfigError(
+                f"--master {self.master} leaves no port above it for the directory (choose one with --directory-port)"
+            )
+        if self.directory_port == 0:
+            raise ConfigError("--directory-port 0 is not valid (several nodes need a port that all of them know)")
+        if self.directory_port is not None and self.directory_port == self.master.port:
+            raise ConfigError(
+                f"--directory-port {self.directory_port} is the master's port, which is kept for the script"
+            )
+        if not self.token:
+            raise ConfigError(
+                "several nodes need one token that all of them know: set PHALANX_TOKEN or give --token-file FILE on "
+                "every node (`phalanx run --new-token` prints a new one)"
+            )
+
+    def _check_script(self) -> None:
+        if Path(self.target).is_dir() and not (Path(self.target) / "__main__.py").exists():
+            raise ConfigError(f"{self.target!r} is a folder without a __main__.py (expected a Python script)")
+        if not Path(self.target).exists():
+            hint = "the script itself, as in `phalanx run -n 4 train.py`; `-m` runs a module"
+            raise ConfigError(f"there is no script {self.target!r} (expected {hint})")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all nodes together."""
+        return self.ranks * self.nodes
+
+    @property
+    def first_rank(self) -> int:
+        """The first rank of this node."""
+        return self.node * self.ranks
+
+    def node_of(self, rank: int) -> int:
+        """The node that a rank runs on."""
+        return rank // self.ranks
+
+    @property
+    def command(self) -> list[str]:
+        """What each rank runs."""
+        return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]

@@ -1,0 +1,159 @@
+"""The ranks of this node as processes: started, reaped, signalled, and found again with all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import ConfigError
+
+from .bootstrap import PR_SET_CHILD_SUBREAPER, prctl
+from .guardian import Process, processes, relatives, send
+
+__all__ = ["Guardian", "Processes", "Rank"]
+
+_HERE = Path(__file__).parent
+_PYTHON = [sys.executable, "-I", "-S"]
+GUARDIAN_WAIT = 2.0
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank. It leads a session of its own, so that Ctrl-C reaches the launcher only, which then decides."""
+
+    rank: int
+    pid: int
+    stdout: int
+    stderr: int
+    status: int | None = None
+    """As `Popen.returncode`: the exit code, or minus the signal. None while it runs."""
+
+
+class Processes:
+    """All ranks of one node. Only one can exist in a process: it reaps every child."""
+
+    def __init__(self, run_id: str, *, spare: Iterable[int] = ()) -> None:
+        self.run_id = run_id
+        self.ranks: list[Rank] = []
+        me = os.getpid()
+        # A launcher that was started by `exec` may have children of a former life.
+        self._spare = {*spare, *(p.pid for p in processes() if p.parent == me)}
+        # What ranks leave behind becomes a child of the launcher and not of the init process: so it is found.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> Rank:
+        """Starts one rank. Rank 0 reads the launcher's standard input, the others read nothing.
+
+        Raises:
+            ConfigError: The system has no process or descriptor left.
+        """
+        try:
+            process = subprocess.Popen(
+                [*_PYTHON, str(_HERE / "bootstrap.py"), str(os.getpid()), *command],
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"rank {rank} cannot be started: {error.strerror}") from None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        started = Rank(rank, process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
+        process.stdout.close()
+        process.stderr.close()
+        process.returncode = 0  # `reap` waits for it; Popen must not
+        self.ranks.append(started)
+        return started
+
+    def reap(self) -> list[Rank]:
+        """The ranks that have ended since the last call."""
+        ended = []
+        mine = {rank.pid: rank for rank in self.ranks if rank.status is None}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            if pid in mine:
+                rank = mine[pid]
+                rank.status = os.waitstatus_to_exitcode(status)
+                ended.append(rank)
+        return ended
+
+    @property
+    def running(self) -> list[Rank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self.ranks if rank.status is None]
+
+    def find(self) -> set[int]:
+        """Every process of this job on this node that is alive: ranks, and what they started."""
+        return self._find()[0]
+
+    def to_tell(self, *, but: Rank | None = None) -> set[int]:
+        """Those who get a polite signal: the ranks of a job inside this one do not, as their own launcher tells them.
+
+        Args:
+            but: A rank that is left out, with what is in its session.
+        """
+        found, table = self._find()
+        found -= {p.pid for p in table if p.run_id.startswith(f"{self.run_id}.")}
+        if but is not None:
+            found -= {p.pid for p in table if p.session == but.pid} | {but.pid}
+        return found
+
+    def _find(self) -> tuple[set[int], list[Process]]:
+        me, table = os.getpid(), processes()
+        running = {rank.pid for rank in self.running}
+        orphans = {p.pid for p in table if p.parent == me} - self._spare
+        return relatives(self.run_id, table=table, roots=running | orphans, spare=self._spare) | running, table
+
+    def forward(self, number: int) -> None:
+        """Sends a signal to the ranks themselves, not to what they started."""
+        send(number, [rank.pid for rank in self.running])
+
+
+class Guardian:
+    """The process that ends the job should the launcher be killed. It is started before any rank."""
+
+    def __init__(self, run_id: str) -> None:
+        reading, self._pipe = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*_PYTHON, str(_HERE / "guardian.py"), run_id],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._pipe)
+            raise ConfigError(f"the guardian cannot be started: {error.strerror}") from None
+        finally:
+            os.close(reading)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def dismiss(self) -> None:
+        """The job is over: it ends at once."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, b".")
+        os.close(self._pipe)
+        try:
+            self._process.wait(GUARDIAN_WAIT)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()

@@ -1,0 +1,331 @@
+"""The launcher's loop: it reads what the ranks write, notices who ends, and brings the job to its end. One thread."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import signal
+import socket
+import time
+
+from .ending import Ending, Reason
+from .events import Mailbox, Signals
+from .guardian import end_all, send
+from .output import Console, RankOutput
+from .plan import Plan
+from .processes import Processes, Rank
+from .report import Failure, describe_status, failure_report, last_words, list_ranks
+from .world import World, WorldEnd
+from .writer import Writer
+
+__all__ = ["Supervisor"]
+
+LOOK = 0.05
+"""Seconds between two looks for processes that are still there after their ranks."""
+ASK = 0.1
+"""Seconds between two looks whether other nodes still need this one."""
+WAITING_AFTER = 5.0
+"""Seconds after which the launcher says that it waits for other nodes."""
+LAST_FLUSH = 0.5
+"""Seconds that a job that was told to end waits for its output to be read."""
+BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+class Supervisor:
+    """Runs a job from the moment its ranks are started.
+
+    Args:
+        plan: What runs.
+        processes: The ranks, started.
+        outputs: For each rank its standard output and error.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        processes: Processes,
+        outputs: dict[Rank, tuple[RankOutput, RankOutput]],
+        *,
+        console: Console,
+        writer: Writer,
+        world: World,
+        mailbox: Mailbox,
+        signals: Signals,
+    ) -> None:
+        self._plan = plan
+        self._processes = processes
+        self._by_rank = outputs
+        self._outputs = [output for pair in outputs.values() for output in pair]
+        self._console = console
+        self._writer = writer
+        self._world = world
+        self._mailbox = mailbox
+        self._signals = signals
+        self._ending = Ending(plan.grace)
+        self._host = socket.gethostname()
+        self._spared: Rank | None = None
+        """The rank that is to blame and gets the time to end by itself, so that its exit code is its own."""
+        self._stubborn: set[Rank] = set()
+        """Ranks that were killed after the grace period."""
+        self._announced = False
+        self._killed = False
+        self._look_at = 0.0
+        self._done_at = math.inf
+        self._said_waiting = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(mailbox.descriptor, selectors.EVENT_READ, None)
+        self._reading: set[RankOutput] = set()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the end; returns the launcher's exit code."""
+        try:
+            finished = False
+            while not finished:
+                self._wait()
+                now = time.monotonic()
+                self._take_signals(now)
+                self._take_mail(now)
+                self._reap(now)
+                self._step(now)
+                finished = self._finished(now)
+            return self._conclude()
+        finally:
+            self._selector.close()
+
+    def _wait(self) -> None:
+        """Waits for the next event, and reads what the ranks wrote."""
+        self._choose_what_to_read()
+        wake_at = min((output.stream.due() for output in self._outputs if not output.closed), default=math.inf)
+        wake_at = min(wake_at, self._ending.next_step(), self._look_at if not self._processes.running else math.inf)
+        now = time.monotonic()
+        ready = self._selector.select(None if wake_at == math.inf else max(0.0, wake_at - now))
+        now = time.monotonic()
+        for key, _ in ready:
+            if key.data is None:
+                self._mailbox.clear()
+            elif not self._writer.full:
+                key.data.read(now)
+        for output in self._outputs:
+            if not output.closed and output.stream.due() <= now:
+                output.stream.flush(now)
+
+    def _choose_what_to_read(self) -> None:
+        """Reads from nobody while the writer cannot keep up: then the ranks wait, and nothing piles up here."""
+        wanted = set() if self._writer.full else {output for output in self._outputs if not output.closed}
+        for output in self._reading - wanted:
+            self._selector.unregister(output.descriptor)
+        for output in wanted - self._reading:
+            self._selector.register(output.descriptor, selectors.EVENT_READ, output)
+        self._reading = wanted
+
+    def _take_signals(self, now: float) -> None:
+        while self._signals.arrived:
+            number = self._signals.arrived.popleft()
+            if number in Signals.FORWARDED:
+                self._processes.forward(number)
+                continue
+            if self._ending.reason is None:
+                name = signal.Signals(number).name
+                self._announce(f"got {name}")
+                where = f"node {self._plan.node} ({self._host})"
+                self._tell_nodes(self._plan.first_rank, f"the launcher of {where} got {name}")
+            self._ending.told(number, now)
+
+    def _take_mail(self, now: float) -> None:
+        while self._mailbox.notes:
+            self._console.err.say(self._mailbox.notes.popleft())
+        while self._mailbox.ends:
+            end = self._mailbox.ends.popleft()
+            local = next((rank for rank in self._processes.ranks if rank.rank == end.rank), None)
+            # A rank of this node that was lost without a word has most likely ended, and how is soon known.
+            if self._ending.world_ended(end, now, local) and (end.aborted or local is None):
+                self._announce(self._who(end))
+        for descriptor, error in self._writer.failures():
+            path = self._console.is_log(descriptor)
+            if path is None:
+                self._ending.output_closed(now)
+            else:
+                self._say(f"log file {path} cannot be written any more: {error.strerror}")
+
+    def _reap(self, now: float) -> None:
+        for rank in self._processes.reap():
+            self._ending.rank_ended(rank, now)
+            if rank.status and self._ending.reason is Reason.FAILURE:
+                self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
+
+    def _step(self, now: float) -> None:
+        """Sends what is due."""
+        if not self._processes.running:
+            self._ending.ranks_are_gone(now)
+        first = not self._ending.signalled
+        while (number := self._ending.take_step(now)) is not None:
+            if first and self._ending.reason is Reason.FAILURE:
+                if self._ending.cause is not None:
+                    self._announce(self._who(self._ending.cause))
+                self._spared = self._ending.culprit(self._processes.running)
+                self._blame()
+            first = False
+            if number == signal.SIGKILL:
+                self._kill()
+            else:
+                send(number, self._processes.to_tell(but=self._spared))
+
+    def _kill(self) -> None:
+        self._stubborn |= set(self._processes.running)
+        left = end_all(self._processes.find, lambda: self._reap(time.monotonic()))
+        self._killed = True
+        if left:
+            self._say(f"could not be ended, not even by SIGKILL: processes {', '.join(map(str, sorted(left)))}")
+
+    def _finished(self, now: float) -> bool:
+        """Whether nothing of the job is left."""
+        if self._killed:
+            return True
+        if self._processes.running or now < self._look_at:
+            return False
+        left = self._processes.find()
+        self._look_at = now + LOOK
+        if left:
+            if self._ending.reason is None:
+                self._ending.leftovers(now)
+            return False
+        return self._others_finished(now)
+
+    def _others_finished(self, now: float) -> bool:
+        """Whether the other nodes need this launcher no more. Ends that are no success do not wait."""
+        if self._ending.reason not in (None, Reason.LEFTOVERS):
+            return True
+        others = self._world.others()
+        if others:
+            self._done_at = min(self._done_at, now)
+            if now > self._done_at + WAITING_AFTER and not self._said_waiting:
+                self._said_waiting = True
+                self._say(f"all ranks of this node are done; other nodes are not yet ({others})")
+            self._look_at = now + ASK
+        return not others
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _conclude(self) -> int:
+        """Shows what is left to show; the exit code."""
+        now = time.monotonic()
+        # A job that was told to end does not wait for a reader that does not read.
+        patience = now + LAST_FLUSH if self._ending.reason in (Reason.SIGNAL, Reason.OUTPUT) else math.inf
+        for output in self._outputs:
+            for _ in output.drain(now):
+                if self._writer.full and not self._flush(patience):
+                    break
+            output.close()
+        self._take_mail(now)
+        code = self._exit_code()
+        if self._ending.reason is Reason.FAILURE:
+            self._console.err.say(self._report())
+        if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
+            return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE
+        return code
+
+    def _flush(self, until: float) -> bool:
+        """Waits for a reader of our output, until Ctrl-C at the latest."""
+        while not self._writer.drained(LOOK):
+            if time.monotonic() >= until:
+                return False
+            while self._signals.arrived:
+                number = self._signals.arrived.popleft()
+                if number in Signals.ENDING:
+                    self._ending.signal = number
+                    return False
+        return True
+
+    def _exit_code(self) -> int:
+        reason = self._ending.reason
+        if reason is Reason.SIGNAL:
+            return 128 + self._ending.signal
+        if reason is Reason.OUTPUT:
+            return BROKEN_PIPE
+        if reason is not Reason.FAILURE:
+            return 0
+        culprit = self._ending.culprit(self._processes.ranks)
+        if culprit is None or not culprit.status or culprit in self._stubborn:
+            return 1
+        return culprit.status if culprit.status > 0 else 128 - culprit.status
+
+    def _report(self) -> str:
+        cause = self._ending.cause
+        culprit = self._ending.culprit(self._processes.ranks)
+        colour = self._console.err.colour
+        if culprit is None:
+            assert cause is not None
+            if cause.rank is None:
+                return f"phalanx: {cause.reason}"
+            where = f"node {self._plan.node_of(cause.rank)}"
+            far = Failure(cause.rank, cause.reason, where, verb="ended the world", traceback=cause.traceback)
+            return failure_report(far, (), colour=colour)
+        stdout, stderr = (output.tail for output in self._by_rank[culprit])
+        failure = Failure(
+            culprit.rank,
+            self._how(culprit),
+            self._host,
+            culprit.pid,
+            self._console.log_path(culprit.rank, "stderr"),
+            stderr,
+            stdout,
+            cause.traceback if cause else "",
+            killed=(culprit.status or 0) < 0,
+        )
+        return failure_report(failure, self._notes(culprit), colour=colour)
+
+    def _how(self, culprit: Rank) -> str:
+        cause = self._ending.cause
+        if culprit in self._stubborn:
+            what = cause.reason if cause else "it"
+            return f"{what}; it had to be killed after {self._plan.grace:g} s"
+        if not culprit.status and cause is not None:
+            return f"{cause.reason if cause.aborted else 'it left before the others were done'} (exit code 0)"
+        return describe_status(culprit.status or 0)
+
+    def _notes(self, culprit: Rank) -> list[str]:
+        also = [rank for rank in self._ending.failed if rank is not culprit]
+        known = {culprit, *also}
+        ended = [rank.rank for rank in self._processes.ranks if rank.status and rank not in known]
+        notes = []
+        cause = self._ending.cause
+        if cause is not None and cause.aborted and culprit.status and not cause.traceback:
+            notes.append(cause.reason)
+        if also:
+            notes.append("then failed: " + ", ".join(f"rank {r.rank} ({describe_status(r.status or 0)})" for r in also))
+        if ended:
+            notes.append(f"ended by the launcher: {list_ranks(ended)}")
+        return notes
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def _announce(self, what: str) -> None:
+        """Says once why the ranks that still run are being ended."""
+        running = self._processes.running
+        if running and not self._announced:
+            self._announced = True
+            self._say(f"{what}; ending {list_ranks(rank.rank for rank in running)}")
+
+    def _say(self, text: str) -> None:
+        self._console.err.say(f"phalanx: {text}")
+
+    def _who(self, end: WorldEnd) -> str:
+        if end.rank is None:
+            return end.reason
+        node = f" on node {self._plan.node_of(end.rank)}" if self._plan.nodes > 1 else ""
+        return f"rank {end.rank}{node}{'' if end.aborted else ' was lost'}: {end.reason}"
+
+    def _blame(self) -> None:
+        """Tells the other nodes about a rank of this one that failed without a word to the directory."""
+        culprit = self._ending.culprit(self._processes.ranks)
+        if culprit is not None and self._ending.cause is None:
+            title, lines = last_words(self._by_rank[culprit][1].tail, failed=(culprit.status or 0) > 0)
+            words = "\n".join(lines) if title == "its traceback" else ""
+            how = f"{describe_status(culprit.status or 0)} on node {self._plan.node} ({self._host})"
+            self._tell_nodes(culprit.rank, how, words)
+
+    def _tell_nodes(self, rank: int, reason: str, traceback: str = "") -> None:
+        if self._plan.nodes > 1:
+            self._world.abort(rank, reason, traceback)

@@ -1,0 +1,181 @@
+"""The job's world as its launchers see it. Here is all that the launcher knows of the directory.
+
+The first node's launcher hosts the directory, so that no rank is special. The launchers of the other nodes watch it.
+Each hears why a world ended, and tells the others when a rank of its own node failed without a word to the directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.errors import RendezvousError, WorldNotFormed
+from phalanx.types import Address
+
+if TYPE_CHECKING:
+    from phalanx.config import Options
+    from phalanx.rendezvous.directory import Directory, EndCause
+    from phalanx.rendezvous.join import DirectoryWatch
+
+__all__ = ["HostedWorld", "WatchedWorld", "World", "WorldEnd"]
+
+logger = logging.getLogger("phalanx.run")
+
+TRY = 1.0
+"""Seconds of one attempt to reach the first node's launcher; between two it is seen whether the job is over."""
+WARN_AFTER = 15
+"""Attempts after which the launcher says what it is waiting for."""
+
+
+@dataclass(frozen=True)
+class WorldEnd:
+    """Why a world ended before its ranks did."""
+
+    rank: int | None
+    """The rank that aborted it or was lost; None if it was no rank's doing."""
+    reason: str
+    traceback: str = ""
+    aborted: bool = True
+    """True if somebody said so, False if the rank was lost without a word."""
+
+
+class World(Protocol):
+    """What the supervisor needs of it."""
+
+    address: Address
+
+    def abort(self, rank: int, reason: str, traceback: str) -> None:
+        """Tells all nodes that a rank of this node failed."""
+
+    def others(self) -> int:
+        """How many other nodes still need this launcher."""
+
+    def close(self) -> None:
+        """Gives everything back. May be called twice."""
+
+
+class HostedWorld:
+    """On the first node: the directory itself.
+
+    Args:
+        bind: Where it listens, and where ranks find it; port 0 takes any.
+        on_end: Called once, from another thread.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        bind: Address,
+        token: bytes,
+        options: Options,
+        several_nodes: bool,
+        on_end: Callable[[WorldEnd], None],
+    ) -> None:
+        from phalanx.rendezvous.addresses import directory_host
+        from phalanx.rendezvous.directory import Directory
+
+        host = directory_host(bind.host, all_local=not several_nodes)
+        self._directory: Directory = Directory(world_size, token=token, bind=Address(host, bind.port), options=options)
+        self._several_nodes = several_nodes
+        self.address = Address(bind.host, self._directory.address.port)
+
+        def ended(cause: EndCause) -> None:
+            on_end(WorldEnd(cause.rank, cause.reason, cause.traceback, cause.aborted))
+
+        self._directory.on_end(ended)
+
+    def abort(self, rank: int, reason: str, traceback: str) -> None:
+        """Tells all nodes that a rank of this node failed."""
+        self._directory.abort(rank, reason, traceback)
+
+    def others(self) -> int:
+        """How many launchers of other nodes watch."""
+        return self._directory.launchers if self._several_nodes else 0
+
+    def close(self) -> None:
+        """Closes the directory."""
+        self._directory.close()
+
+
+class WatchedWorld:
+    """On the other nodes: a connection to the directory, made in the background: the first node may start later."""
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        address: Address,
+        node: int,
+        token: bytes,
+        options: Options,
+        on_end: Callable[[WorldEnd], None],
+    ) -> None:
+        self.address = address
+        self._watch: DirectoryWatch | None = None
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._on_end = on_end
+        self._thread = threading.Thread(
+            target=self._connect, args=(world_size, node, token, options), name="phalanx-join", daemon=True
+        )
+        self._thread.start()
+
+    def _connect(self, world_size: int, node: int, token: bytes, options: Options) -> None:
+        from phalanx.rendezvous.join import watch_directory
+
+        def attempt() -> DirectoryWatch:
+            return watch_directory(
+                self.address,
+                node_rank=node,
+                world_size=world_size,
+                token=token,
+                options=options,
+                timeout=TRY,
+                on_end=self._ended,
+            )
+
+        tries = 0
+        while not self._closed.is_set():
+            try:
+                watch = attempt()
+            except WorldNotFormed as error:
+                tries += 1
+                if tries == WARN_AFTER:
+                    logger.warning("still no answer from the first node's launcher: %s", error)
+            except RendezvousError as error:
+                self._on_end(WorldEnd(None, str(error)))
+                return
+            else:
+                with self._lock:
+                    self._watch = watch
+                    if self._closed.is_set():
+                        watch.close()
+                return
+
+    def _ended(self, rank: int | None, reason: str, traceback: str) -> None:
+        if rank is None:
+            reason = f"the first node's launcher at {self.address} is gone: {reason}"
+        self._on_end(WorldEnd(rank, reason, traceback, aborted=rank is None or bool(traceback)))
+
+    def abort(self, rank: int, reason: str, traceback: str) -> None:
+        """Tells all nodes that a rank of this node failed."""
+        if self._watch is not None:
+            self._watch.abort(rank, reason, traceback)
+
+    def others(self) -> int:
+        """Nobody needs this launcher."""
+        return 0
+
+    def close(self) -> None:
+        """Stops watching."""
+        with self._lock:
+            self._closed.set()
+            if self._watch is not None:
+                self._watch.close()

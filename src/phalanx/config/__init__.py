@@ -1,0 +1,26 @@
+"""What was asked for: by arguments, by a launcher's variables, by the user's. The only reader of `os.environ`.
+
+Start with `detect` (who am I?) and `Options` (everything that can be tuned). `variables.py` lists what is read.
+"""
+
+from __future__ import annotations
+
+from .detect import Launch, detect
+from .environment import inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from .options import Options, TlsOptions
+from .variables import VARIABLES, Variable
+
+__all__ = [
+    "VARIABLES",
+    "Launch",
+    "Options",
+    "TlsOptions",
+    "Variable",
+    "detect",
+    "inherited",
+    "log_level",
+    "pure",
+    "runtime_dir",
+    "snapshot",
+    "unknown_variables",
+]

@@ -1,0 +1,121 @@
+"""The small questions to the environment that are no option and have nothing to do with ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import ConfigError
+from .reader import Reader, environment, invalid
+from .variables import VARIABLES, VARIABLES_BY_NAME
+
+__all__ = ["inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+
+def pure(env: Mapping[str, str] | None = None) -> bool:
+    """Whether `PHALANX_PURE` asks to do without the native core.
+
+    Raises:
+        ConfigError: The variable is neither true nor false.
+    """
+    return Reader(env).flag("PHALANX_PURE")
+
+
+def log_level(env: Mapping[str, str] | None = None) -> int | None:
+    """The level that `PHALANX_LOG` asks for, as `logging` counts; None if it is not set.
+
+    Raises:
+        ConfigError: The variable names no level.
+    """
+    text = Reader(env).text("PHALANX_LOG")
+    if text is None:
+        return None
+    if text.lower() not in _LEVELS:
+        raise invalid("PHALANX_LOG", text, ", ".join(_LEVELS))
+    return _LEVELS[text.lower()]
+
+
+def inherited(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A copy of the whole environment, for a launcher to build its children's on. Holds the token: never log it."""
+    return dict(environment(env))
+
+
+def snapshot(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every variable of the table that is set, in the table's order, safe to show: a secret only by its length."""
+    reader = Reader(env)
+    shown: dict[str, str] = {}
+    for variable in VARIABLES:
+        value = reader.raw(variable.name)
+        if value is not None:
+            shown[variable.name] = f"set ({len(value)} characters)" if variable.secret else value
+    return shown
+
+
+def unknown_variables(env: Mapping[str, str] | None = None) -> list[str]:
+    """Names that start with `PHALANX_` but that nothing reads: most likely misspelt. No values, they may be secret."""
+    return sorted(name for name in environment(env) if name.startswith("PHALANX_") and name not in VARIABLES_BY_NAME)
+
+
+def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
+    """The folder for this user's private files, where nobody else can read, write or replace them.
+
+    That is `XDG_RUNTIME_DIR` if it is fit for it, else `phalanx-<uid>` in `TMPDIR` or `/tmp`, which is made if needed.
+
+    Raises:
+        ConfigError: The folder cannot be made, or is not this user's alone.
+    """
+    reader = Reader(env)
+    preferred = reader.text("XDG_RUNTIME_DIR")
+    if preferred is not None and os.path.isabs(preferred):
+        folder = Path(preferred)
+        # A login session's folder may be left over in the variable of a batch job: then it is simply not used.
+        if _unfit(folder) is None:
+            return folder
+
+    parent = Path(reader.text("TMPDIR") or "/tmp")  # noqa: S108 - what is made in it is checked below
+    folder = parent / f"phalanx-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)  # raises for a file and for a dangling link of that name
+        parent_mode = parent.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder} for private files: {error.strerror}{_WAY_OUT}") from error
+    fault = _unfit(folder)
+    if fault is None and parent_mode & 0o022 and not parent_mode & stat.S_ISVTX:
+        # Without the sticky bit others may rename our folder and put theirs in its place.
+        fault = f"other users can replace it, as {parent} is writable for them and not sticky"
+    if fault is not None:
+        raise ConfigError(f"{folder} cannot hold private files: {fault}{_WAY_OUT}")
+    return folder
+
+
+_WAY_OUT = "; set XDG_RUNTIME_DIR or TMPDIR to a folder of this user with mode 0700"
+
+
+def _unfit(folder: Path) -> str | None:
+    """What keeps the folder from holding private files; None if nothing does."""
+    try:
+        # lstat: a link could be turned to another place between this look and the use.
+        status = folder.lstat()
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is a symbolic link" if stat.S_ISLNK(status.st_mode) else "it is not a folder"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, this is user {os.geteuid()}"
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        return f"its mode is {mode:04o}, which lets other users in (expected 0700)"
+    if mode & 0o700 != 0o700 or not os.access(folder, os.W_OK | os.X_OK):
+        return f"this user cannot write to it (mode {mode:04o}, expected 0700)"
+    return None

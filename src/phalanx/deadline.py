@@ -1,0 +1,50 @@
+"""One absolute point in time per operation, handed down unchanged, so that nothing below can restart it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from .errors import UsageError
+
+__all__ = ["Deadline"]
+
+
+class Deadline:
+    """A point on the monotonic clock, and how many seconds it was away when it was made.
+
+    Args:
+        seconds: From now. `math.inf` is allowed for internal waits that something else bounds.
+
+    Raises:
+        UsageError: `seconds` is negative or not a number.
+    """
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:  # also refuses NaN
+            raise UsageError(f"timeout={seconds!r} is not valid (expected seconds, 0 or more)")
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds
+
+    def remaining(self) -> float:
+        """Seconds left; never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """True once the point has passed."""
+        return time.monotonic() >= self.at
+
+    def poll_ms(self) -> int | None:
+        """What `select.poll` wants: milliseconds rounded up, so that a wait never ends just before the deadline."""
+        left = self.remaining()
+        return None if left == math.inf else math.ceil(left * 1000)
+
+    def sooner(self, seconds: float) -> Deadline:
+        """A deadline `seconds` from now, but never later than this one."""
+        return Deadline(min(seconds, self.remaining()))
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.remaining():.3f} s of {self.seconds:g} s left)"

@@ -1,0 +1,290 @@
+"""Every error that Phalanx raises.
+
+```
+PhalanxError
+├── ConfigError (ValueError)     InvalidRank  InvalidWorldSize  MissingVariable
+├── UsageError (ValueError)      SelfSend  SizeMismatch  UnsupportedArray  UnsupportedOp  Closed
+├── BackendUnavailable (ImportError)
+├── RendezvousError              AuthenticationFailed  NoConnection  WorldNotFormed (also a Timeout)
+├── Timeout (TimeoutError)
+├── PeerLost (ConnectionError)   ChannelClosed
+├── Desync
+├── ProtocolError
+└── RpcError                     FunctionNotFound  InvalidMessage  RemoteError  Cancelled
+```
+
+Nobody has to match on words: what an error is about is in its type and in its attributes. `rank` is the rank that
+raises, `peer` the other one, `operation` what was under way; each is None where it does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AuthenticationFailed",
+    "BackendUnavailable",
+    "Cancelled",
+    "ChannelClosed",
+    "Closed",
+    "ConfigError",
+    "Desync",
+    "FunctionNotFound",
+    "InvalidMessage",
+    "InvalidRank",
+    "InvalidWorldSize",
+    "MissingVariable",
+    "NoConnection",
+    "PeerLost",
+    "PhalanxError",
+    "ProtocolError",
+    "RemoteError",
+    "RendezvousError",
+    "RpcError",
+    "SelfSend",
+    "SizeMismatch",
+    "Timeout",
+    "UnsupportedArray",
+    "UnsupportedOp",
+    "UsageError",
+    "WorldNotFormed",
+]
+
+
+class PhalanxError(Exception):
+    """The root of all errors of this package."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rank: int | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rank = rank
+        self.peer = peer
+        self.operation = operation
+
+    def __str__(self) -> str:
+        return self.message
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------
+
+
+class ConfigError(PhalanxError, ValueError):
+    """The job was described in a way that cannot work."""
+
+
+class InvalidRank(ConfigError):
+    """A rank that does not exist in the world or group."""
+
+    def __init__(self, value: int, world_size: int, message: str | None = None) -> None:
+        if message is None:
+            valid = f"valid ranks: 0 to {world_size - 1}" if world_size > 0 else "there are no ranks"
+            message = f"rank {value} is not in a world of {world_size} ({valid})"
+        super().__init__(message)
+        self.value = value
+        self.world_size = world_size
+
+
+class InvalidWorldSize(ConfigError):
+    """A number of ranks that cannot form this world or group."""
+
+    def __init__(self, value: int, message: str | None = None, *, minimum: int = 1) -> None:
+        super().__init__(message or f"world size {value} is not valid (expected at least {minimum})")
+        self.value = value
+
+
+class MissingVariable(ConfigError):
+    """Some variables of a launcher are set, but one that belongs to them is not."""
+
+    def __init__(self, variable: str, message: str | None = None) -> None:
+        super().__init__(message or f"the environment variable {variable} is not set")
+        self.variable = variable
+
+
+# -- use -------------------------------------------------------------------------------------------------------------
+
+
+class UsageError(PhalanxError, ValueError):
+    """A call that is refused before anything is sent."""
+
+
+class Closed(UsageError):
+    """A group or backend was used after it was closed, or in a forked child."""
+
+
+class SelfSend(UsageError):
+    """A message to or from oneself on a backend that has no such connection."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"rank {value} cannot send to or receive from itself here", rank=value, peer=value)
+
+
+class SizeMismatch(UsageError):
+    """A message does not have the length that the receiver expects."""
+
+    def __init__(self, expected: int, got: int, message: str | None = None, *, peer: int | None = None) -> None:
+        where = "" if peer is None else f" from rank {peer}"
+        text = message or f"expected a message of {expected} bytes{where}, got one of {got} bytes"
+        super().__init__(text, peer=peer)
+        self.expected = expected
+        self.got = got
+
+
+class UnsupportedArray(UsageError):
+    """An object that cannot be sent or received as an array."""
+
+
+class UnsupportedOp(UsageError):
+    """An operation that this backend, dtype or reduction does not have."""
+
+
+class BackendUnavailable(PhalanxError, ImportError):
+    """An optional part is missing; the message names the package and how to install it."""
+
+
+# -- rendezvous ------------------------------------------------------------------------------------------------------
+
+
+class RendezvousError(PhalanxError):
+    """The world could not form."""
+
+
+class AuthenticationFailed(RendezvousError):
+    """The other side does not know this job's token, or speaks for another role, rank or version."""
+
+
+class NoConnection(RendezvousError):
+    """There is no way from this rank to that one on this backend."""
+
+
+# -- time and loss ---------------------------------------------------------------------------------------------------
+
+
+class Timeout(PhalanxError, TimeoutError):
+    """A deadline passed. `missing` holds the ranks that were waited for, as far as they are known."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        missing: Sequence[int] = (),
+        arrived: Sequence[int] = (),
+        rank: int | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, peer=peer, operation=operation)
+        self.missing = tuple(missing)
+        self.arrived = tuple(arrived)
+
+
+class WorldNotFormed(RendezvousError, Timeout):
+    """The deadline passed before every rank had joined. `missing` names those that had not."""
+
+
+class PeerLost(PhalanxError, ConnectionError):
+    """A rank is gone: it died, it ended the world, or its machine stopped answering.
+
+    `peer` is the rank that is lost. `remote_traceback` is the text of the exception that ended it, where it had time to
+    say.
+    """
+
+    _state = "is lost"
+
+    def __init__(
+        self,
+        peer: int,
+        reason: str = "",
+        *,
+        rank: int | None = None,
+        operation: str | None = None,
+        remote_traceback: str | None = None,
+    ) -> None:
+        message = f"rank {peer} {self._state}" + (f": {reason}" if reason else "")
+        if operation:
+            message += f" (during {operation})"
+        if remote_traceback:
+            message = f"{message}\n\nTraceback of rank {peer}:\n{remote_traceback.rstrip()}"
+        super().__init__(message, rank=rank, peer=peer, operation=operation)
+        self.reason = reason
+        self.remote_traceback = remote_traceback
+
+    def during(self, operation: str, rank: int | None = None) -> PeerLost:
+        """The same loss as seen by an operation: each raise gets an exception of its own."""
+        return type(self)(
+            self.peer if self.peer is not None else -1,
+            self.reason,
+            rank=rank,
+            operation=operation,
+            remote_traceback=self.remote_traceback,
+        )
+
+
+class ChannelClosed(PeerLost):
+    """The other side closed the channel or the group on purpose."""
+
+    _state = "is no longer there"
+
+
+class Desync(PhalanxError):
+    """Two ranks called different operations. `mine` and `theirs` describe both."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        mine: str = "",
+        theirs: str = "",
+        rank: int | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, peer=peer, operation=operation)
+        self.mine = mine
+        self.theirs = theirs
+
+
+class ProtocolError(PhalanxError):
+    """Bytes that do not follow the protocol: the connection that brought them is closed."""
+
+
+# -- remote calls ----------------------------------------------------------------------------------------------------
+
+
+class RpcError(PhalanxError):
+    """A remote call failed."""
+
+
+class FunctionNotFound(RpcError):
+    """No function of that name is registered on the rank that was called."""
+
+
+class InvalidMessage(RpcError):
+    """A remote-call message that cannot be read; the message says which field was cut short or wrong."""
+
+
+class RemoteError(RpcError):
+    """The function that was called raised. The remote type and traceback are text: nothing is unpickled."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remote_type: str = "",
+        remote_traceback: str = "",
+        peer: int | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(message, peer=peer, operation=operation)
+        self.remote_type = remote_type
+        self.remote_traceback = remote_traceback
+
+
+class Cancelled(RpcError):
+    """The call was cancelled before it had a result."""

@@ -1,0 +1,216 @@
+"""Arrays of every library as contiguous NumPy memory, and back.
+
+Nothing is imported here: an array of torch or JAX can only come from a program that has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ProtocolError, UnsupportedArray
+from ..wire.dtypes import count_bytes, describe_dtype, parse_dtype
+
+__all__ = ["Adapted", "Description", "adapt", "make"]
+
+BFLOAT16 = "bfloat16"
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """What travels with an array: enough to make the same one on the other side."""
+
+    dtype: str
+    shape: list[int]
+    library: str
+
+    def pack(self) -> bytes:
+        """The bytes of a frame's description."""
+        return _encoder.encode(self)
+
+    @classmethod
+    def parse(cls, data: bytes, size: int) -> Description:
+        """Reads a description and checks it against the size of the payload.
+
+        Raises:
+            ProtocolError: It is malformed, or does not fit.
+        """
+        try:
+            found = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"not a description of an array: {error}") from None
+        if count_bytes(found.shape, found.numpy_dtype().itemsize) != size:
+            raise ProtocolError(f"an array of dtype {found.dtype} and shape {found.shape} does not have {size} bytes")
+        return found
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype that NumPy can hold; bfloat16 travels as 16-bit integers."""
+        return np.dtype(np.uint16) if self.dtype == BFLOAT16 else parse_dtype(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{self.shape}"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Description)
+
+
+class Adapted:
+    """An array as contiguous NumPy memory.
+
+    `finish()` gives what the caller gets back: their own array, changed in place, or where that cannot be written to, a
+    new one of the same kind.
+    """
+
+    __slots__ = ("array", "dtype", "finish", "library")
+
+    def __init__(self, array: npt.NDArray[Any], dtype: str, library: str, finish: Callable[[], Any]) -> None:
+        self.array = array
+        self.dtype = dtype
+        self.library = library
+        self.finish = finish
+
+    @property
+    def description(self) -> Description:
+        """What travels with it."""
+        return Description(self.dtype, list(self.array.shape), self.library)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Its memory."""
+        return memory_of(self.array)
+
+
+def memory_of(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array, also of dtypes that have no buffer of their own."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
+
+
+def adapt(x: Any, *, write: bool) -> Adapted:
+    """Makes contiguous NumPy memory of `x`, without a copy where that is possible.
+
+    Args:
+        write: Whether the memory will be written to.
+
+    Raises:
+        UnsupportedArray: It is no array, or one on a device or of a dtype that cannot be sent.
+    """
+    if isinstance(x, np.ndarray):
+        return _adapt_numpy(x, x, "numpy", write)
+    library = type(x).__module__.partition(".")[0]
+    if library == "torch":
+        return _adapt_torch(x, write)
+    if library in ("jax", "jaxlib"):
+        return _adapt_jax(x, write)
+    if isinstance(x, (bytes, bytearray, memoryview)):
+        return _adapt_numpy(np.asarray(memoryview(x)), x, "numpy", write)
+    if isinstance(x, np.generic):
+        return _adapt_numpy(np.asarray(x), x, "numpy", write)
+    raise UnsupportedArray(
+        f"{type(x).__name__} is not an array (expected NumPy, torch, JAX, bytearray or memoryview; send_object takes "
+        "lists, dicts and the like)"
+    )
+
+
+def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bool) -> Adapted:
+    dtype = _dtype_name(array.dtype)
+    if dtype == BFLOAT16:
+        array = array.view(np.uint16)
+    if not write:
+        return Adapted(np.ascontiguousarray(array).reshape(array.shape), dtype, library, lambda: original)
+    if not array.flags.writeable:
+        copy = array.copy()
+        return Adapted(copy, dtype, library, lambda: copy.view(original.dtype) if library == "numpy" else copy)
+    if array.flags.c_contiguous:
+        return Adapted(array, dtype, library, lambda: original)
+    copy = np.ascontiguousarray(array)
+
+    def write_back() -> Any:
+        array[...] = copy
+        return original
+
+    return Adapted(copy, dtype, library, write_back)
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.name == BFLOAT16:  # as ml_dtypes defines it
+        return BFLOAT16
+    if not dtype.isnative:
+        raise UnsupportedArray(
+            f"dtype {dtype.str!r} has the bytes of another machine (convert it: x.astype({dtype.name!r}))"
+        )
+    described = describe_dtype(dtype)
+    if not isinstance(described, str):
+        raise UnsupportedArray(f"dtype {dtype} is structured (send its fields one by one, or use send_object)")
+    return described
+
+
+def _adapt_torch(x: Any, write: bool) -> Adapted:
+    torch = sys.modules["torch"]
+    if not isinstance(x, torch.Tensor):
+        raise UnsupportedArray(f"{type(x).__name__} is not an array (expected a torch.Tensor)")
+    if x.device.type != "cpu":
+        raise UnsupportedArray(f"a tensor on {x.device} cannot be sent by this backend (move it with .cpu())")
+    if x.layout != torch.strided or x.is_quantized:
+        raise UnsupportedArray("a sparse or quantized tensor cannot be sent (make it dense first)")
+    plain = x.detach().resolve_conj().resolve_neg()
+    bfloat16 = plain.dtype == torch.bfloat16
+    try:
+        array = plain.view(torch.int16).numpy().view(np.uint16) if bfloat16 else plain.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedArray(f"a tensor of {x.dtype} cannot be sent: {error}") from None
+    adapted = _adapt_numpy(array, x, "torch", write)
+    if bfloat16:
+        adapted.dtype = BFLOAT16
+    return adapted
+
+
+def _adapt_jax(x: Any, write: bool) -> Adapted:
+    if any(device.platform != "cpu" for device in x.devices()):
+        raise UnsupportedArray("a JAX array on a device cannot be sent by this backend (jax.device_get it first)")
+    array = np.asarray(x)
+    adapted = _adapt_numpy(array, array, "jax", write)
+    if write:
+        copy, dtype = adapted.array, array.dtype
+        adapted.finish = lambda: sys.modules["jax"].numpy.asarray(copy.view(dtype))
+    else:
+        adapted.finish = lambda: x
+    return adapted
+
+
+def make(description: Description, array: npt.NDArray[Any]) -> Any:
+    """The array that a message described, of the sender's library where this rank can have it."""
+    if description.library == "torch":
+        return _make_torch(description, array)
+    if description.library == "jax" and "jax" in sys.modules:
+        return sys.modules["jax"].numpy.asarray(_named(description, array))
+    return _named(description, array)
+
+
+def _make_torch(description: Description, array: npt.NDArray[Any]) -> Any:
+    try:
+        import torch
+    except ImportError:
+        return _named(description, array)
+    if description.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _named(description: Description, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if description.dtype != BFLOAT16:
+        return array
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedArray("a bfloat16 array came (pip install ml_dtypes, or pass out=)") from None
+    return array.view(ml_dtypes.bfloat16)
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Memory for an array that is about to arrive."""
+    return np.empty(tuple(shape), dtype)

@@ -1,0 +1,200 @@
+"""What every verb of a group stands on: who is in it, whether it still works, and what to say when it does not."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from ..backends.base import LaneBackend, fresh
+from ..backends.control_plane import ControlPlane
+from ..deadline import Deadline
+from ..errors import Closed, PhalanxError, Timeout
+from ..wire.control import OperationStatus
+from .journal import Journal, describe
+
+__all__ = ["GroupCore"]
+
+MESSAGES, COLLECTIVES = 1, 2  # the numbers of a group's lanes; 0 is the backend's own
+
+
+class GroupCore:
+    """An ordered set of ranks, its two lanes, and its first cause of failure."""
+
+    def __init__(self, backend: LaneBackend) -> None:
+        backend.check_usable()
+        self._backend = backend
+        self._timeout = backend.timeout
+        self._context = backend.next_context("group")
+        self._control = backend.control
+        self._journal = Journal()
+        self._cause: PhalanxError | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        everyone = range(backend.world_size)
+        self._messages = backend.open_lane(self._context, MESSAGES, everyone)
+        self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
+        self._turn = threading.Lock()
+        """Held by the collective that runs in a caller's thread, and while one is issued."""
+        self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
+        self._control.watch(self._context, self)
+        self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
+        # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
+        self._release.atexit = False
+
+    # -- who ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._backend.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self._backend.world_size
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The world rank of each member."""
+        return self._backend.world_ranks
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The same, in the control plane's words."""
+        return self._backend.world_ranks
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host name of each member."""
+        return self._backend.hosts
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among the members on its host."""
+        return self._local_members.index(self.rank)
+
+    @property
+    def local_world_size(self) -> int:
+        """How many members are on this rank's host."""
+        return len(self._local_members)
+
+    @property
+    def _local_members(self) -> list[int]:
+        ids = self._backend.host_ids
+        return [rank for rank in range(self.world_size) if ids[rank] == ids[self.rank]]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds an operation may take if it is not told otherwise."""
+        return self._timeout
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def backend(self) -> LaneBackend:
+        """How this group's bytes move."""
+        return self._backend
+
+    # -- whether it works ----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Refuses an operation on a group that is closed or broken, before anything is sent."""
+        self._backend.check_usable()
+        if self._closed:
+            raise Closed("this group was closed", rank=self.rank)
+        if self._cause is not None:
+            raise fresh(self._cause, "an operation on a group that is already broken", self.rank)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    def fail(self, error: PhalanxError) -> None:
+        """Breaks the group for good. Called by the control plane, from any thread."""
+        with self._lock:
+            if self._cause is None:
+                self._cause = error
+            error = self._cause
+        self._messages.fail(error)
+        self._collectives.fail(error)
+
+    def left(self, rank: int) -> None:
+        """A member closed its world. Called by the control plane."""
+        member = self.members.index(rank)
+        self._messages.left(member)
+        self._collectives.left(member)
+
+    def status(self) -> OperationStatus:
+        """What this rank is doing in the group. Called by the control plane."""
+        return self._journal.status()
+
+    def _break(self, error: PhalanxError) -> NoReturn:
+        """Breaks the group because of what this rank found, tells the others, and raises the first cause."""
+        known = self._cause
+        self.fail(error)
+        if known is None:
+            self._control.break_group(self._context, error)
+        raise fresh(known or error, error.operation or "", self.rank)
+
+    # -- what to say ---------------------------------------------------------------------------------------------------
+
+    def _timed_out(
+        self, what: str, site: str, deadline: Deadline, waiting: Sequence[int], sequence: int | None
+    ) -> Timeout:
+        """The error for a deadline that passed: who had arrived, and what the others were last seen doing.
+
+        Args:
+            waiting: Ranks of the group that this rank waits for, as far as it can see itself.
+            sequence: Of the collective; None for a message.
+        """
+        found = self._control.statuses(self._context)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        asked = others if sequence is not None else list(waiting)
+        arrived = [self.rank] if sequence is not None else []
+        lines, missing = [], []
+        for rank in asked:
+            name = self.members[rank]
+            status = found.replies.get(name)
+            if status is not None:
+                if sequence is not None and status.sequence >= sequence:
+                    arrived.append(rank)
+                    continue
+                words = describe(status)
+            elif name in found.silent:
+                seconds, last = found.silent[name]
+                words = f"does not answer (last heard of {seconds:.1f} s ago); when last seen it {describe(last)}"
+            elif found.answered:
+                words = "has left the world or is lost"
+            else:
+                words = "is unknown, because nobody could be asked"
+                if rank not in waiting:
+                    continue
+            missing.append(rank)
+            lines.append(f"  rank {name} {words}")
+        if not missing:  # everybody has called it: then it is the transfer that is slow
+            missing = list(waiting)
+            lines = [f"  rank {self.members[rank]} has called it, but its data has not arrived" for rank in missing]
+        head = f"{what} at {site}: not done within {deadline.seconds:g} s"
+        if sequence is not None:
+            head += f"; arrived: {', '.join(str(self.members[rank]) for rank in sorted(arrived))}"
+        names = [self.members[rank] for rank in missing]
+        head += f"; {'missing' if sequence is not None else 'waiting for'}: {', '.join(map(str, names))}"
+        return Timeout(
+            "\n".join([head, *lines]),
+            missing=names,
+            arrived=[self.members[rank] for rank in sorted(arrived)],
+            rank=self.rank,
+            peer=names[0] if len(names) == 1 else None,
+            operation=what,
+        )
+
+
+def _release(control: ControlPlane, context: bytes, closers: list[Callable[[], None]]) -> None:
+    """Gives back what a group holds, also when it is collected without having been closed."""
+    control.unwatch(context)
+    for close in closers:
+        close()

@@ -1,0 +1,125 @@
+"""The group: who talks, and everything they can say to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..backends.adapter import as_lane_backend
+from ..backends.base import Backend
+from ..backends.subgroup import SubBackend
+from ..deadline import Deadline
+from ..errors import PhalanxError, UsageError
+from .collectives import Collectives
+from .point_to_point import PointToPoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Group"]
+
+
+class Group(PointToPoint, Collectives):
+    """An ordered set of ranks with the collectives and messages among them.
+
+    `phalanx.init()` gives the group of everybody; `subgroup` and `split` make smaller ones. A group that lost a member
+    is broken for good: every call raises the first cause. Ranks in arguments and results are those of the group; ranks
+    in errors are those of the world.
+
+    Args:
+        backend: How the bytes move. It stays the caller's: closing the group does not close it.
+    """
+
+    def __init__(self, backend: Backend, *, _owns_backend: bool = False) -> None:
+        super().__init__(as_lane_backend(backend))
+        self._owns_backend = _owns_backend
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ", broken" if self._cause is not None else ""
+        return f"<Group rank {self.rank} of {self.world_size} on {type(self._backend).__name__}{state}>"
+
+    # -- more groups ---------------------------------------------------------------------------------------------------
+
+    def subgroup(self, ranks: Iterable[int]) -> Group:
+        """A group of some of these ranks, sorted. Only they call it; nobody else has to take part.
+
+        Raises:
+            InvalidRank: A rank is not in this group, or this rank is not among them.
+            InvalidWorldSize: There are none.
+        """
+        self._check()
+        return Group(SubBackend(self._backend, ranks), _owns_backend=True)
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
+        """Cuts this group into one group per color, each ordered by key and then by rank. Everybody calls it.
+
+        Returns:
+            The group of this rank's color; None for `color=None`.
+
+        Raises:
+            As `barrier`.
+        """
+        self._check()
+        if color is not None and not isinstance(color, int):
+            raise UsageError(f"color={color!r} is not valid (expected a whole number or None)")
+        if not isinstance(key, int):
+            raise UsageError(f"key={key!r} is not valid (expected a whole number)")
+        everyone = self._exchange((color, key), timeout)
+        if color is None:
+            return None
+        chosen = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)
+        backend = SubBackend(self._backend, [rank for _, rank in chosen], keep_order=True)
+        return Group(backend, _owns_backend=True)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Ends the world for every rank: their operations, now and later, raise `PeerLost` with this reason.
+
+        Raises:
+            Closed: The group was closed already.
+        """
+        self._backend.check_usable()
+        self._control.abort(f"it aborted the world: {reason}", "")
+
+    def close(self) -> None:
+        """Sends what is still to be sent, says goodbye, and gives everything back. May be called twice."""
+        if self._backend.forked:
+            return  # the locks below may be held by threads that exist only in the parent
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._cause is None and not self._backend.is_unusable:
+            deadline = Deadline(self._timeout)
+            with contextlib.suppress(PhalanxError):
+                self._messages.flush(deadline)
+        self._release()
+        if self._owns_backend:
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
+        if error is not None and ends_world and not _is_success(error):
+            text = "".join(traceback.format_exception(kind, error, trace))
+            with contextlib.suppress(PhalanxError):
+                self._backend.check_usable()
+                self._control.abort(f"it raised {_name(error)}", text)
+        self.close()
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _name(error: BaseException) -> str:
+    text = str(error).split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

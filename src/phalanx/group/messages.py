@@ -1,0 +1,101 @@
+"""Where a message's payload goes: the sinks of point-to-point receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ProtocolError, SizeMismatch, UsageError
+from ..transports.mailbox import Envelope, Sink
+from ..wire import codec
+from ..wire.frames import Kind
+from .arrays import Adapted, Description, empty, make, memory_of
+
+__all__ = ["ArraySink", "NewArraySink", "ObjectSink"]
+
+
+def _expect(envelope: Envelope, kind: Kind, verb: str) -> None:
+    if envelope.kind is not kind:
+        sent = {Kind.ARRAY: "an array", Kind.OBJECT: "an object"}.get(envelope.kind, envelope.kind.name)
+        raise UsageError(
+            f"rank {envelope.src} sent {sent} with tag {envelope.tag}, but this rank called {verb} "
+            f"(expected recv for arrays, recv_object for objects); the message is dropped",
+            peer=envelope.src,
+            operation=verb,
+        )
+
+
+class ArraySink(Sink):
+    """An array of the receiver's, to be filled by one of the same dtype and number of elements."""
+
+    def __init__(self, target: Adapted) -> None:
+        self._target = target
+
+    def open(self, envelope: Envelope) -> memoryview:
+        _expect(envelope, Kind.ARRAY, "recv")
+        sent = Description.parse(envelope.description, envelope.size)
+        mine = self._target.description
+        if envelope.size != self._target.array.nbytes:
+            raise SizeMismatch(
+                self._target.array.nbytes,
+                envelope.size,
+                f"rank {envelope.src} sent {sent} ({envelope.size} bytes), but out is {mine} "
+                f"({self._target.array.nbytes} bytes)",
+                peer=envelope.src,
+            )
+        if sent.dtype != mine.dtype:
+            raise UsageError(
+                f"rank {envelope.src} sent {sent}, but out is {mine} (expected the same dtype)", peer=envelope.src
+            )
+        return self._target.bytes
+
+    def result(self) -> Any:
+        """The receiver's array."""
+        return self._target.finish()
+
+
+class NewArraySink(Sink):
+    """A new array of the sender's dtype and shape."""
+
+    def __init__(self) -> None:
+        self._description: Description | None = None
+        self._array: Any = None
+
+    def open(self, envelope: Envelope) -> memoryview:
+        _expect(envelope, Kind.ARRAY, "recv")
+        self._description = Description.parse(envelope.description, envelope.size)
+        self._array = empty(self._description.shape, self._description.numpy_dtype())
+        return memory_of(self._array)
+
+    def result(self) -> Any:
+        """The new array."""
+        assert self._description is not None
+        return make(self._description, self._array)
+
+
+class ObjectSink(Sink):
+    """An object; its arrays are received in place."""
+
+    def __init__(self, limits: codec.Limits, *, allow_pickle: bool) -> None:
+        self._limits = limits
+        self._allow_pickle = allow_pickle
+        self._plan: codec.Plan | None = None
+        self._target: memoryview | None = None
+
+    def open(self, envelope: Envelope) -> memoryview:
+        _expect(envelope, Kind.OBJECT, "recv_object")
+        try:
+            self._plan = codec.decode_head(
+                envelope.description,
+                payload_bytes=envelope.size,
+                limits=self._limits,
+                allow_pickle=self._allow_pickle,
+            )
+        except ProtocolError as error:
+            raise ProtocolError(f"from rank {envelope.src}: {error}", peer=envelope.src) from None
+        self._target = self._plan.allocate()
+        return self._target
+
+    def result(self) -> Any:
+        """The object."""
+        assert self._plan is not None
+        return self._plan.build(self._target)

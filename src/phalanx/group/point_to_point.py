@@ -1,0 +1,305 @@
+"""Messages between two ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..backends.base import fresh
+from ..deadline import Deadline
+from ..errors import ChannelClosed, ConfigError, InvalidRank, PeerLost, Timeout, UsageError
+from ..transports.mailbox import Operation, Receive
+from ..types import Received
+from ..wire import codec
+from ..wire.frames import MAX_TAG, Kind
+from .arrays import adapt
+from .core import GroupCore
+from .journal import Entry
+from .messages import ArraySink, NewArraySink, ObjectSink
+from .work import Work
+
+__all__ = ["PointToPoint"]
+
+AnySink = ArraySink | NewArraySink | ObjectSink
+
+
+class PointToPoint(GroupCore):
+    """`send`, `recv` and their kin. Ranks are those of the group."""
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Sends an array; returns once its memory may be changed again.
+
+        Args:
+            x: NumPy, torch (CPU), JAX (CPU), bytes, bytearray or memoryview.
+            dst: The receiver.
+            tag: The receiver gets messages of one tag in the order in which they were sent.
+            async_op: Return a `Work` at once; leave `x` alone until it is done.
+
+        Raises:
+            InvalidRank, UsageError: Before anything is sent.
+            Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
+            PeerLost: The receiver is gone.
+        """
+        self._check_target(dst, tag)
+        adapted = adapt(x, write=False)
+        self._check_size(adapted.array.nbytes)
+        what = f"send(dst={dst}, tag={tag})" if tag else f"send(dst={dst})"
+        return self._send(what, dst, Kind.ARRAY, tag, adapted.description.pack(), [adapted.bytes], timeout, async_op)
+
+    def recv(
+        self,
+        out: Any = None,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Receives an array.
+
+        Args:
+            out: Is filled and returned; must have the sender's dtype and size. Without it, a new array is made as the
+                sender's was.
+            src: The sender; None takes a message from anyone.
+            async_op: Return a `Work` at once.
+
+        Returns:
+            The array; with `src=None` a `Received(data, src, tag)`.
+
+        Raises:
+            InvalidRank, UsageError: Before anything is received.
+            SizeMismatch: The message has another size than `out`; it is dropped.
+            Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
+            PeerLost: The sender is gone.
+        """
+        self._check_source(src, tag)
+        sink = NewArraySink() if out is None else ArraySink(adapt(out, write=True))
+        what = _describe("recv", src, tag)
+        return self._receive(what, src, tag, sink, timeout, async_op)
+
+    def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
+        """`send` with `async_op=True`."""
+        work = self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
+        assert work is not None
+        return work
+
+    def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Work:
+        """`recv` with `async_op=True`."""
+        work: Work = self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
+        return work
+
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        out: Any = None,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends and receives at the same time, so that two ranks can exchange arrays of any size.
+
+        Returns:
+            What `recv(out, src, tag=tag)` would.
+
+        Raises:
+            As `send` and `recv`.
+        """
+        deadline = self._deadline(timeout)
+        receiving = self.irecv(out, src, tag=tag, timeout=timeout)
+        sending = self.isend(x, dst, tag=tag, timeout=timeout)
+        sending.wait()
+        return receiving.wait(deadline.remaining() + 1.0)
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sends data: None, numbers, text, bytes, lists, tuples, dicts, sets, dates and arrays, nested as you like.
+
+        Args:
+            allow_pickle: Pickle everything else. The receiver must allow it, too, and runs the sender's code by it.
+
+        Raises:
+            UsageError: There is something else in the object; the message says what and where.
+            As `send`.
+        """
+        self._check_target(dst, tag)
+        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
+        what = f"send_object(dst={dst}, tag={tag})" if tag else f"send_object(dst={dst})"
+        return self._send(what, dst, Kind.OBJECT, tag, encoded.head, encoded.buffers, timeout, async_op)
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Receives what `send_object` sent.
+
+        Returns:
+            The object; with `src=None` a `Received(data, src, tag)`.
+
+        Raises:
+            UsageError: The object holds something pickled, and `allow_pickle` is not set here.
+            As `recv`.
+        """
+        self._check_source(src, tag)
+        sink = ObjectSink(self._limits, allow_pickle=allow_pickle)
+        return self._receive(_describe("recv_object", src, tag), src, tag, sink, timeout, async_op)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _limits(self) -> codec.Limits:
+        bound = self._backend.options.max_object
+        return codec.Limits(max_head=bound, max_payload=bound)
+
+    def _check_target(self, dst: int, tag: int) -> None:
+        self._check()
+        self._check_rank(dst)
+        if not isinstance(tag, int) or not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"tag={tag!r} is not valid (expected a whole number from 0 to {MAX_TAG})")
+
+    def _check_source(self, src: int | None, tag: int) -> None:
+        self._check_target(self._some_peer if src is None else src, tag)
+
+    @property
+    def _some_peer(self) -> int:
+        return self.rank if self.world_size == 1 or self._backend.self_send else (self.rank + 1) % self.world_size
+
+    def _check_rank(self, rank: int) -> None:
+        try:
+            self._backend.check_peer(rank)
+        except InvalidRank:
+            names = ", ".join(map(str, range(self.world_size)))
+            raise InvalidRank(rank, self.world_size, f"rank {rank} is not in this group (ranks: {names})") from None
+
+    def _check_size(self, size: int) -> None:
+        limit = self._backend.options.max_message
+        if size > limit:
+            raise ConfigError(f"a message of {size} bytes is too long (max_message is {limit})")
+
+    def _send(
+        self,
+        what: str,
+        dst: int,
+        kind: Kind,
+        tag: int,
+        description: bytes,
+        payload: list[memoryview],
+        timeout: float | None,
+        async_op: bool,
+    ) -> Work | None:
+        deadline = self._deadline(timeout)
+        entry = self._journal.begin(what, collective=False)
+        try:
+            operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
+        except BaseException:
+            entry.end()
+            raise
+        if async_op:
+            return self._in_background(entry, operation, deadline, [dst], lambda: None)
+        self._complete(entry, operation, deadline, [dst])
+        return None
+
+    def _receive(
+        self, what: str, src: int | None, tag: int, sink: AnySink, timeout: float | None, async_op: bool
+    ) -> Any:
+        deadline = self._deadline(timeout)
+        entry = self._journal.begin(what, collective=False)
+        try:
+            receive = self._messages.post(src, tag, sink)
+        except BaseException:
+            entry.end()
+            raise
+        waiting = [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
+
+        def result() -> Any:
+            data = sink.result()
+            if src is not None:
+                return data
+            assert receive.envelope is not None
+            return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
+
+        if async_op:
+            return self._in_background(entry, receive, deadline, waiting, result)
+        self._complete(entry, receive, deadline, waiting)
+        return result()
+
+    def _complete(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> None:
+        """Waits in the caller's thread."""
+        try:
+            if not self._messages.wait([operation], deadline) and self._messages.withdraw(operation):
+                raise self._message_timed_out(entry, operation, deadline, waiting)
+            if operation.error is not None:
+                raise self._failure(operation.error, entry)
+        except KeyboardInterrupt:
+            self._messages.withdraw(operation)
+            raise
+        finally:
+            entry.end()
+
+    def _in_background(
+        self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int], result: Any
+    ) -> Work:
+        """Returns at once; the lane's own thread goes on if nobody waits."""
+        lane = self._messages
+        work = Work(entry.name, deadline, drive=lambda until: void(lane.wait([operation], until)))
+
+        def finished() -> None:
+            entry.end()
+            if operation.error is not None:
+                work._finish(error=self._failure(operation.error, entry))
+                return
+            try:
+                work._finish(result())
+            except Exception as error:
+                work._finish(error=error)
+
+        def expire() -> None:
+            if lane.withdraw(operation):
+                operation.complete(self._message_timed_out(entry, operation, deadline, waiting))
+
+        operation.on_done(finished)
+        lane.move_in_background(operation, deadline, expire)
+        return work
+
+    def _failure(self, error: BaseException, entry: Entry) -> BaseException:
+        """What to raise for an operation that failed; a rank that is lost breaks the group, one that left does not."""
+        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
+            self.fail(error)
+            self._control.break_group(self._context, error)
+        return fresh(error, f"{entry.name} at {entry.site}", self.rank)
+
+    def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
+        error = self._timed_out(entry.name, entry.site, deadline, waiting, None)
+        if not isinstance(operation, Receive) and operation.done:
+            error.message += (
+                "\n  a part of the message was on its way, so no more can be sent to that rank in this group"
+            )
+        return error
+
+
+def _describe(verb: str, src: int | None, tag: int) -> str:
+    source = "any" if src is None else str(src)
+    return f"{verb}(src={source}, tag={tag})" if tag else f"{verb}(src={source})"
+
+
+def void(_value: object) -> None:
+    """Drops a result."""

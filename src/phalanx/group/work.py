@@ -1,0 +1,106 @@
+"""The handle of an operation under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from ..deadline import Deadline
+from ..errors import Timeout, UsageError
+
+__all__ = ["Work"]
+
+
+class Work:
+    """An operation under way. It has its own deadline, so it ends by itself, with a result or with an error.
+
+    Work can be awaited in asyncio.
+    """
+
+    def __init__(self, operation: str, deadline: Deadline, *, drive: Callable[[Deadline], None] | None = None) -> None:
+        self._operation = operation
+        self._deadline = deadline
+        self._drive = drive
+        """Moves this operation's bytes in the waiting thread, if that is of use."""
+        self._finished = threading.Event()
+        self._lock = threading.Lock()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Work], object]] = []
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the result. The operation goes on if this wait ends before it.
+
+        Args:
+            timeout: Seconds; without it, as long as the operation itself may take.
+
+        Raises:
+            Timeout: It is not done yet.
+            PhalanxError: Whatever the operation raised.
+        """
+        if not self._finished.is_set():
+            # The operation ends itself at its deadline; a little later is still within it.
+            deadline = Deadline(timeout) if timeout is not None else Deadline(self._deadline.remaining() + 1.0)
+            if self._drive is not None:
+                self._drive(deadline)
+            if not self._finished.wait(deadline.remaining()):
+                raise Timeout(f"{self._operation} is not done after {deadline.seconds:g} s", operation=self._operation)
+        return self.result()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._finished.is_set()
+
+    def result(self) -> Any:
+        """The result of work that is done.
+
+        Raises:
+            UsageError: It is not done: call `wait`.
+            PhalanxError: Whatever the operation raised.
+        """
+        if not self._finished.is_set():
+            raise UsageError(f"{self._operation} is still under way (call wait() first)")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """The error it ended with; None if it went well or is still under way."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+        """Calls `callback(work)` once it is done, from the thread that ends it; at once if it is done already."""
+        with self._lock:
+            if not self._finished.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.add_done_callback(lambda _work: loop.call_soon_threadsafe(wake))
+        yield from future.__await__()
+        return self.result()
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.done() else "failed" if self._error is not None else "done"
+        return f"<Work {self._operation}: {state}>"
+
+    def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        with self._lock:
+            if self._finished.is_set():
+                return
+            self._result, self._error = result, error
+            callbacks, self._callbacks = self._callbacks, []
+            self._finished.set()
+        for callback in callbacks:
+            callback(self)

@@ -1,0 +1,192 @@
+"""Accepts connections and lets in only those that finish the handshake: bounded in time, bytes and number."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from ..config.options import Options
+from ..errors import ProtocolError
+from ..transports.reactor import READ, WRITE, Reactor
+from ..transports.stream import Stream, StreamEnded, TlsStream
+from ..transports.tcp import server_stream
+from ..types import Address
+from ..wire.handshake import Hello, ServerHandshake, Status
+
+__all__ = ["Acceptor"]
+
+logger = logging.getLogger("phalanx.rendezvous")
+
+ACCEPT_BURST = 64
+"""Connections taken in one turn, so that a flood cannot keep the thread from its other work."""
+
+
+class Acceptor:
+    """A listening socket whose strangers are dropped, each with one log line.
+
+    When too many handshakes are under way, the oldest is dropped: an honest one takes milliseconds, so under a flood it
+    is a stranger's that goes. (Should it ever be an honest one's, that rank tries again.)
+
+    Args:
+        reactor: Whose thread serves the connections; all callbacks run there.
+        listener: A listening socket, owned from now on.
+        admit: Asked for a client that has proved itself; see `ServerHandshake`.
+        welcome: Gets the stream of each client that was admitted.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listener: socket.socket,
+        *,
+        name: str,
+        token: bytes | None,
+        options: Options,
+        admit: Callable[[Hello], Status],
+        welcome: Callable[[Stream, Hello], None],
+    ) -> None:
+        self._reactor = reactor
+        self._listener = listener
+        self._name = name
+        self._token = token
+        self._options = options
+        self._admit = admit
+        self._welcome = welcome
+        self._pending: dict[int, _Pending] = {}  # in the order in which they came
+        self._closed = False
+        self.address = Address(*listener.getsockname()[:2])
+        reactor.call_soon(self._start)
+        reactor.call_soon(self._drop_slow)
+
+    def _start(self) -> None:
+        if not self._closed:
+            self._reactor.watch(self._listener.fileno(), READ, self._accept)
+
+    def close(self) -> None:
+        """Stops listening and drops the handshakes under way. Called in the reactor's thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reactor.forget(self._listener.fileno())
+        self._listener.close()
+        for pending in list(self._pending.values()):
+            self._drop(pending, None)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        for pending in self._pending.values():
+            pending.stream.abandon()
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(ACCEPT_BURST):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                # Out of descriptors, mostly. Pause instead of turning in a circle.
+                logger.warning("%s: cannot accept: %s", self._name, error)
+                self._reactor.forget(self._listener.fileno())
+                self._reactor.call_later(0.1, self._start)
+                return
+            if len(self._pending) >= self._options.max_pending_handshakes:
+                self._drop(next(iter(self._pending.values())), "too many handshakes at once; it was the oldest")
+            try:
+                stream = server_stream(sock, self._options.tls)
+            except OSError:  # it is gone already
+                sock.close()
+                continue
+            pending = _Pending(stream, ServerHandshake(self._token, self._admit), time.monotonic())
+            self._pending[stream.fd] = pending
+            self._advance(pending)
+
+    def _advance(self, pending: _Pending, _events: int = 0) -> None:
+        try:
+            if pending.advance():
+                self._forget(pending)
+                self._welcome(pending.stream, pending.hello)
+                return
+        except (StreamEnded, ProtocolError) as error:
+            self._drop(pending, str(error))
+            return
+        if pending.refused is not None:
+            self._drop(pending, pending.refused)
+            return
+        wants_write = pending.outgoing or pending.stream.read_events == select.POLLOUT
+        self._reactor.watch(
+            pending.stream.fd, WRITE if wants_write else READ, lambda events: self._advance(pending, events)
+        )
+
+    def _drop_slow(self) -> None:
+        if self._closed:
+            return
+        limit = time.monotonic() - self._options.handshake_timeout
+        for pending in [p for p in self._pending.values() if p.since < limit]:
+            self._drop(pending, f"no handshake within {self._options.handshake_timeout:g} s")
+        self._reactor.call_later(min(1.0, self._options.handshake_timeout / 2), self._drop_slow)
+
+    def _drop(self, pending: _Pending, reason: str | None) -> None:
+        if reason is not None:
+            logger.warning("%s: dropped a connection from %s: %s", self._name, pending.stream.peer, reason)
+        self._forget(pending)
+        pending.stream.close()
+
+    def _forget(self, pending: _Pending) -> None:
+        self._reactor.forget(pending.stream.fd)
+        self._pending.pop(pending.stream.fd, None)
+
+
+class _Pending:
+    """One handshake under way on the server's side."""
+
+    def __init__(self, stream: Stream, machine: ServerHandshake, since: float) -> None:
+        self.stream = stream
+        self.machine = machine
+        self.since = since
+        self.incoming = bytearray()
+        self.outgoing = b""
+        self._tls_done = not isinstance(stream, TlsStream)
+
+    @property
+    def hello(self) -> Hello:
+        assert self.machine.hello is not None
+        return self.machine.hello
+
+    @property
+    def refused(self) -> str | None:
+        """Why the client was turned away, once it has been told."""
+        if self.machine.refused is None or self.outgoing:
+            return None
+        who = f" (it says it is rank {self.machine.hello.rank})" if self.machine.hello else ""
+        return f"{self.machine.refused.name.lower().replace('_', ' ')} refused{who}"
+
+    def advance(self) -> bool:
+        """Goes as far as it can without waiting; True once the client is in."""
+        if not self._tls_done:
+            assert isinstance(self.stream, TlsStream)
+            if not self.stream.handshake():
+                return False
+            self._tls_done = True
+        while True:
+            if self.outgoing:
+                self.outgoing = self.outgoing[self.stream.send([self.outgoing]) :]
+                if self.outgoing:
+                    return False
+            if self.machine.done:
+                return True
+            if self.machine.refused is not None:
+                return False
+            chunk = bytearray(self.machine.wants - len(self.incoming))
+            count = self.stream.receive_into(memoryview(chunk))
+            if count == 0:
+                return False
+            self.incoming += chunk[:count]
+            if len(self.incoming) == self.machine.wants:
+                data, self.incoming = bytes(self.incoming), bytearray()
+                self.outgoing = self.machine.feed(data)

@@ -1,0 +1,43 @@
+"""Errors that travel: an exception as a `Cause` on the wire, and back with its type."""
+
+from __future__ import annotations
+
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout
+from ..wire.control import Cause
+
+__all__ = ["from_cause", "to_cause"]
+
+MAX_TEXT = 64 << 10
+"""Characters of a message or traceback that travel; the end of a traceback says the most."""
+
+
+def tail(text: str) -> str:
+    """The last characters of a text that is too long."""
+    return text if len(text) <= MAX_TEXT else "…" + text[-MAX_TEXT:]
+
+
+def to_cause(error: BaseException) -> Cause:
+    """The words of an error."""
+    peer = getattr(error, "peer", None)
+    peer = -1 if peer is None else peer
+    if isinstance(error, PeerLost):
+        return Cause(type(error).__name__, tail(error.reason), peer, tail(error.remote_traceback or ""))
+    if isinstance(error, Desync):
+        return Cause("Desync", tail(str(error)), peer, mine=error.mine, theirs=error.theirs)
+    if isinstance(error, Timeout):
+        return Cause("Timeout", tail(str(error)), error.missing[0] if len(error.missing) == 1 else peer)
+    return Cause("PhalanxError", tail(f"{type(error).__name__}: {error}"), peer)
+
+
+def from_cause(cause: Cause, reporter: int) -> PhalanxError:
+    """The error that rank `reporter` had, for this rank to raise."""
+    peer = None if cause.peer < 0 else cause.peer
+    if cause.kind in ("PeerLost", "ChannelClosed"):
+        kind = ChannelClosed if cause.kind == "ChannelClosed" else PeerLost
+        lost = reporter if peer is None else peer
+        return kind(lost, cause.message, remote_traceback=cause.traceback or None)
+    if cause.kind == "Desync":
+        return Desync(cause.message, mine=cause.mine, theirs=cause.theirs, peer=peer)
+    if cause.kind == "Timeout":
+        return Timeout(f"on rank {reporter}: {cause.message}", missing=() if peer is None else (peer,), peer=peer)
+    return PhalanxError(f"on rank {reporter}: {cause.message}", peer=reporter)

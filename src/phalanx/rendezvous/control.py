@@ -1,0 +1,187 @@
+"""A rank's side of the control connection: it joins, listens for losses, and answers what this rank is doing."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Protocol
+
+from ..config.options import Options
+from ..deadline import Deadline
+from ..errors import RendezvousError, WorldNotFormed
+from ..transports.reactor import Reactor
+from ..transports.stream import Stream
+from ..wire import control as say
+from .causes import tail, to_cause
+from .link import Link
+
+__all__ = ["ControlClient", "ControlEvents", "Statuses"]
+
+FLUSH_WAIT = 1.0
+"""Seconds a goodbye or an abort may take to leave this process."""
+
+
+class ControlEvents(Protocol):
+    """What a control connection tells its owner, from the reactor's thread."""
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """A rank died."""
+
+    def on_abort(self, rank: int, reason: str, traceback: str) -> None:
+        """A rank ended the world."""
+
+    def on_left(self, rank: int) -> None:
+        """A rank closed its world on purpose."""
+
+    def on_break(self, context: bytes, rank: int, cause: say.Cause) -> None:
+        """A rank found a group broken."""
+
+    def on_directory_lost(self, reason: str) -> None:
+        """The directory went away without a word."""
+
+    def status(self, context: bytes | None) -> say.OperationStatus:
+        """What this rank is doing in a group; None for any."""
+
+
+class Statuses:
+    """What the ranks are doing, as far as they answered."""
+
+    def __init__(self, message: say.Statuses | None) -> None:
+        self.replies = message.replies if message else {}
+        self.silent = message.silent if message else {}
+        self.answered = message is not None
+
+
+class ControlClient:
+    """Owns the control connection.
+
+    Messages arrive in the reactor's thread; every method may be called from any other.
+    """
+
+    def __init__(self, reactor: Reactor, stream: Stream, rank: int, options: Options, events: ControlEvents) -> None:
+        self._reactor = reactor
+        self._rank = rank
+        self._options = options
+        self._events = events
+        self._condition = threading.Condition()
+        self._missing: list[int] | None = None
+        self._roster: list[say.Member] | None = None
+        self._failure: str | None = None
+        self._answers: dict[int, say.Statuses | None] = {}
+        self._queries = itertools.count(1)
+        self._leaving = False
+        stream.watch_host(options.heartbeat_timeout)
+        self.link = Link(reactor, stream, self._heard, self._ended)
+        reactor.call_soon(self.link.start)
+        reactor.call_soon(self._beat)
+
+    def join(self, member: say.Member, deadline: Deadline) -> list[say.Member]:
+        """Says where this rank is, and waits until all have done so.
+
+        Raises:
+            WorldNotFormed: The deadline passed; names the ranks that are missing.
+            RendezvousError: The directory went away.
+        """
+        self._send(say.Join(member))
+        with self._condition:
+            while self._roster is None:
+                if self._failure is not None:
+                    raise RendezvousError(
+                        f"rank {self._rank}: the directory went away while the world was forming: {self._failure}",
+                        rank=self._rank,
+                    )
+                if not self._condition.wait(deadline.remaining()) and deadline.expired:
+                    missing = self._missing or []
+                    names = ", ".join(map(str, missing)) or "unknown"
+                    raise WorldNotFormed(
+                        f"rank {self._rank}: the world did not form within {deadline.seconds:g} s: "
+                        f"missing {'rank' if len(missing) == 1 else 'ranks'} {names}",
+                        missing=missing,
+                        rank=self._rank,
+                        operation="rendezvous",
+                    )
+            return self._roster
+
+    def abort(self, reason: str, traceback: str = "") -> None:
+        """Ends the world for all; returns once the word has left this process."""
+        self._send(say.Abort(self._rank, tail(reason), tail(traceback)))
+        self._flush()
+
+    def break_group(self, context: bytes, error: BaseException) -> None:
+        """Tells the other members that a group is broken."""
+        self._send(say.Break(context, self._rank, to_cause(error)))
+
+    def statuses(self, context: bytes, timeout: float) -> Statuses:
+        """Asks all ranks what they are doing in a group. Never raises: it serves error messages."""
+        number = next(self._queries)
+        deadline = Deadline(timeout)
+        with self._condition:
+            self._answers[number] = None
+            self._send(say.StatusQuery(number, context))
+            while self._answers[number] is None and self._failure is None:
+                if not self._condition.wait(deadline.remaining()):
+                    break
+            return Statuses(self._answers.pop(number))
+
+    def leave(self) -> None:
+        """Says goodbye and closes the connection. May be called twice."""
+        self._leaving = True
+
+        def go() -> None:
+            self.link.send(say.Leave())
+            self.link.close()
+
+        self._reactor.call_soon(go)
+        self._flush()
+
+    def _send(self, message: say.Message) -> None:
+        self._reactor.call_soon(lambda: self.link.send(message))
+
+    def _flush(self) -> None:
+        if threading.current_thread() is not self._reactor.thread:
+            done = threading.Event()
+            if self._reactor.call_soon(done.set):
+                done.wait(FLUSH_WAIT)
+
+    # -- in the reactor's thread ---------------------------------------------------------------------------------------
+
+    def _heard(self, message: say.Message) -> None:
+        if isinstance(message, say.Lost):
+            self._events.on_lost(message.rank, message.reason)
+        elif isinstance(message, say.Abort):
+            self._events.on_abort(message.rank, message.reason, message.traceback)
+        elif isinstance(message, say.Left):
+            self._events.on_left(message.rank)
+        elif isinstance(message, say.Break):
+            self._events.on_break(message.context, message.rank, message.cause)
+        elif isinstance(message, say.StatusQuery):
+            self.link.send(say.StatusReply(message.query, self._events.status(message.context)))
+        elif isinstance(message, say.Shutdown):
+            self._leaving = True  # the end that follows is no loss
+        else:
+            self._answered(message)
+
+    def _answered(self, message: say.Message) -> None:
+        with self._condition:
+            if isinstance(message, say.Waiting):
+                self._missing = message.missing
+            elif isinstance(message, say.Roster):
+                self._roster = message.members
+            elif isinstance(message, say.Statuses) and message.query in self._answers:
+                self._answers[message.query] = message
+            else:
+                return
+            self._condition.notify_all()
+
+    def _ended(self, reason: str) -> None:
+        with self._condition:
+            self._failure = reason
+            formed = self._roster is not None
+            self._condition.notify_all()
+        if formed and not self._leaving:
+            self._events.on_directory_lost(reason)
+
+    def _beat(self) -> None:
+        if not self.link.closed:
+            self.link.send(say.Heartbeat(self._events.status(None)))
+            self._reactor.call_later(self._options.heartbeat, self._beat)

@@ -1,0 +1,198 @@
+"""Connecting to a directory or a peer and proving oneself, again and again until the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..config.options import Options
+from ..deadline import Deadline
+from ..errors import AuthenticationFailed, NoConnection, ProtocolError, RendezvousError, Timeout, WorldNotFormed
+from ..transports.reactor import Reactor
+from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
+from ..transports.tcp import check_tls, connect
+from ..types import Address
+from ..wire import control as say
+from ..wire.handshake import ClientHandshake, Hello, Rejected, Role, Status
+from .causes import tail
+from .link import Link
+
+__all__ = ["DirectoryWatch", "dial", "shake_hands", "watch_directory"]
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.5
+TAKEN_GRACE = 2.0
+"""Seconds a rank insists although its place is taken.
+
+The old connection of a rank that was restarted may not have ended yet.
+"""
+
+
+def shake_hands(
+    stream: Stream, hello: Hello, token: bytes | None, deadline: Deadline, check: Callable[[], None]
+) -> None:
+    """The client's side of the handshake on a new connection. `check` may raise to end the wait.
+
+    Raises:
+        Rejected, AuthenticationFailed, ProtocolError, StreamEnded, Timeout: As the other side answers.
+    """
+    machine = ClientHandshake(hello, token)
+    write_all(stream, machine.start(), deadline, "handshake", check)
+    while not machine.done:
+        answer = machine.feed(read_exactly(stream, machine.wants, deadline, "handshake", check))
+        if answer:
+            write_all(stream, answer, deadline, "handshake", check)
+
+
+def dial(
+    addresses: Sequence[Address],
+    hello: Hello,
+    token: bytes | None,
+    options: Options,
+    deadline: Deadline,
+    *,
+    who: str,
+    missing: Sequence[int] = (),
+    check: Callable[[], None] = lambda: None,
+) -> Stream:
+    """Connects to the first address where somebody proves to know the token; tries again until the deadline.
+
+    Args:
+        who: Whom this is about, for messages: "the directory" or "rank 3".
+        missing: The ranks that are missing if nobody ever answers.
+        check: Called between tries and while waiting; it may raise to end them.
+
+    Raises:
+        AuthenticationFailed: The tokens, versions or modes differ.
+        RendezvousError: The other side refused for good.
+        WorldNotFormed: Nobody answered before the deadline.
+    """
+    started = time.monotonic()
+    pause = FIRST_PAUSE
+    reason = "nobody listens there"
+    while True:
+        for address in addresses:
+            try:
+                return _try_once(address, hello, token, options, deadline, check)
+            except Rejected as error:
+                if error.status is not Status.TAKEN or time.monotonic() - started > TAKEN_GRACE:
+                    raise _refused(error, address, hello, who) from None
+                reason = error.message
+            except AuthenticationFailed as error:
+                # With several candidates, another job may sit at one of them.
+                if len(addresses) == 1:
+                    raise AuthenticationFailed(f"{who} at {address}: {error}", rank=hello.rank) from None
+                reason = f"{address}: {error}"
+            except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
+                reason = str(error)
+            check()
+        if deadline.remaining() <= pause:
+            break
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+    where = ", ".join(str(address) for address in addresses[:4])
+    raise WorldNotFormed(
+        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason}",
+        missing=missing,
+        rank=hello.rank,
+        operation="rendezvous",
+    )
+
+
+def _try_once(
+    address: Address,
+    hello: Hello,
+    token: bytes | None,
+    options: Options,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> Stream:
+    attempt = deadline.sooner(options.handshake_timeout)
+    stream = connect(address, attempt, options.tls)
+    try:
+        shake_hands(stream, hello, token, attempt, check)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> RendezvousError:
+    detail = {
+        Status.TAKEN: f"rank {hello.rank} is already taken by another process",
+        Status.WORLD_SIZE: f"it does not have a world of {hello.world_size} ranks (WORLD_SIZE must be the same on all)",
+        Status.RANK: f"rank {hello.rank} is not in its world",
+        Status.CLOSED: "its world has already ended",
+    }.get(error.status, error.message)
+    return RendezvousError(f"{who} at {address} refused rank {hello.rank}: {detail}", rank=hello.rank)
+
+
+class DirectoryWatch:
+    """What the launcher of another node holds: it hears when the world ends.
+
+    Args:
+        on_end: Called once, from a thread of its own, with the rank (None if the directory itself went away), the
+            reason and the traceback.
+    """
+
+    def __init__(self, stream: Stream, options: Options, on_end: Callable[[int | None, str, str], None]) -> None:
+        self._on_end: Callable[[int | None, str, str], None] | None = on_end
+        stream.watch_host(options.heartbeat_timeout)
+        self._options = options
+        self._reactor = Reactor("phalanx-watch")
+        self._link = Link(self._reactor, stream, self._heard, lambda reason: self._end(None, reason, ""))
+        self._reactor.call_soon(self._link.start)
+        self._reactor.call_soon(self._beat)
+        self._reactor.start()
+
+    def abort(self, rank: int, reason: str, traceback: str = "") -> None:
+        """Ends the world on behalf of a rank of this node that failed without a word."""
+        self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, tail(reason), tail(traceback))))
+
+    def close(self) -> None:
+        """Stops watching. May be called twice."""
+        self._on_end = None
+        self._reactor.call_soon(self._link.close)
+        self._reactor.stop()
+
+    def _heard(self, message: say.Message) -> None:
+        if isinstance(message, say.Abort):
+            self._end(message.rank, message.reason, message.traceback)
+        elif isinstance(message, say.Lost):
+            self._end(message.rank, message.reason, "")
+        elif isinstance(message, say.Shutdown):
+            self._link.close()
+
+    def _end(self, rank: int | None, reason: str, traceback: str) -> None:
+        callback, self._on_end = self._on_end, None
+        if callback is not None:
+            threading.Thread(target=callback, args=(rank, reason, traceback), daemon=True).start()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(StreamEnded):
+            self._link.send(say.Heartbeat())
+        self._reactor.call_later(self._options.heartbeat, self._beat)
+
+
+def watch_directory(
+    address: Address,
+    *,
+    node_rank: int,
+    world_size: int,
+    token: bytes | None,
+    options: Options,
+    timeout: float,
+    on_end: Callable[[int | None, str, str], None],
+) -> DirectoryWatch:
+    """Connects the launcher of one node to the directory that the first node's launcher hosts.
+
+    Raises:
+        AuthenticationFailed: The tokens differ.
+        WorldNotFormed: Nobody answered there.
+    """
+    check_tls(options.tls)
+    hello = Hello(Role.LAUNCHER, node_rank, world_size)
+    stream = dial([address], hello, token, options, Deadline(timeout), who="the first node's launcher")
+    return DirectoryWatch(stream, options, on_end)

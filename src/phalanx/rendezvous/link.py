@@ -1,0 +1,103 @@
+"""A control connection as the reactor sees it: messages in, messages out, and one end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import ProtocolError
+from ..transports.reactor import READ, WRITE, Reactor
+from ..transports.stream import Stream, StreamEnded
+from ..wire.control import ControlReader, Message, pack
+
+__all__ = ["Link"]
+
+READ_SIZE = 64 << 10
+MAX_OUTGOING = 32 << 20
+"""Bytes that may wait for a side that does not read; one that is stopped for hours gets heartbeats of a few bytes."""
+
+
+class Link:
+    """Owns the stream of a control connection. Everything runs in the reactor's thread.
+
+    Args:
+        on_message: Called for each message.
+        on_end: Called once with the reason, unless `close` was called before.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        stream: Stream,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.stream = stream
+        self._reactor = reactor
+        self._reader = ControlReader()
+        self._outgoing = bytearray()
+        self._buffer = bytearray(READ_SIZE)
+        self._on_message = on_message
+        self._on_end = on_end
+        self.closed = False
+
+    def start(self) -> None:
+        """Begins to serve the connection."""
+        self._reactor.watch(self.stream.fd, READ, self._ready)
+        self._ready(READ)
+
+    def send(self, message: Message) -> None:
+        """Sends now what fits, and the rest when it can."""
+        if self.closed:
+            return
+        self._outgoing += pack(message)
+        if len(self._outgoing) > MAX_OUTGOING:
+            self._end("it does not read what it is sent")
+        else:
+            self._flush()
+
+    def close(self) -> None:
+        """Closes the connection; what was sent and fits the kernel's buffer still arrives."""
+        if not self.closed:
+            self.closed = True
+            self._reactor.forget(self.stream.fd)
+            self.stream.finish_sending()
+            self.stream.close()
+
+    def _end(self, reason: str) -> None:
+        if not self.closed:
+            self.closed = True
+            self._reactor.forget(self.stream.fd)
+            self.stream.close()
+            self._on_end(reason)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        view = memoryview(self._buffer)
+        try:
+            while not self.closed:
+                count = self.stream.receive_into(view)
+                if not count:
+                    return
+                for message in self._reader.feed(view[:count]):
+                    self._on_message(message)
+                    if self.closed:
+                        return
+        except StreamEnded as error:
+            self._end(error.reason)
+        except ProtocolError as error:
+            self._end(str(error))
+
+    def _flush(self) -> None:
+        if self.closed:
+            return
+        try:
+            while self._outgoing:
+                count = self.stream.send([bytes(self._outgoing[:READ_SIZE])])
+                if not count:
+                    break
+                del self._outgoing[:count]
+        except StreamEnded as error:
+            self._end(error.reason)
+            return
+        self._reactor.watch(self.stream.fd, READ | WRITE if self._outgoing else READ, self._ready)

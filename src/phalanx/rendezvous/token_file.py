@@ -1,0 +1,118 @@
+"""The private file through which ranks of one host share a token, where the launcher gave none.
+
+Rank 0 writes it (mode 0600, in a folder that only this user can enter) and removes it at the end. It also says where
+the directory listens, for launchers that name no master. A file whose writer is no longer alive is left over from a
+crash and counts as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+
+from ..config import runtime_dir
+from ..deadline import Deadline
+from ..errors import RendezvousError, WorldNotFormed
+from ..types import Address
+from .host import host_id, process_start
+
+__all__ = ["JobFile", "new_token", "publish", "wait_for"]
+
+PAUSE = 0.02
+LONGEST_PAUSE = 0.2
+MAX_SIZE = 4096
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """What is in the file."""
+
+    token: bytes
+    pid: int
+    started: int | None
+    host_id: str
+    directory: str | None = None
+    """Where the directory listens; None if the master's address says it."""
+
+
+def new_token() -> bytes:
+    """A fresh token that nobody can guess."""
+    return secrets.token_hex(32).encode()
+
+
+def _path(job: str) -> Path:
+    return runtime_dir() / f"job-{job}.token"
+
+
+def publish(job: str, token: bytes, directory: Address | None) -> Path:
+    """Writes the file in one step, over one that a crash left behind; the caller removes it at the end.
+
+    Raises:
+        RendezvousError: The folder cannot be written to.
+    """
+    path = _path(job)
+    content = JobFile(token, os.getpid(), process_start(os.getpid()), host_id(), str(directory) if directory else None)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(content))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RendezvousError(f"cannot write the job's token file {path}: {error} (or set PHALANX_TOKEN)") from None
+    return path
+
+
+def wait_for(job: str, deadline: Deadline, *, rank: int) -> JobFile:
+    """Waits until rank 0 of this job has written the file.
+
+    Raises:
+        WorldNotFormed: It did not before the deadline.
+        RendezvousError: There is a file, but others than this user can read or write it.
+    """
+    path = _path(job)
+    pause = PAUSE
+    while True:
+        found = _read(path)
+        if found is not None:
+            return found
+        if deadline.remaining() <= pause:
+            raise WorldNotFormed(
+                f"rank {rank}: rank 0 has not started on this host within {deadline.seconds:g} s (its token file "
+                f"{path} does not exist). Ranks on several hosts need the same PHALANX_TOKEN on all of them",
+                missing=[0],
+                rank=rank,
+                operation="rendezvous",
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+
+
+def _read(path: Path) -> JobFile | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RendezvousError(f"cannot read the job's token file {path}: {error}") from None
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077 or not stat.S_ISREG(info.st_mode):
+            raise RendezvousError(
+                f"the token file {path} is not private to this user (owner {info.st_uid}, "
+                f"mode {stat.S_IMODE(info.st_mode):o}); remove it"
+            )
+        data = file.read(MAX_SIZE)
+    try:
+        found = msgspec.json.decode(data, type=JobFile)
+    except msgspec.MsgspecError:
+        return None
+    alive = found.host_id == host_id() and process_start(found.pid) == found.started
+    return found if alive else None

@@ -1,0 +1,1 @@
+"""One pipe between two ranks: streams, channels, and the mailboxes where messages meet receives."""

@@ -1,0 +1,292 @@
+"""Frames on a stream: the reading half hands messages to mailboxes, the writing half keeps a queue.
+
+Nobody owns a thread here. Whoever waits for something moves the bytes: `pump` reads and `push` writes as much as goes
+without waiting, and completes what it can, also for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..errors import ProtocolError
+from ..wire.frames import HEADER_SIZE, Header, Kind, parse_header
+from .mailbox import Arrival, Envelope, Mailbox, Operation
+from .stream import Buffer, Stream, StreamEnded
+
+__all__ = ["Inbound", "Outbound", "Outgoing"]
+
+READ_AHEAD = 64 << 10
+"""Bytes read at once where a header is expected: a small message costs one call. Long payloads are read in place."""
+SCRATCH = 256 << 10
+
+
+class Inbound:
+    """Reads frames from a stream into a mailbox.
+
+    Args:
+        src: The rank (of the lane) at the other end.
+        on_end: Called once when the stream is over, with the reason and whether the other side said goodbye first;
+            returns the error for a message that was cut short.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        src: int,
+        mailbox: Mailbox,
+        *,
+        max_message: int,
+        max_object: int,
+        on_end: Callable[[Inbound, str, bool], BaseException],
+    ) -> None:
+        self.stream = stream
+        self.src = src
+        self.lock = threading.Lock()
+        self.ended = False
+        self._mailbox = mailbox
+        self._max_message = max_message
+        self._max_object = max_object
+        self._on_end = on_end
+        self._buffer = bytearray(READ_AHEAD)
+        self._start = self._stop = 0
+        self._need = self._first_need()
+        self._head = bytearray()
+        self._header: Header | None = None
+        self._arrival: Arrival | None = None
+        self._goodbye = False
+
+    # -- what a wire decides; the classic wire overrides these ---------------------------------------------------------
+
+    def _first_need(self) -> int:
+        return HEADER_SIZE
+
+    def _parse(self, head: bytes) -> Arrival | None:
+        """Takes the bytes that were needed; returns the message that begins, or sets `_need` to read on."""
+        if self._header is None:
+            header = parse_header(head, max_message=self._max_message, max_object=self._max_object)
+            if header.description:
+                self._header = header
+                self._need = header.description
+                return None
+            return self._begin(self._mailbox, header, b"")
+        header, self._header = self._header, None
+        return self._begin(self._mailbox, header, head)
+
+    def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
+        self._need = self._first_need()
+        if header.kind is Kind.GOODBYE:
+            self._goodbye = True
+            return None
+        envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
+        return mailbox.begin(envelope, self.lock)
+
+    def _finish(self, arrival: Arrival) -> None:
+        self._mailbox.finish(arrival)
+
+    def _cut(self, arrival: Arrival, error: BaseException) -> None:
+        self._mailbox.cut(arrival, error)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> bool:
+        """Reads on until a message is complete or nothing is there. True if a message was completed.
+
+        Never raises for the stream's sake: an end is told by `on_end`.
+        """
+        reason = ""
+        finished: Arrival | None = None
+        with self.lock:
+            if self.ended:
+                return False
+            try:
+                finished = self._advance()
+            except (StreamEnded, ProtocolError) as ended:
+                reason = str(ended)
+            if reason:
+                self.ended = True
+                self.stream.close()
+        if finished is not None:
+            self._finish(finished)
+            return True
+        if reason:
+            error = self._on_end(self, reason, self._goodbye)
+            arrival, self._arrival = self._arrival, None
+            if arrival is not None:
+                self._cut(arrival, error)
+        return False
+
+    def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
+        """Closes the stream from this side; a message that is half here fails with `error`.
+
+        Args:
+            goodbye: Last bytes for the other side, so that it can tell a close from a crash.
+        """
+        with self.lock:
+            if not self.ended:
+                self.ended = True
+                if goodbye:
+                    with contextlib.suppress(StreamEnded):
+                        self.stream.send([goodbye])
+                self.stream.close()
+            arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            self._cut(arrival, error)
+
+    def _advance(self) -> Arrival | None:
+        while True:
+            arrival = self._arrival
+            if arrival is not None:
+                if not self._read_payload(arrival):
+                    return None
+                self._arrival = None
+                return arrival
+            if not self._read_head():
+                return None
+            head, self._head = bytes(self._head), bytearray()
+            self._arrival = self._parse(head)
+
+    def _read_head(self) -> bool:
+        while True:
+            missing = self._need - len(self._head)
+            available = self._stop - self._start
+            taken = min(missing, available)
+            if taken:
+                self._head += self._buffer[self._start : self._start + taken]
+                self._start += taken
+            if taken == missing:
+                return True
+            self._start = 0
+            self._stop = self.stream.receive_into(memoryview(self._buffer))
+            if not self._stop:
+                return False
+
+    def _read_payload(self, arrival: Arrival) -> bool:
+        size = arrival.envelope.size
+        while arrival.received < size:
+            missing = size - arrival.received
+            available = self._stop - self._start
+            if available:
+                taken = min(missing, available)
+                if arrival.view is not None:
+                    chunk = memoryview(self._buffer)[self._start : self._start + taken]
+                    arrival.view[arrival.received : arrival.received + taken] = chunk
+                self._start += taken
+                arrival.received += taken
+                continue
+            if arrival.view is not None:
+                target = arrival.view[arrival.received :]
+            else:
+                target = memoryview(bytearray(min(missing, SCRATCH)))
+            count = self.stream.receive_into(target)
+            if not count:
+                return False
+            arrival.received += count
+        return True
+
+
+class Outgoing(Operation):
+    """A frame that is being sent."""
+
+    __slots__ = ("begun", "channel", "views")
+
+    def __init__(self, views: Sequence[Buffer], channel: Outbound) -> None:
+        super().__init__()
+        self.channel = channel
+        self.views: deque[memoryview] = deque(memoryview(view) for view in views if len(view))
+        self.begun = False
+
+
+class Outbound:
+    """Writes frames to a stream, in the order in which they were queued.
+
+    Args:
+        on_end: Turns the reason of an end, and whether the other side said goodbye, into the error for what was queued.
+    """
+
+    def __init__(self, stream: Stream, dst: int, on_end: Callable[[str, bool], BaseException]) -> None:
+        self.stream = stream
+        self.dst = dst
+        self._on_end = on_end
+        self.lock = threading.Lock()
+        self._queue: deque[Outgoing] = deque()
+        self._ended: BaseException | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._queue
+
+    def unsent(self) -> list[Outgoing]:
+        """The frames that are not yet sent."""
+        with self.lock:
+            return list(self._queue)
+
+    def queue(self, views: Sequence[Buffer]) -> Outgoing:
+        """Adds a frame to the queue. Its memory must stay as it is until it is done."""
+        outgoing = Outgoing(views, self)
+        with self.lock:
+            if self._ended is None:
+                self._queue.append(outgoing)
+                return outgoing
+        outgoing.complete(self._ended)
+        return outgoing
+
+    def push(self) -> None:
+        """Writes on until the queue is empty or the stream takes no more."""
+        completed: list[Outgoing] = []
+        reason: str | None = None
+        with self.lock:
+            try:
+                while self._queue:
+                    outgoing = self._queue[0]
+                    if not self._write(outgoing):
+                        break
+                    completed.append(self._queue.popleft())
+            except StreamEnded as ended:
+                reason = ended.reason
+        for outgoing in completed:
+            outgoing.complete()
+        if reason is not None:
+            self.end(self._on_end(reason, self.said_goodbye()))
+
+    def withdraw(self, outgoing: Outgoing) -> bool:
+        """Takes a frame back. False if it was done, or if part of it is on the wire: then the channel has to end."""
+        with self.lock:
+            if outgoing.begun or outgoing not in self._queue:
+                return False
+            self._queue.remove(outgoing)
+            return True
+
+    def end(self, error: BaseException) -> None:
+        """Nothing more can be sent: everything in the queue fails."""
+        with self.lock:
+            if self._ended is None:
+                self._ended = error
+            queue, self._queue = self._queue, deque()
+            self.stream.close()
+        for outgoing in queue:
+            outgoing.complete(self._ended)
+
+    def said_goodbye(self) -> bool:
+        """Whether the other side closed its half on purpose: looked for after a write has failed."""
+        last = bytearray(HEADER_SIZE)
+        with contextlib.suppress(StreamEnded, ProtocolError, ValueError):
+            if self.stream.receive_into(memoryview(last)) == HEADER_SIZE:
+                return parse_header(last, max_message=0, max_object=0).kind is Kind.GOODBYE
+        return False
+
+    def _write(self, outgoing: Outgoing) -> bool:
+        views = outgoing.views
+        while views:
+            count = self.stream.send(tuple(views) if len(views) <= 64 else [views[i] for i in range(64)])
+            if not count:
+                return False
+            outgoing.begun = True
+            while views and count >= len(views[0]):
+                count -= len(views.popleft())
+            if count:
+                views[0] = views[0][count:]
+        return True

@@ -1,0 +1,278 @@
+"""A connected, non-blocking byte stream: plain TCP or TLS. The only place that sees errors of the operating system.
+
+`receive_into` and `send` never wait. What they could not do now returns 0, and the caller polls for `read_events` or
+`write_events`. An end of any kind raises `StreamEnded` with the reason in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..deadline import Deadline
+from ..errors import Timeout
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "read_exactly", "write_all"]
+
+Buffer = bytes | bytearray | memoryview
+IOV_MAX = 512
+"""Buffers handed to the kernel in one call; Linux takes 1024."""
+
+
+class StreamEnded(ConnectionError):
+    """The stream is over. `clean` tells an orderly end from a broken connection."""
+
+    def __init__(self, reason: str, *, clean: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.clean = clean
+
+
+def _ended(error: OSError) -> StreamEnded:
+    name = errno.errorcode.get(error.errno or 0, "")
+    words = {
+        "ECONNRESET": "the connection was reset",
+        "EPIPE": "the connection was closed",
+        "ETIMEDOUT": "the machine stopped answering",
+        "EHOSTUNREACH": "the machine cannot be reached",
+        "ENETUNREACH": "the network cannot be reached",
+        "EBADF": "the connection was closed on this side",
+    }
+    return StreamEnded(words.get(name, str(error)))
+
+
+class Stream:
+    """A plain TCP (or Unix) stream. Owns its socket.
+
+    One thread may send while another receives; two senders or two receivers must take turns.
+    """
+
+    read_events = select.POLLIN
+    write_events = select.POLLOUT
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self.fd = sock.fileno()
+
+    @property
+    def peer(self) -> str:
+        """The other side's address, for logs."""
+        try:
+            host, port = self._socket.getpeername()[:2]
+        except (OSError, ValueError):
+            return "a closed connection"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def peer_host(self) -> str:
+        """The other side's address without the port."""
+        return str(self._socket.getpeername()[0])
+
+    @property
+    def local_host(self) -> str:
+        """The address of this side."""
+        return str(self._socket.getsockname()[0])
+
+    def receive_into(self, view: memoryview) -> int:
+        """Fills as much of `view` as there is now; 0 if there is nothing yet.
+
+        Raises:
+            StreamEnded: The other side closed, or the connection broke.
+        """
+        try:
+            count = self._socket.recv_into(view)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise _ended(error) from None
+        if count == 0 and len(view):
+            raise StreamEnded("the connection was closed by the other side", clean=True)
+        return count
+
+    def send(self, views: Sequence[Buffer]) -> int:
+        """Sends as many bytes of `views` as fit now; 0 if none do.
+
+        Raises:
+            StreamEnded: The connection broke.
+        """
+        try:
+            return self._socket.sendmsg(views[:IOV_MAX])
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise _ended(error) from None
+
+    def watch_host(self, seconds: float) -> None:
+        """Ends the stream when the other machine (not process) has acknowledged nothing for so long.
+
+        A stopped or busy process does not count: its kernel still answers.
+        """
+        option = self._socket.setsockopt
+        option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
+            option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 3)))
+            option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+    def finish_sending(self) -> None:
+        """Tells the other side that nothing more will come."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Gives the socket back. May be called twice."""
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """Closes the descriptor in a forked child without a word to the other side, which still talks to the parent."""
+        fd = self._socket.detach()
+        if fd >= 0:
+            os.close(fd)
+
+
+class TlsStream(Stream):
+    """A stream inside TLS. OpenSSL's connection is not made for two threads at once, so each call takes a lock."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        import ssl
+
+        super().__init__(sock)
+        self._tls = sock
+        self._lock = threading.Lock()
+        self._want_read = ssl.SSLWantReadError
+        self._want_write = ssl.SSLWantWriteError
+        self._error = ssl.SSLError
+        self._eof = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+    def handshake(self) -> bool:
+        """Goes on with the TLS handshake; True once it is complete.
+
+        Raises:
+            StreamEnded: The other side speaks no TLS, or its certificate is not accepted.
+        """
+        try:
+            self._tls.do_handshake()
+        except self._want_read:
+            self.read_events = select.POLLIN
+            return False
+        except self._want_write:
+            self.read_events = select.POLLOUT
+            return False
+        except OSError as error:
+            raise StreamEnded(f"TLS: {getattr(error, 'reason', None) or error}") from None
+        self.read_events = select.POLLIN
+        return True
+
+    def receive_into(self, view: memoryview) -> int:
+        if not len(view):
+            return 0
+        with self._lock:
+            try:
+                count = self._tls.recv_into(view)
+            except self._want_read:
+                self.read_events = select.POLLIN
+                return 0
+            except self._want_write:
+                self.read_events = select.POLLOUT
+                return 0
+            except self._eof:
+                count = 0
+            except self._error as error:
+                raise StreamEnded(f"TLS: {error.reason or error}") from None
+            except OSError as error:
+                raise _ended(error) from None
+        if count == 0:
+            raise StreamEnded("the connection was closed by the other side", clean=True)
+        return count
+
+    def send(self, views: Sequence[Buffer]) -> int:
+        total = 0
+        with self._lock:
+            for view in views:
+                if not len(view):
+                    continue
+                try:
+                    count = self._tls.send(view)
+                except self._want_read:
+                    self.write_events = select.POLLIN
+                    return total
+                except self._want_write:
+                    self.write_events = select.POLLOUT
+                    return total
+                except self._error as error:
+                    raise StreamEnded(f"TLS: {error.reason or error}") from None
+                except OSError as error:
+                    raise _ended(error) from None
+                total += count
+                if count < len(view):
+                    break
+        return total
+
+
+# -- waiting in the caller's thread, for handshakes --------------------------------------------------------------------
+
+CHECK_EVERY = 0.1
+"""Seconds between looks at whether the wait still makes sense."""
+
+
+def _no_check() -> None:
+    pass
+
+
+def _poll(fd: int, events: int, deadline: Deadline, what: str, check: Callable[[], None]) -> None:
+    poller = select.poll()
+    poller.register(fd, events)
+    while not poller.poll(deadline.sooner(CHECK_EVERY).poll_ms()):
+        check()
+        if deadline.expired:
+            raise Timeout(f"{what}: no answer within {deadline.seconds:.3g} s")
+
+
+def read_exactly(
+    stream: Stream, size: int, deadline: Deadline, what: str, check: Callable[[], None] = _no_check
+) -> bytes:
+    """Reads exactly `size` bytes. `check` is called while it waits and may raise to end it.
+
+    Raises:
+        StreamEnded: The stream ended before.
+        Timeout: The deadline passed before.
+    """
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = stream.receive_into(view)
+        view = view[count:]
+        if not count:
+            _poll(stream.fd, stream.read_events, deadline, what, check)
+    return bytes(data)
+
+
+def write_all(
+    stream: Stream, data: bytes, deadline: Deadline, what: str, check: Callable[[], None] = _no_check
+) -> None:
+    """Writes all of `data`. `check` is called while it waits and may raise to end it.
+
+    Raises:
+        StreamEnded: The connection broke.
+        Timeout: The deadline passed before.
+    """
+    view = memoryview(data)
+    while view:
+        count = stream.send([view])
+        view = view[count:]
+        if not count:
+            _poll(stream.fd, stream.write_events, deadline, what, check)

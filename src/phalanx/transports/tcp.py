@@ -1,0 +1,181 @@
+"""Opening and accepting TCP connections: addresses, listeners, TLS contexts."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import select
+import socket
+from typing import TYPE_CHECKING
+
+from ..config.options import TlsOptions
+from ..deadline import Deadline
+from ..errors import ConfigError, NoConnection
+from ..types import Address
+from .stream import Stream, StreamEnded, TlsStream
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["connect", "is_loopback", "listen", "resolve", "route_to", "server_stream"]
+
+BACKLOG = 1024
+
+
+def resolve(address: Address, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    """All addresses of a host, in the resolver's order.
+
+    Raises:
+        NoConnection: The name cannot be resolved.
+    """
+    flags = socket.AI_PASSIVE if passive else 0
+    try:
+        found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError) as error:
+        raise NoConnection(f"the host name {address.host!r} cannot be resolved: {error}") from None
+    # IPv6 link-local addresses need the scope, so the whole sockaddr is kept.
+    return [(family, sockaddr) for family, _, _, _, sockaddr in found]  # type: ignore[misc]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address (not a name) only exists inside one machine."""
+    try:
+        return ipaddress.ip_address(host.split("%", maxsplit=1)[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def route_to(address: Address) -> str:
+    """The address of the local interface that routes to `address`. Nothing is sent.
+
+    Raises:
+        NoConnection: There is no route.
+    """
+    reason = "no address"
+    for family, sockaddr in resolve(Address(address.host, address.port or 9)):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(sockaddr)
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                reason = str(error)
+    raise NoConnection(f"there is no route to {address.host}: {reason}")
+
+
+def listen(host: str, ports: range) -> socket.socket:
+    """A listening socket on the first free port of `ports`. An empty host means all interfaces.
+
+    Raises:
+        ConfigError: The address is not one of this machine, or no port is free.
+    """
+    last = "no address"
+    for port in ports:
+        candidates = resolve(Address(host, port), passive=True)
+        if not host and socket.has_dualstack_ipv6():
+            candidates = [(socket.AF_INET6, ("::", port))]
+        for family, sockaddr in candidates:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if not host else 1)
+                sock.bind(sockaddr)
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+                return sock
+            except OSError as error:
+                sock.close()
+                last = error.strerror or str(error)
+    where = f"{host or 'all interfaces'} port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+    raise ConfigError(f"cannot listen on {where}: {last}")
+
+
+@functools.lru_cache(maxsize=8)
+def _tls_context(options: TlsOptions, server: bool) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # ranks are known by their job's CA and token, not by a host name
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(options.certificate, options.key)
+        context.load_verify_locations(options.ca)
+    except (OSError, ssl.SSLError) as error:
+        names = f"certificate {options.certificate!r}, key {options.key!r}, CA {options.ca!r}"
+        raise ConfigError(f"TLS files cannot be used ({names}): {error}") from None
+    return context
+
+
+def check_tls(options: TlsOptions | None) -> None:
+    """Loads the files now, so that a wrong path is an error of the caller and not of a later connection.
+
+    Raises:
+        ConfigError: A file is missing or not what it should be.
+    """
+    if options is not None:
+        _tls_context(options, True)
+        _tls_context(options, False)
+
+
+def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
+    """The stream of an accepted connection; its TLS handshake is still to be done."""
+    sock.setblocking(False)
+    if tls is None:
+        return Stream(sock)
+    wrapped = _tls_context(tls, True).wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    return TlsStream(wrapped)
+
+
+def connect(address: Address, deadline: Deadline, tls: TlsOptions | None) -> Stream:
+    """Connects to the first address of the host that answers.
+
+    Raises:
+        StreamEnded: Nobody answers there now; trying again may help.
+        NoConnection: The name cannot be resolved.
+    """
+    reason = "no address"
+    for family, sockaddr in resolve(address):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            _connect(sock, sockaddr, deadline)
+            if tls is None:
+                return Stream(sock)
+            wrapped = _tls_context(tls, False).wrap_socket(sock, do_handshake_on_connect=False)
+            sock = wrapped
+            stream = TlsStream(wrapped)
+            while not stream.handshake():
+                poller = select.poll()
+                poller.register(stream.fd, stream.read_events)
+                if not poller.poll(deadline.poll_ms()):
+                    raise StreamEnded("no answer to the TLS handshake")
+            return stream
+        except StreamEnded as error:
+            sock.close()
+            reason = error.reason
+        except OSError as error:
+            sock.close()
+            reason = error.strerror or str(error)
+        except BaseException:
+            sock.close()
+            raise
+    raise StreamEnded(reason)
+
+
+def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline) -> None:
+    try:
+        sock.connect(sockaddr)
+    except BlockingIOError:
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        if not poller.poll(deadline.poll_ms()):
+            raise StreamEnded("no answer") from None
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            import os
+
+            raise OSError(code, os.strerror(code)) from None
+    # A free port can connect to itself when the kernel picks it as the source: that is nobody.
+    if sock.getsockname() == sock.getpeername():
+        raise StreamEnded("connection refused")

@@ -1,0 +1,56 @@
+"""What wakes a thread that sleeps in `poll`: one descriptor per thread, reused for all its waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+__all__ = ["Waker"]
+
+_local = threading.local()
+
+
+class Waker:
+    """Belongs to one thread. `set` from anywhere makes `fd` readable until its owner calls `clear`."""
+
+    __slots__ = ("_is_set", "_pid", "_write", "fd")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._pid = os.getpid()
+        if hasattr(os, "eventfd"):
+            self.fd = self._write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.fd, self._write = os.pipe()
+            os.set_blocking(self.fd, False)
+            os.set_blocking(self._write, False)
+
+    @classmethod
+    def mine(cls) -> Waker:
+        """The waker of the calling thread, given back when the thread ends."""
+        waker: Waker | None = getattr(_local, "waker", None)
+        # A forked child shares the parent's descriptor, so it needs one of its own.
+        if waker is None or waker._pid != os.getpid():
+            waker = _local.waker = cls()
+        return waker
+
+    def set(self) -> None:
+        """Wakes the owner, now or at its next wait."""
+        self._is_set = True
+        # A full counter or pipe is set already; a closed one belongs to a thread that has ended.
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\1\0\0\0\0\0\0\0")
+
+    def clear(self) -> None:
+        """Forgets what has been set so far."""
+        if self._is_set:
+            self._is_set = False
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.fd, 4096)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.fd)
+            if self._write != self.fd:
+                os.close(self._write)

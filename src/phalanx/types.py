@@ -1,0 +1,57 @@
+"""Small values that every layer speaks of."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+from .errors import ConfigError
+
+__all__ = ["Address", "Received", "ReduceOp"]
+
+
+class ReduceOp(str, enum.Enum):
+    """How the values of the ranks are combined. Every verb also takes the plain string."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+class Address(NamedTuple):
+    """A host and a port. Written `host:port`, an IPv6 host in brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, *, what: str = "address") -> Address:
+        """Reads `host:port` or `[v6]:port`.
+
+        Raises:
+            ConfigError: The text has no host or no port between 0 and 65535.
+        """
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ConfigError(f"{what} {text!r} is not valid (write an IPv6 address as [address]:port)")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{what} {text!r} is not valid (expected host:port, the port from 0 to 65535)")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Received(NamedTuple):
+    """What a receive from anyone gives: the data, and who sent it with which tag."""
+
+    data: Any
+    src: int
+    tag: int

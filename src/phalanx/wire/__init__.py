@@ -1,0 +1,1 @@
+"""Bytes and their meaning. No I/O: every byte sequence can be tested."""

@@ -1,0 +1,191 @@
+"""Objects as bytes, and back without trust. No I/O.
+
+An object becomes a *head*, its structure in MessagePack, and a list of *buffers*, the memory of its arrays, which is
+not copied. The receiver reads the head first, checks all of it, and only then allocates what the payload needs:
+
+```python
+encoded = encode(obj)                              # send encoded.head, then each of encoded.buffers
+plan = decode_head(head, payload_bytes=n)          # everything is checked here
+target = plan.allocate()                           # receive the payload straight into this
+obj = plan.build(target)                           # its arrays are writable views of the target
+```
+
+What MessagePack has no word for travels as one of its extensions (`packing.Code`), so plain data is never walked when
+it is read. Buffers lie in the payload in the order in which the head names them, each at a multiple of 64 bytes.
+All arrays of one object share one allocation: to keep one alive is to keep the memory of all.
+
+An object arrives as equal values of the same types. Two places that held the same list hold two lists afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.errors import ProtocolError, UsageError
+
+from .packing import ALIGN, SIMPLE, Limits, Refused, Writer, pack
+from .unpacking import Part, Reader, check_depth
+
+__all__ = ["Encoded", "Limits", "Plan", "decode", "decode_head", "encode"]
+
+_DEFAULT = Limits()
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An object that is ready to be sent: the head, then the buffers in order."""
+
+    head: bytes
+    buffers: list[memoryview]
+    """The memory of the arrays and the padding between them. No copy: leave the arrays alone until it is sent."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all buffers, as `decode_head` wants to know them."""
+        return sum(map(len, self.buffers))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the head and all buffers."""
+        return len(self.head) + self.payload_bytes
+
+
+def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT) -> Encoded:
+    """Turns an object into bytes.
+
+    Args:
+        obj: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict, set, frozenset,
+            datetime, date, time, timedelta, Decimal, UUID, NumPy arrays and scalars, torch tensors on the CPU. Not
+            their subclasses, whose type would be lost.
+        allow_pickle: Pickle everything else. The receiver must allow it, too.
+        limits: What the receiver will accept.
+
+    Raises:
+        UsageError: There is something else in the object (the message says what and where), it contains itself, or it
+            is larger than the limits. `UnsupportedArray` for arrays of objects and the like.
+    """
+    writer = Writer(allow_pickle, limits, SIMPLE)
+    try:
+        try:
+            head = pack(writer.value(obj))
+        except (OverflowError, UnicodeEncodeError):
+            # An integer beyond 64 bits or a lone surrogate somewhere: look at every single value this time.
+            writer = Writer(allow_pickle, limits, SIMPLE - {int, str})
+            head = pack(writer.value(obj))
+    except Refused as refused:
+        raise refused.error() from refused.__cause__
+    except RecursionError:
+        raise UsageError("cannot send this object: the stack has no room for its nesting") from None
+    except (OverflowError, UnicodeEncodeError) as error:  # four GiB of text, a surrogate in the name of a field
+        raise UsageError(f"cannot send this object: {error}") from None
+    if len(head) > limits.max_head:
+        raise UsageError(
+            f"cannot send this object: its structure takes {len(head)} bytes, and {limits.max_head} are allowed "
+            "(put large data into arrays)"
+        )
+    if writer.offset > limits.max_payload or writer.arrays > limits.max_arrays:
+        raise UsageError(
+            f"cannot send this object: it has {writer.arrays} arrays of {writer.offset} bytes in all, and "
+            f"{limits.max_arrays} arrays of {limits.max_payload} bytes are allowed"
+        )
+    return Encoded(head, writer.buffers)
+
+
+class Plan:
+    """A head that was checked, and where its arrays will lie. Made by `decode_head`."""
+
+    __slots__ = ("_head", "_parts", "_reader", "_value", "payload_bytes")
+
+    def __init__(self, payload_bytes: int, head: bytes, reader: Reader, value: Any) -> None:
+        self.payload_bytes = payload_bytes
+        self._head = head
+        self._reader = reader
+        self._parts: list[Part] = reader.parts
+        self._value = value
+
+    def allocate(self) -> memoryview:
+        """Memory for the payload: `payload_bytes` writable bytes that begin at a multiple of 64."""
+        if not self.payload_bytes:
+            return memoryview(bytearray())
+        memory = np.empty(self.payload_bytes + ALIGN, np.uint8)
+        start = -memory.__array_interface__["data"][0] % ALIGN
+        return memory[start : start + self.payload_bytes].data
+
+    def build(self, target: memoryview | bytearray | None = None) -> Any:
+        """The object. Its arrays are views of the target, which is theirs from now on. To be called once.
+
+        Args:
+            target: What `allocate` gave, now holding the payload; may be left out if the payload is empty.
+
+        Raises:
+            ProtocolError: The payload is not one of such arrays.
+            UsageError: The target has another size, or something that was pickled cannot be loaded here.
+            BackendUnavailable: A tensor came of a dtype that needs torch, which is not installed here.
+        """
+        size = 0 if target is None else memoryview(target).nbytes
+        if size != self.payload_bytes:
+            raise UsageError(f"the target has {size} bytes, but the payload {self.payload_bytes}")
+        if not self._parts and not self._reader.pickled:
+            return self._value
+        memory = np.frombuffer(target, np.uint8) if target else np.empty(0, np.uint8)
+        made = [part.make(memory[part.offset : part.offset + part.nbytes], *part.how) for part in self._parts]
+        return self._reader.read(self._head, iter(made))
+
+
+def decode_head(
+    head: bytes | bytearray | memoryview,
+    *,
+    payload_bytes: int,
+    limits: Limits = _DEFAULT,
+    allow_pickle: bool = False,
+) -> Plan:
+    """Checks a head that came from another rank; nothing is unpickled and nothing allocated for its arrays yet.
+
+    Args:
+        head: What came; a buffer that will be used again is copied.
+        payload_bytes: How many bytes of arrays the frame announces.
+        limits: What an object may need at most.
+        allow_pickle: Whether something pickled may be in it.
+
+    Raises:
+        ProtocolError: The head is malformed, does not fit the payload, or exceeds the limits.
+        UsageError: Something in it is pickled, and `allow_pickle` is not set. The payload still has to be read.
+    """
+    head = bytes(head)
+    if len(head) > limits.max_head or not 0 <= payload_bytes <= limits.max_payload:
+        raise ProtocolError(
+            f"an object of {len(head)} bytes of structure and {payload_bytes} bytes of arrays is too large "
+            f"(at most {limits.max_head} and {limits.max_payload})"
+        )
+    reader = Reader(limits)
+    value = reader.read(head)
+    check_depth(head, value, limits.max_depth)
+    if reader.offset != payload_bytes:
+        raise ProtocolError(f"an object has {reader.offset} bytes of arrays, but its payload {payload_bytes}")
+    if reader.pickled and not allow_pickle:
+        raise UsageError(
+            "this object was sent with allow_pickle=True; to receive it, say allow_pickle=True here too, but only if "
+            "you trust the sender: to unpickle is to run its code"
+        )
+    return Plan(payload_bytes, head, reader, value)
+
+
+def decode(
+    head: bytes | bytearray | memoryview,
+    payload: bytes | bytearray | memoryview = b"",
+    *,
+    limits: Limits = _DEFAULT,
+    allow_pickle: bool = False,
+) -> Any:
+    """The object of a head and a payload that is already in memory; the payload is copied.
+
+    Raises:
+        ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `Plan.build`.
+    """
+    plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle)
+    target = plan.allocate()
+    target[:] = payload
+    return plan.build(target)

@@ -1,0 +1,220 @@
+"""What ranks, launchers and the directory say to each other, as MessagePack behind a length. No I/O."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from ..errors import ProtocolError
+
+__all__ = [
+    "Abort",
+    "Break",
+    "Cause",
+    "ControlReader",
+    "Heartbeat",
+    "Join",
+    "Leave",
+    "Left",
+    "Lost",
+    "Member",
+    "Message",
+    "OperationStatus",
+    "Roster",
+    "Shutdown",
+    "StatusQuery",
+    "StatusReply",
+    "Statuses",
+    "Waiting",
+    "pack",
+]
+
+_LENGTH = struct.Struct("<I")
+MAX_CONTROL = 16 << 20
+"""Bytes in one message. The largest is the roster: some 150 bytes a rank."""
+
+
+class _Struct(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One rank, as the roster tells it to all."""
+
+    rank: int
+    hostname: str
+    host_id: str
+    """The same for ranks that share a kernel and a network, different otherwise."""
+    pid: int
+    host: str
+    """Where its listener can be reached."""
+    port: int
+    local_rank: int
+
+
+class Cause(msgspec.Struct, frozen=True, array_like=True):
+    """An error in words that can travel; `phalanx.rendezvous.causes` turns it into an exception and back."""
+
+    kind: str
+    message: str
+    peer: int
+    traceback: str = ""
+    mine: str = ""
+    theirs: str = ""
+
+
+class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank is doing in one group."""
+
+    operation: str
+    """The verb, or "" if there was none yet."""
+    sequence: int
+    """Collectives begun so far."""
+    mark: int
+    """The fingerprint of the last of them."""
+    site: str
+    """The user's source line that called it."""
+    running: bool
+    seconds: float
+    """Since it began (running) or ended."""
+
+
+class Join(_Struct, frozen=True):
+    """A rank says where it can be reached."""
+
+    member: Member
+
+
+class Waiting(_Struct, frozen=True):
+    """The world is not complete yet."""
+
+    missing: list[int]
+
+
+class Roster(_Struct, frozen=True):
+    """The world is complete."""
+
+    members: list[Member]
+
+
+class Heartbeat(_Struct, frozen=True):
+    """Both ways. From a rank it says what the rank is doing."""
+
+    status: OperationStatus | None = None
+
+
+class Leave(_Struct, frozen=True):
+    """This rank closed its world on purpose."""
+
+
+class Left(_Struct, frozen=True):
+    """Another rank closed its world on purpose."""
+
+    rank: int
+
+
+class Lost(_Struct, frozen=True):
+    """A rank is gone without a word."""
+
+    rank: int
+    reason: str
+
+
+class Abort(_Struct, frozen=True):
+    """A rank ends the world for all."""
+
+    rank: int
+    reason: str
+    traceback: str
+
+
+class Break(_Struct, frozen=True):
+    """A rank found one group broken."""
+
+    context: bytes
+    rank: int
+    cause: Cause
+
+
+class StatusQuery(_Struct, frozen=True):
+    """What is everybody doing in this group?"""
+
+    query: int
+    context: bytes
+
+
+class StatusReply(_Struct, frozen=True):
+    """What this rank is doing in that group."""
+
+    query: int
+    status: OperationStatus
+
+
+class Statuses(_Struct, frozen=True):
+    """The answers that came in time, and for the other ranks what they last said and how long ago."""
+
+    query: int
+    replies: dict[int, OperationStatus]
+    silent: dict[int, tuple[float, OperationStatus | None]]
+
+
+class Shutdown(_Struct, frozen=True):
+    """The directory ends on purpose: nobody watches any more, channels go on."""
+
+
+Message = (
+    Join
+    | Waiting
+    | Roster
+    | Heartbeat
+    | Leave
+    | Left
+    | Lost
+    | Abort
+    | Break
+    | StatusQuery
+    | StatusReply
+    | Statuses
+    | Shutdown
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def pack(message: Message) -> bytes:
+    """The bytes of one message."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class ControlReader:
+    """Turns a stream of bytes into messages."""
+
+    def __init__(self, limit: int = MAX_CONTROL) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Message]:
+        """Takes what came; yields the messages that are complete.
+
+        Raises:
+            ProtocolError: The bytes are no control message, or one that is too long.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._limit:
+                raise ProtocolError(f"a control message of {length} bytes (at most {self._limit} are allowed)")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                message = _decoder.decode(body)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise ProtocolError(f"not a control message: {error}") from None
+            yield message

@@ -1,0 +1,82 @@
+"""The frame: a fixed header, a few bytes that describe the payload, and the payload. No I/O.
+
+```
+offset  size  field
+0       2     magic "PX"
+2       1     kind: RAW, ARRAY, OBJECT, STEP or GOODBYE
+3       1     0
+4       4     length of the description (u32)
+8       8     tag of a message, fingerprint of a collective's step (u64)
+16      8     length of the payload (u64)
+```
+
+All integers are little endian. A channel belongs to one lane of one group, so a frame names neither.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from ..errors import ProtocolError
+
+__all__ = ["HEADER_SIZE", "MAX_DESCRIPTION", "MAX_TAG", "Header", "Kind", "pack_header", "parse_header"]
+
+_HEADER = struct.Struct("<2sBBIQQ")
+HEADER_SIZE = _HEADER.size
+MAX_DESCRIPTION = 4096
+"""Bytes that may describe an array. An object's description is its structure and has a limit of its own."""
+MAX_TAG = (1 << 63) - 1
+
+_MAGIC = b"PX"
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries."""
+
+    RAW = 1
+    """Bytes whose length the receiver knows: what `Backend.send` sends."""
+    ARRAY = 2
+    """An array; the description says dtype and shape."""
+    OBJECT = 3
+    """An object; the description is its structure, the payload its arrays."""
+    STEP = 4
+    """One transfer of a collective; the tag is the operation's fingerprint."""
+    GOODBYE = 5
+    """The sender closed its group: nothing follows."""
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """A parsed header."""
+
+    kind: Kind
+    tag: int
+    description: int
+    payload: int
+
+
+def pack_header(kind: Kind, tag: int, description: int, payload: int) -> bytes:
+    """The 24 bytes that go before a description and a payload of these lengths."""
+    return _HEADER.pack(_MAGIC, kind, 0, description, tag, payload)
+
+
+def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_object: int) -> Header:
+    """Reads a header and checks every length against its bound, before anything is allocated for it.
+
+    Raises:
+        ProtocolError: The bytes are not a header, or announce more than allowed.
+    """
+    magic, kind_value, zero, description, tag, payload = _HEADER.unpack(data)
+    kind = _KINDS.get(kind_value)
+    if magic != _MAGIC or zero != 0 or kind is None:
+        raise ProtocolError(f"not a frame: {bytes(data).hex()}")
+    bound = max_object if kind is Kind.OBJECT else MAX_DESCRIPTION
+    if description > bound:
+        raise ProtocolError(f"a frame announces a description of {description} bytes (at most {bound} are allowed)")
+    if payload > max_message:
+        raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
+    return Header(kind, tag, description, payload)

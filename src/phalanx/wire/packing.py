@@ -1,0 +1,309 @@
+"""The words of the object codec, and the writing half of it. `phalanx.wire.codec` says how they are used."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pickle
+import struct
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from phalanx.errors import UnsupportedArray, UsageError
+
+from . import dtypes
+
+__all__ = ["ALIGN", "COMPLEX", "SIMPLE", "Blob", "Code", "Limits", "Refused", "Writer", "pack"]
+
+ALIGN = 64
+"""Every buffer starts at a multiple of this in the payload: a cache line, what the kernels of NumPy and torch like."""
+SIMPLE = frozenset({type(None), bool, int, float, str})
+"""Exactly these types MessagePack gives back as they were. A container of nothing else is left to msgspec as it is."""
+COMPLEX = struct.Struct("<dd")
+
+_INLINE = 16 << 10  # longer bytes leave the head: they are sent without a copy, and the head stays small
+_PADDING = memoryview(bytes(ALIGN))
+_MICROSECOND = dt.timedelta(microseconds=1)
+_SHOWN = 40  # characters of a key, and levels of a path, that a message repeats
+
+pack = msgspec.msgpack.Encoder().encode
+_Ext = msgspec.msgpack.Ext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one object may need, checked on both sides."""
+
+    max_head: int = 64 << 20
+    """Bytes of structure. As Python objects it can take some 80 times as much: an empty list is one byte."""
+    max_payload: int = 1 << 30
+    """Bytes of all arrays together."""
+    max_arrays: int = 1 << 20
+    """Arrays, tensors and long runs of bytes."""
+    max_depth: int = 64
+    """Containers inside one another."""
+
+
+class Code:
+    """The MessagePack extensions; no enum, because msgspec wants a plain int. The numbers are the wire."""
+
+    TUPLE = 1
+    SET = 2
+    FROZENSET = 3
+    DICT = 4
+    """Keys and values in turn: a dict with a key that MessagePack cannot hold."""
+    ORDERED_DICT = 5
+    INT = 6
+    """Beyond 64 bits."""
+    STR = 7
+    """With lone surrogates, as names of files may have them."""
+    BYTEARRAY = 8
+    COMPLEX = 9
+    DATE = 10
+    TIME = 11
+    DATETIME = 12
+    TIMEDELTA = 13
+    DECIMAL = 14
+    UUID = 15
+    SCALAR = 16
+    """Of NumPy."""
+    ARRAY = 17
+    TENSOR = 18
+    BLOB = 19
+    PICKLE = 20
+
+
+class Blob:
+    """What a long run of bytes outside the head is."""
+
+    BYTES = 0
+    BYTEARRAY = 1
+    PICKLE = 2
+
+
+class Refused(Exception):
+    """Something cannot be sent. Every container on the way out adds where it was."""
+
+    def __init__(self, what: str, why: str, kind: type[UsageError] = UsageError) -> None:
+        super().__init__(what)
+        self._what = what
+        self._why = why
+        self._kind = kind
+        self.path: list[str] = []
+
+    def error(self) -> UsageError:
+        """What the caller of `encode` sees."""
+        steps = self.path[::-1]
+        place = "$" + "".join(steps if len(steps) <= _SHOWN else [*steps[:3], "...", *steps[-3:]])
+        return self._kind(f"cannot send {self._what} at {place}: {self._why}")
+
+
+class _Unsupported(Exception):
+    """A leaf that is no plain data: pickled, if that is allowed."""
+
+
+class Writer:
+    """Replaces what MessagePack cannot say, and collects the buffers in the order in which the head names them.
+
+    Args:
+        simple: Types that are left alone, `SIMPLE`; without int and str, each of them is looked at.
+    """
+
+    def __init__(self, allow_pickle: bool, limits: Limits, simple: frozenset[type]) -> None:
+        self.buffers: list[memoryview] = []
+        self.offset = 0
+        self.arrays = 0
+        self._allow_pickle = allow_pickle
+        self._max_depth = limits.max_depth
+        self._simple = simple
+
+    def value(self, obj: Any, depth: int = 0) -> Any:
+        """What msgspec shall write for this object.
+
+        Raises:
+            Refused: It cannot be sent.
+        """
+        kind = type(obj)
+        if kind in self._simple:
+            return obj
+        try:
+            packer = _PACKERS.get(kind)
+            return packer(self, obj, depth) if packer is not None else self._other(obj, kind)
+        except (_Unsupported, UnsupportedArray) as unsupported:
+            if self._allow_pickle:
+                return self._pickle(obj)
+            error_kind = UnsupportedArray if isinstance(unsupported, UnsupportedArray) else UsageError
+            why = f"{unsupported}; allow_pickle=True on both sides sends it, if they trust each other"
+            raise Refused(f"an object of type {_name(kind)}", why, error_kind) from None
+
+    def items(self, obj: Iterable[Any], depth: int) -> Any:
+        """A list, tuple or set as something that msgspec writes as an array."""
+        self._descend(depth)
+        if self._simple.issuperset(map(type, obj)):
+            return obj
+        out: list[Any] = []
+        try:
+            for item in obj:
+                out.append(self.value(item, depth + 1))  # noqa: PERF401 - its length says where it failed
+        except Refused as refused:
+            refused.path.append(f"[{len(out)}]" if isinstance(obj, (list, tuple)) else "{...}")
+            raise
+        return out
+
+    def mapping(self, obj: dict[Any, Any], depth: int) -> Any:
+        """A dict as a map, or with other keys than simple ones as an extension."""
+        if not self._simple.issuperset(map(type, obj)):
+            return _Ext(Code.DICT, pack(self.pairs(obj, depth)))
+        self._descend(depth)
+        if self._simple.issuperset(map(type, obj.values())):
+            return obj
+        out: dict[Any, Any] = {}
+        key = None
+        try:
+            for key, item in obj.items():
+                out[key] = self.value(item, depth + 1)
+        except Refused as refused:
+            refused.path.append(f"[{_short(key)}]")
+            raise
+        return out
+
+    def pairs(self, obj: dict[Any, Any], depth: int) -> list[Any]:
+        """Keys and values of a dict in turn."""
+        self._descend(depth)
+        out: list[Any] = []
+        key = None
+        try:
+            for key, item in obj.items():
+                out.append(self.value(key, depth + 1))
+                out.append(self.value(item, depth + 1))
+        except Refused as refused:
+            refused.path.append(f"[{_short(key)}]" if len(out) % 2 else ".keys()")
+            raise
+        return out
+
+    def _descend(self, depth: int) -> None:
+        if depth >= self._max_depth:
+            raise Refused("this object", f"it contains itself or is nested deeper than {self._max_depth} levels")
+
+    def integer(self, obj: int, _depth: int) -> Any:
+        if -(2**63) <= obj < 2**64:
+            return obj
+        return _Ext(Code.INT, obj.to_bytes(obj.bit_length() // 8 + 1, "little", signed=True))
+
+    def text(self, obj: str, _depth: int) -> Any:
+        try:
+            obj.encode()
+        except UnicodeEncodeError:
+            return _Ext(Code.STR, obj.encode("utf-8", "surrogatepass"))
+        return obj
+
+    def raw(self, obj: bytes, _depth: int) -> Any:
+        return obj if len(obj) <= _INLINE else self._blob(Blob.BYTES, obj)
+
+    def raw_mutable(self, obj: bytearray, _depth: int) -> Any:
+        return _Ext(Code.BYTEARRAY, bytes(obj)) if len(obj) <= _INLINE else self._blob(Blob.BYTEARRAY, obj)
+
+    def array(self, obj: np.ndarray[Any, Any], _depth: int) -> Any:
+        description = dtypes.describe_dtype(obj.dtype)
+        if obj.dtype.itemsize == 0:
+            raise UnsupportedArray(f"the elements of dtype {obj.dtype} have no bytes")
+        memory, fortran = dtypes.bytes_of(obj)
+        self._buffer(memory)
+        return _Ext(Code.ARRAY, pack((len(memory), obj.shape, description, fortran)))
+
+    def _other(self, obj: Any, kind: type) -> Any:
+        if isinstance(obj, np.generic) and kind is obj.dtype.type:
+            raw = obj.tobytes()[: obj.dtype.itemsize]  # an empty str has no bytes, but NumPy gives four
+            return _Ext(Code.SCALAR, pack((dtypes.describe_dtype(obj.dtype), raw)))
+        torch = dtypes.loaded_torch()
+        if torch is not None and kind is torch.Tensor:
+            memory, name = dtypes.tensor_bytes(obj)
+            self._buffer(memory)
+            return _Ext(Code.TENSOR, pack((len(memory), tuple(obj.shape), name, obj.requires_grad)))
+        raise _Unsupported(f"it is no plain data{_hint(obj, torch)}")
+
+    def _pickle(self, obj: Any) -> Any:
+        try:
+            data = pickle.dumps(obj, protocol=5)
+        except Exception as error:  # whatever the object's own methods raise
+            why = f"it cannot be pickled: {type(error).__name__}: {error}"
+            raise Refused(f"an object of type {_name(type(obj))}", why) from error
+        return _Ext(Code.PICKLE, data) if len(data) <= _INLINE else self._blob(Blob.PICKLE, data)
+
+    def _blob(self, kind: int, data: bytes | bytearray) -> Any:
+        self._buffer(memoryview(data))
+        return _Ext(Code.BLOB, pack((len(data), kind)))
+
+    def _buffer(self, memory: memoryview) -> None:
+        self.arrays += 1
+        if len(memory):
+            gap = -self.offset % ALIGN
+            if gap:
+                self.buffers.append(_PADDING[:gap])
+            self.buffers.append(memory)
+            self.offset += gap + len(memory)
+
+
+def _moment(code: int) -> Callable[[Writer, Any, int], Any]:
+    names = ["year", "month", "day"] if code == Code.DATETIME else []
+    names += ["hour", "minute", "second", "microsecond"]
+
+    def pack_moment(_writer: Writer, obj: Any, _depth: int) -> Any:
+        zone = None
+        if obj.tzinfo is not None:
+            if type(obj.tzinfo) is not dt.timezone:
+                raise _Unsupported(
+                    f"its time zone is of type {_name(type(obj.tzinfo))}, and only datetime.timezone is plain data "
+                    "(such as x.astimezone(datetime.timezone.utc))"
+                )
+            timezone: Any = obj.tzinfo
+            offset, *label = timezone.__getinitargs__()
+            zone = (offset // _MICROSECOND, *label)
+        return _Ext(code, pack(([getattr(obj, name) for name in names], zone, obj.fold)))
+
+    return pack_moment
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _hint(obj: Any, torch: Any) -> str:
+    bases: list[tuple[type, str]] = [(np.ndarray, "np.asarray(x)"), (dict, "dict(x)"), (tuple, "tuple(x)")]
+    bases += [(list, "list(x)"), (str, "str.__str__(x)"), (int, "int(x)"), (float, "float(x)")]
+    if torch is not None:
+        bases.append((torch.Tensor, "x.detach()"))
+    return next((f" ({hint} is)" for base, hint in bases if isinstance(obj, base)), "")
+
+
+def _short(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+_PACKERS: dict[type, Callable[[Writer, Any, int], Any]] = {
+    list: Writer.items,
+    dict: Writer.mapping,
+    tuple: lambda w, x, depth: _Ext(Code.TUPLE, pack(w.items(x, depth))),
+    set: lambda w, x, depth: _Ext(Code.SET, pack(w.items(x, depth))),
+    frozenset: lambda w, x, depth: _Ext(Code.FROZENSET, pack(w.items(x, depth))),
+    OrderedDict: lambda w, x, depth: _Ext(Code.ORDERED_DICT, pack(w.pairs(x, depth))),
+    int: Writer.integer,
+    str: Writer.text,
+    bytes: Writer.raw,
+    bytearray: Writer.raw_mutable,
+    complex: lambda w, x, depth: _Ext(Code.COMPLEX, COMPLEX.pack(x.real, x.imag)),
+    dt.date: lambda w, x, depth: _Ext(Code.DATE, pack((x.year, x.month, x.day))),
+    dt.time: _moment(Code.TIME),
+    dt.datetime: _moment(Code.DATETIME),
+    dt.timedelta: lambda w, x, depth: _Ext(Code.TIMEDELTA, pack((x.days, x.seconds, x.microseconds))),
+    decimal.Decimal: lambda w, x, depth: _Ext(Code.DECIMAL, str(x).encode()),
+    uuid.UUID: lambda w, x, depth: _Ext(Code.UUID, x.bytes),
+    np.ndarray: Writer.array,
+}

@@ -1,0 +1,117 @@
+"""One way in: `init()` finds out who this process is, meets the others, and returns the group of everybody."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+from .backends.base import DEFAULT_TIMEOUT, LaneBackend
+from .backends.mesh import MeshBackend
+from .backends.simulated import SimulatedBackend
+from .backends.star import TcpBackend
+from .config import Launch, Options, detect
+from .errors import ConfigError, PhalanxError
+from .group import Group
+from .types import Address
+
+__all__ = ["init"]
+
+BACKENDS = ("auto", "mesh", "tcp")
+
+
+def init(
+    backend: str = "auto",
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    master: str | Address | None = None,
+    token: str | bytes | None = None,
+    auth: Literal["token", "none"] = "token",
+    timeout: float = DEFAULT_TIMEOUT,
+    options: Options | None = None,
+) -> Group:
+    """Forms the world and returns the group of all its ranks.
+
+    What is not given is found in the variables of torchrun, `phalanx run`, Open MPI, MPICH or Slurm. Without any, it is
+    a world of one.
+
+    Args:
+        backend: `"auto"` and `"mesh"` connect every rank with every other; `"tcp"` is the classic star.
+        rank: This rank.
+        world_size: How many ranks there are.
+        master: `"host:port"`, where rank 0 can be met.
+        token: The job's secret; else `PHALANX_TOKEN`; else ranks on one host share one through a private file.
+        auth: `"none"` is the only way to run without a token.
+        timeout: Seconds for forming the world, and the default of every operation.
+        options: Everything else.
+
+    Raises:
+        ConfigError: The job is described in a way that cannot work; names the variable or argument.
+        RendezvousError: The world did not form; names the ranks that are missing.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend={backend!r} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
+    if auth not in ("token", "none"):
+        raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
+    if auth == "none" and token is not None:
+        raise ConfigError("auth='none' does not go with a token (leave one of them out)")
+    launch = detect(rank=rank, world_size=world_size, master=master, token=token)
+    resolved = (options or Options()).resolve()
+    group = Group(_backend(backend, launch, auth, timeout, resolved), _owns_backend=True)
+    _worlds.difference_update([world for world in _worlds if world.closed])
+    _worlds.add(group)
+    _watch_for_the_end()
+    return group
+
+
+def _backend(
+    name: str, launch: Launch, auth: Literal["token", "none"], timeout: float, options: Options
+) -> LaneBackend:
+    if launch.world_size == 1:
+        return SimulatedBackend.create_group(1, timeout=timeout)[0]
+    if name == "tcp":
+        if auth != "none":
+            raise ConfigError(
+                "backend='tcp' is the classic star, which has no authentication: say auth='none', or use backend='mesh'"
+            )
+        if launch.master is None:
+            raise ConfigError("backend='tcp' needs a master (set MASTER_ADDR and MASTER_PORT, or give master=)")
+        return TcpBackend(launch.rank, launch.world_size, launch.master, timeout=timeout, options=options)
+    return MeshBackend.from_launch(launch, auth=auth, timeout=timeout, options=options)
+
+
+# -- the end of the program --------------------------------------------------------------------------------------------
+
+_worlds: set[Group] = set()
+"""Worlds that are open: one that nobody holds any more still says goodbye at the end of the program."""
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+@functools.cache  # once per process
+def _watch_for_the_end() -> None:
+    """Tells the other ranks when an exception leaves this program, and closes what is still open at its end."""
+    previous: ExceptHook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        first = str(error).split("\n", 1)[0]
+        for group in list(_worlds):
+            with contextlib.suppress(PhalanxError):
+                group.backend.check_usable()
+                group.backend.control.abort(f"it raised {kind.__name__}: {first}", text)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for group in list(_worlds):
+        with contextlib.suppress(Exception):
+            group.close()

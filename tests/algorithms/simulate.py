@@ -1,0 +1,235 @@
+"""Runs the schedules of all ranks against each other in memory, and says what went wrong or what it cost.
+
+There are no threads and no time: a random but repeatable order decides which message is delivered next. So a result
+that depends on the order differs from seed to seed, and a world in which no message can be delivered is a deadlock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.algorithms import Recv, Schedule, Send, chunk_bounds
+
+Array = npt.NDArray[Any]
+SIZES = range(1, 65)
+
+
+class Deadlock(AssertionError):
+    """Ranks wait, and none of them can go on."""
+
+
+class Unmatched(AssertionError):
+    """A message was sent that nobody received, or both sides disagree on what it is."""
+
+
+@dataclass
+class Report:
+    """What a run cost, by rank where it is a list."""
+
+    rounds: int
+    """Messages one after another on the longest path; those that one step sends or receives count as one."""
+    sent: list[int]
+    received: list[int]
+    """Bytes."""
+    messages: list[int]
+    """Messages sent."""
+    heard: list[int]
+    """The ranks whose start happened before this rank's end, as bits: 1 << rank."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    schedule: Schedule
+    buffer: Array
+    bounds: list[tuple[int, int]]
+    heard: int
+    learned: int = 0
+    """Heard within the current step: what the same step sends cannot depend on it."""
+    step: int = -1
+    pending: int = 0
+    started: int = 0
+    finished: int = 0
+    sent: int = 0
+    received: int = 0
+    messages: int = 0
+
+    def part(self, chunk: int) -> Array:
+        start, stop = self.bounds[chunk]
+        return self.buffer[start:stop]
+
+
+@dataclass(slots=True)
+class _Message:
+    send: Send
+    payload: Array
+    heard: int
+    started: int
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One direction between two ranks: what was offered and what is wanted, each in order."""
+
+    source: _Rank
+    target: _Rank
+    offered: deque[_Message] = field(default_factory=deque)
+    wanted: deque[Recv] = field(default_factory=deque)
+
+
+def simulate(
+    schedules: Sequence[Schedule],
+    buffers: Array,
+    *,
+    op: Callable[..., Any] = np.add,
+    buffered: bool = False,
+    seed: int = 0,
+) -> Report:
+    """Runs to the end, changing `buffers` in place.
+
+    Args:
+        schedules: One for each rank.
+        buffers: One row for each rank.
+        op: A NumPy ufunc, called as `op(mine, received, out=mine)`.
+        buffered: A send ends when it is posted, with a copy of the data. Otherwise it is synchronous: it ends when it
+            is received, and reads the buffer as late as that.
+        seed: Of the order in which messages are delivered.
+
+    Raises:
+        Deadlock: A rank cannot finish.
+        Unmatched: A message was not received, or was expected as another chunk.
+    """
+    world = _World(schedules, buffers, op, buffered, random.Random(seed))
+    return world.run()
+
+
+class _World:
+    def __init__(
+        self,
+        schedules: Sequence[Schedule],
+        buffers: Array,
+        op: Callable[..., Any],
+        buffered: bool,
+        order: random.Random,
+    ) -> None:
+        (parts,) = {schedule.parts for schedule in schedules}
+        bounds = chunk_bounds(buffers.shape[1], parts)
+        pairs = enumerate(zip(schedules, buffers, strict=True))
+        self.ranks = [_Rank(i, schedule, buffer, bounds, 1 << i) for i, (schedule, buffer) in pairs]
+        self.channels: dict[tuple[int, int], _Channel] = {}
+        self.ready: list[_Channel] = []
+        """A channel stands here once for each message that can be delivered."""
+        self.op = op
+        self.buffered = buffered
+        self.order = order
+
+    def run(self) -> Report:
+        for rank in self.ranks:
+            self.advance(rank)
+        while self.ready:
+            # Take any: swap it to the end, so that a long list costs nothing.
+            index = self.order.randrange(len(self.ready))
+            self.ready[index], self.ready[-1] = self.ready[-1], self.ready[index]
+            self.deliver(self.ready.pop())
+        stuck = [rank for rank in self.ranks if rank.pending]
+        if stuck:
+            raise Deadlock("; ".join(f"rank {r.number} in {r.schedule.steps[r.step]}" for r in stuck))
+        for (source, target), channel in self.channels.items():
+            if channel.offered:
+                raise Unmatched(f"rank {target} never received {channel.offered[0].send} from rank {source}")
+        return Report(
+            rounds=max(rank.finished for rank in self.ranks),
+            sent=[rank.sent for rank in self.ranks],
+            received=[rank.received for rank in self.ranks],
+            messages=[rank.messages for rank in self.ranks],
+            heard=[rank.heard for rank in self.ranks],
+        )
+
+    def advance(self, rank: _Rank) -> None:
+        """Enters the next steps, for as long as nothing has to be waited for."""
+        while rank.pending == 0 and rank.step + 1 < len(rank.schedule.steps):
+            rank.step += 1
+            rank.started = rank.finished
+            step = rank.schedule.steps[rank.step]
+            rank.pending = len(step.recvs) + (0 if self.buffered else len(step.sends))
+            if self.buffered and step.sends:
+                rank.finished += 1
+            for send in step.sends:
+                data = rank.part(send.chunk)
+                rank.sent += data.nbytes
+                rank.messages += 1
+                payload = data.copy() if self.buffered else data
+                channel = self.channel(rank.number, send.peer)
+                channel.offered.append(_Message(send, payload, rank.heard, rank.started))
+                if len(channel.offered) <= len(channel.wanted):
+                    self.ready.append(channel)
+            for recv in step.recvs:
+                channel = self.channel(recv.peer, rank.number)
+                channel.wanted.append(recv)
+                if len(channel.wanted) <= len(channel.offered):
+                    self.ready.append(channel)
+
+    def deliver(self, channel: _Channel) -> None:
+        message, recv = channel.offered.popleft(), channel.wanted.popleft()
+        source, target = channel.source, channel.target
+        mine = target.part(recv.chunk)
+        if message.send.chunk != recv.chunk:
+            raise Unmatched(f"rank {source.number} sent {message.send}, but rank {target.number} expected {recv}")
+        if recv.reduce:
+            self.op(mine, message.payload, out=mine)
+        else:
+            mine[...] = message.payload
+        target.received += message.payload.nbytes
+        target.learned |= message.heard
+        now = max(message.started, target.started) + 1
+        self.complete(target, now)
+        if not self.buffered:
+            self.complete(source, now)
+
+    def complete(self, rank: _Rank, now: int) -> None:
+        rank.finished = max(rank.finished, now)
+        rank.pending -= 1
+        if rank.pending == 0:
+            rank.heard |= rank.learned
+            self.advance(rank)
+
+    def channel(self, source: int, target: int) -> _Channel:
+        key = source, target
+        if key not in self.channels:
+            self.channels[key] = _Channel(self.ranks[source], self.ranks[target])
+        return self.channels[key]
+
+
+def counts(size: int) -> list[int]:
+    """None, fewer than the ranks, as many, and a number that the size does not divide (unless it is 1)."""
+    return sorted({0, size - 1, size, 2 * size + 1})
+
+
+def integers(size: int, count: int) -> Array:
+    """A row for each rank whose sums are exact and tell which ranks are in them."""
+    return np.random.default_rng([size, count]).integers(-(1 << 40), 1 << 40, (size, count))
+
+
+def wild_floats(size: int, count: int) -> Array:
+    """A row of float32 for each rank, of magnitudes so far apart that the order of a sum shows in its bits."""
+    rng = np.random.default_rng([size, count])
+    magnitudes = 10.0 ** rng.integers(-30, 30, (size, count))
+    return (rng.uniform(-1, 1, (size, count)) * magnitudes).astype(np.float32)
+
+
+def check_overlap(schedule: Schedule) -> None:
+    """No step writes a chunk twice, or one that it also sends; no step is empty; every chunk exists."""
+    for step in schedule.steps:
+        written = [recv.chunk for recv in step.recvs]
+        sent = {send.chunk for send in step.sends}
+        assert len(set(written)) == len(written), step
+        assert not sent & set(written), step
+        assert step.sends or step.recvs
+        assert sent | set(written) <= set(range(schedule.parts)), step

@@ -1,0 +1,79 @@
+"""Every example runs as its first lines say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LAUNCHED = {
+    "hello.py": [
+        "Hello from rank 0 of {n}",
+        "Hello from rank 1 of {n}",
+        "The sum of all ranks went around the ring: {sum}",
+    ],
+    "objects.py": ["rank 0 sent the settings", "rank 1 is process", "has weights of shape (64, 128)"],
+    "train_numpy.py": ["{n} ranks, 400 steps", "replicas identical: yes"],
+}
+ALONE = {
+    "hello.py": ["Hello from rank 0 of 1", "Alone"],
+    "objects.py": ["rank 0 sent the settings", "to 0 others"],
+    "train_numpy.py": ["1 ranks, 400 steps", "replicas identical: yes"],
+}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", list(LAUNCHED))
+def test_an_example_under_the_launcher(name: str, ranks: int) -> None:
+    done = run("-m", "phalanx", "run", "-n", str(ranks), str(EXAMPLES / name))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in LAUNCHED[name]:
+        assert words.format(n=ranks, sum=ranks * (ranks - 1) // 2) in done.stdout
+
+
+@pytest.mark.parametrize("name", list(ALONE))
+def test_an_example_by_plain_python(name: str) -> None:
+    done = run(str(EXAMPLES / name))
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    for words in ALONE[name]:
+        assert words in done.stdout
+
+
+def test_training_learns() -> None:
+    done = run("-m", "phalanx", "run", "-n", "2", str(EXAMPLES / "train_numpy.py"))
+    accuracy = re.search(r"([\d.]+)% of the test images are right", done.stdout)
+    assert accuracy, done.stdout + done.stderr
+    assert float(accuracy[1]) > 95
+
+
+def test_survivors_say_who_was_lost() -> None:
+    done = run("-m", "phalanx", "run", "-n", "4", str(EXAMPLES / "failure.py"))
+    assert done.returncode != 0
+    noticed = re.findall(r"rank (\d) noticed after ([\d.]+) s: rank 3 is lost", done.stdout)
+    assert sorted(int(rank) for rank, _ in noticed) == [0, 1, 2], done.stdout + done.stderr
+    assert all(float(seconds) < 1 for _, seconds in noticed)
+
+
+def test_failure_alone_says_what_it_needs() -> None:
+    done = run(str(EXAMPLES / "failure.py"))
+    assert done.returncode == 1
+    assert "phalanx run -n 4" in done.stderr
+
+
+def test_no_example_is_forgotten() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, "failure.py"}
