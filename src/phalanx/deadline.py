@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 from .errors import UsageError
 
 __all__ = ["Deadline"]
+
+_LONGEST_POLL = 2_000_000  # seconds; `select.poll` counts milliseconds in 32 bits
 
 
 class Deadline:
@@ -29,8 +32,8 @@ class Deadline:
         self.at = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Seconds left; never negative."""
-        return max(0.0, self.at - time.monotonic())
+        """Seconds left; never negative, and never more than a lock can wait."""
+        return min(max(0.0, self.at - time.monotonic()), threading.TIMEOUT_MAX)
 
     @property
     def expired(self) -> bool:
@@ -40,7 +43,7 @@ class Deadline:
     def poll_ms(self) -> int | None:
         """What `select.poll` wants: milliseconds rounded up, so that a wait never ends just before the deadline."""
         left = self.remaining()
-        return None if left == math.inf else math.ceil(left * 1000)
+        return None if left >= _LONGEST_POLL else math.ceil(left * 1000)
 
     def sooner(self, seconds: float) -> Deadline:
         """A deadline `seconds` from now, but never later than this one."""

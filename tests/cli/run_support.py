@@ -84,8 +84,10 @@ class Runner:
         name, _, value = self.mark.partition("=")
         return {**kept, name: value, **extra}
 
-    def start(self, *arguments: str, env: dict[str, str] | None = None, **popen: object) -> Launched:
-        """Starts `phalanx run` with these arguments."""
+    def start(
+        self, *arguments: str, env: dict[str, str] | None = None, through: Sequence[str] = (), **popen: object
+    ) -> Launched:
+        """Starts `phalanx run` with these arguments; `through` is a command that becomes it."""
         settings: dict[str, object] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -93,7 +95,7 @@ class Runner:
         }
         settings.update(popen)
         process = subprocess.Popen(  # type: ignore[call-overload]
-            [*PROGRAM, "run", *arguments],
+            [*through, *PROGRAM, "run", *arguments],
             env=self.environment(**(env or {})),
             cwd=settings.pop("cwd", self.folder),
             **settings,

@@ -266,7 +266,7 @@ def test_no_grace(run: Runner) -> None:
 
 
 def test_hangup_is_ignored_under_nohup(run: Runner) -> None:
-    job = run.start(run.script(SLEEP), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    job = run.start(run.script(SLEEP), through=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"])
     ready(run, 1)
     job.process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -300,30 +300,39 @@ def test_user_signals_are_forwarded_to_the_ranks_only(run: Runner, number: signa
 class Terminal:
     """A launcher in the foreground of a terminal of its own."""
 
+    BECOME = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
     def __init__(self, run: Runner, *arguments: str) -> None:
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            try:
-                os.chdir(run.folder)
-                os.execve(sys.executable, [*PROGRAM, "run", *arguments], run.environment(TERM="xterm"))
-            finally:
-                os._exit(99)
+        self.descriptor, theirs = pty.openpty()
+        self.job = run.start(
+            *arguments,
+            env={"TERM": "xterm"},
+            through=[sys.executable, "-c", self.BECOME],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
         self.seen = b""
 
     def type(self, keys: bytes) -> None:
         os.write(self.descriptor, keys)
 
+    def hang_up(self) -> int:
+        os.close(self.descriptor)
+        return self.job.process.wait(LIMIT)
+
     def finish(self) -> int:
         while True:
             try:
                 data = os.read(self.descriptor, 4096)
-            except OSError:
+            except OSError:  # Linux says EIO when the last writer is gone
                 break
             if not data:
                 break
             self.seen += data
-        os.close(self.descriptor)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.hang_up()
 
 
 def test_ctrl_c_on_a_terminal(run: Runner) -> None:
@@ -377,8 +386,7 @@ def test_rank_0_can_read_from_the_terminal(run: Runner) -> None:
 def test_terminal_that_disappears(run: Runner) -> None:
     terminal = Terminal(run, "-n", "2", run.script(SLEEP))
     ready(run, 2)
-    os.close(terminal.descriptor)
-    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) in (129, 141)
+    assert terminal.hang_up() in (129, 141)
     run.assert_nothing_left()
 
 

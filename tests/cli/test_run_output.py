@@ -6,12 +6,13 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from tests.cli.run_support import LIMIT, Runner, lines_of, run  # noqa: F401
+from tests.cli.run_support import LIMIT, Runner, lines_of, run, wait_for  # noqa: F401
 
 from phalanx.cli.run.lines import MAX_LINE, PARTIAL_AFTER, PROGRESS, REDRAW, LineStream, Screen
 
@@ -280,6 +281,16 @@ def test_lines_without_end_do_not_fill_the_launcher(run: Runner) -> None:
     assert peak - start < 24 << 20
     job.process.terminate()
     assert job.process.wait(LIMIT) == 143
+
+
+def test_a_reader_that_does_not_read_cannot_hold_the_end(run: Runner) -> None:
+    # The rank is done long before its output is read; Ctrl-C still ends the launcher.
+    job = run.start(run.script("import os, pathlib\nos.write(1, b'x\\n' * 300_000); pathlib.Path('done').touch()"))
+    wait_for((run.folder / "done").exists, "the rank")
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.process.wait(0.3)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(LIMIT) == 130
 
 
 def test_a_reader_that_goes_away_ends_the_job(run: Runner) -> None:

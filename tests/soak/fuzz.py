@@ -201,7 +201,7 @@ def fuzz_hypothesis(tally: Tally, examples: int, advance: Callable[[int], None])
             seed = seed[:at] + new + seed[at + (0, 1, len(new))[how] :]
         return seed
 
-    for target in TARGETS.values():
+    def explore(target: Target) -> None:
         last = b""
 
         @settings(
@@ -212,7 +212,7 @@ def fuzz_hypothesis(tally: Tally, examples: int, advance: Callable[[int], None])
             phases=(Phase.generate, Phase.shrink),
         )
         @given(st.binary(max_size=200) | st.builds(apply, st.sampled_from(target.seeds), edits))
-        def check(data: bytes, target: Target = target) -> None:
+        def check(data: bytes) -> None:
             nonlocal last
             last = data
             tally.feed(target, data, "hypothesis")
@@ -222,6 +222,9 @@ def fuzz_hypothesis(tally: Tally, examples: int, advance: Callable[[int], None])
             check()
         except Exception as error:
             tally.fail(target, last, error)
+
+    for target in TARGETS.values():
+        explore(target)
 
 
 def fuzz_atheris(tally: Tally, inputs: int, advance: Callable[[int], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
 from collections import Counter
@@ -26,8 +25,10 @@ def main() -> None:
             outcomes["accepted"] += 1
         except target.errors as error:
             outcomes[type(error).__name__] += 1
+        calls = outcomes.total()
+        if calls % 100 == 0 or calls >= int(runs):  # libFuzzer ends the process without a word to Python
+            Path(report).write_text(json.dumps(outcomes))
 
-    atexit.register(lambda: Path(report).write_text(json.dumps(outcomes)))
     flags = [f"-runs={runs}", "-timeout=2", "-rss_limit_mb=2048", "-max_len=4096", f"-artifact_prefix={folder}/"]
     atheris.Setup([sys.argv[0], *flags, folder], one)
     atheris.Fuzz()

@@ -77,7 +77,7 @@ class Grammar:
             msgspec.msgpack.Ext(code, self._maybe(self._extension(code, depth), lambda: self._rng.randbytes(5)))
         )
 
-    def _shape(self) -> list[Any]:
+    def _shape(self) -> Any:
         dims = [self._rng.choice([0, 1, 2, 3, 5]) for _ in range(self._rng.randint(0, 3))]
         return self._maybe(dims, lambda: [self._rng.choice([-1, 2**62, 2**32, "3", 0]) for _ in range(3)])
 
@@ -123,7 +123,7 @@ class Grammar:
             return pack((self._buffer(rng.choice([0, 1, 100, 20_000])), rng.choice([Blob.BYTES, Blob.BYTEARRAY, 7])))
         if code == Code.SCALAR:
             dtype, itemsize = self._dtype()
-            return pack((dtype, rng.choice([bytes, rng.randbytes])(min(itemsize, 100))))
+            return pack((dtype, rng.choice([bytes(min(itemsize, 100)), rng.randbytes(min(itemsize, 100))])))
         if code in (Code.TIME, Code.DATETIME):
             zone = rng.choice([None, [0], [3_600_000_000, "CET"], [10**12], 5])
             count = 4 if code == Code.TIME else 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from phalanx.errors import ProtocolError
 
 
 def test_twenty_thousand_inputs() -> None:
-    tally = fuzz.run(20_000, seconds=60, guided=False)
+    tally = fuzz.run(20_000, seconds=90, guided=False)
     assert not tally.failures, fuzz.summary(tally, 0)
     assert tally.inputs >= 20_000, fuzz.summary(tally, 0)
     for name, outcomes in tally.outcomes.items():
@@ -59,7 +58,7 @@ def test_a_slow_input_is_found(only: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_seed_is_bytes_that_its_parser_knows() -> None:
     for target in TARGETS.values():
-        assert dataclasses.replace(target).seeds
+        assert target.seeds
         accepted = 0
         for data in target.seeds:
             try:

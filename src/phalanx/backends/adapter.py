@@ -8,10 +8,11 @@ rest: a plain backend cannot tell the two kinds of message apart.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, Timeout
@@ -84,10 +85,8 @@ class AdaptedBackend(LaneBackend):
 
     def _start(self) -> None:
         peers = [rank for rank in range(self.world_size) if rank != self._rank]
-        targets = [lambda peer=peer: self._receive(peer) for peer in peers]
-        self._threads = [
-            threading.Thread(target=t, name="phalanx-adapter", daemon=True) for t in [self._send, *targets]
-        ]
+        targets: list[Callable[[], None]] = [self._send, *(functools.partial(self._receive, peer) for peer in peers)]
+        self._threads = [threading.Thread(target=t, name="phalanx-adapter", daemon=True) for t in targets]
         for thread in self._threads:
             thread.start()
 

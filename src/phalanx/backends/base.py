@@ -182,7 +182,7 @@ class LaneBackend(Backend):
             Closed: The backend is closed, or this is a forked child.
         """
         if self._unusable is not None:
-            raise Closed(self._unusable, rank=self._rank)
+            raise Closed(self._unusable, rank=self.world_ranks[self._rank])
 
     def check_peer(self, peer: int) -> None:
         """Refuses a rank that cannot be talked to.
@@ -261,12 +261,12 @@ class LaneBackend(Backend):
             raise Timeout(
                 f"{what}: not done within {deadline.seconds:g} s",
                 missing=[world_rank],
-                rank=self._rank,
+                rank=self.world_ranks[self._rank],
                 peer=world_rank,
                 operation=what.split(" ", 1)[0],
             )
         if operation.error is not None:
-            raise fresh(operation.error, what, self._rank)
+            raise fresh(operation.error, what, self.world_ranks[self._rank])
 
     # -- the raw lane as something that breaks (see control_plane.Watcher) ---------------------------------------------
 

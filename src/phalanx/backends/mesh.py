@@ -322,8 +322,8 @@ class _MeshLane(Lane):
             return dial([address], hello, world.meeting.token, world.options, deadline, who=f"rank {rank}", check=check)
         except WorldNotFormed:
             raise self._no_answer(dst, deadline) from None
-        except PhalanxError as error:
-            if isinstance(error.__context__, Rejected) and error.__context__.status is Status.CLOSED:
+        except Rejected as error:
+            if error.status is Status.CLOSED:
                 raise ChannelClosed(rank, "it has closed this group") from None
             raise
 

@@ -52,7 +52,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
         return np.dtype(np.uint16) if self.dtype == BFLOAT16 else parse_dtype(self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.dtype}{self.shape}"
+        name = self.dtype if self.dtype == BFLOAT16 else self.numpy_dtype().name
+        return f"{name}{self.shape}"
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -153,10 +153,10 @@ class Collectives(GroupCore):
     def _run(self, what: str, run: Callable[[Entry, Deadline], Any], timeout: float | None, async_op: bool) -> Any:
         """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
         deadline = self._deadline(timeout)
-        if not self._turn.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
+        if not self._turn.acquire(timeout=deadline.remaining()):
             raise Timeout(
                 f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
-                rank=self.rank,
+                rank=self._world_rank,
                 operation=what,
             )
         try:
@@ -186,7 +186,7 @@ class Collectives(GroupCore):
         def look_around() -> None:
             # Ranks in different operations may all wait without a byte on the wire: then only asking tells.
             for name, status in self._control.statuses(self._context).replies.items():
-                if name in self.members and status.sequence == entry.sequence and status.mark not in (0, mark):
+                if name in self.members and status.sequence == entry.sequence and status.mark != mark:
                     raise executor.FingerprintMismatch(self.members.index(name))
 
         executor.run(schedule, self._collectives, buffer, mark, deadline, dtype=dtype, op=op, look_around=look_around)
@@ -201,10 +201,10 @@ class Collectives(GroupCore):
         except PhalanxError as error:
             if self._cause is None:
                 self._break(self._lost(error, entry))
-            raise fresh(self._cause, f"{entry.name} at {entry.site}", self.rank) from None
+            raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except KeyboardInterrupt:
             # The others are in the middle of it: the group cannot go on.
-            reason = PhalanxError(f"{entry.name} was interrupted on rank {self.members[self.rank]}", rank=self.rank)
+            reason = PhalanxError(f"{entry.name} was interrupted on rank {self._world_rank}", rank=self._world_rank)
             self.fail(reason)
             self._control.break_group(self._context, reason)
             raise
@@ -233,7 +233,7 @@ class Collectives(GroupCore):
             "the same operations, with the same sizes, dtypes, roots and reductions, in the same order",
             mine=mine,
             theirs=theirs,
-            rank=self.rank,
+            rank=self._world_rank,
             peer=name,
             operation=entry.name,
         )

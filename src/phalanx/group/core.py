@@ -11,11 +11,14 @@ from ..backends.base import LaneBackend, fresh
 from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout
+from ..rendezvous.control import Statuses
 from ..wire.control import OperationStatus
 from .journal import Journal, describe
 
 __all__ = ["GroupCore"]
 
+WORTH_ASKING = 0.05
+"""Seconds: after a shorter wait nobody is asked what they are doing, so that polling with `timeout=0` stays cheap."""
 MESSAGES, COLLECTIVES = 1, 2  # the numbers of a group's lanes; 0 is the backend's own
 
 
@@ -66,6 +69,11 @@ class GroupCore:
         return self._backend.world_ranks
 
     @property
+    def _world_rank(self) -> int:
+        """This rank in the world: what errors speak of."""
+        return self._backend.world_ranks[self._backend.rank]
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The host name of each member."""
         return self._backend.hosts
@@ -104,11 +112,11 @@ class GroupCore:
 
     def _check(self) -> None:
         """Refuses an operation on a group that is closed or broken, before anything is sent."""
+        if self._closed:  # first, because closing the group of everybody closes its backend, which a user never made
+            raise Closed("this group was closed", rank=self._world_rank)
         self._backend.check_usable()
-        if self._closed:
-            raise Closed("this group was closed", rank=self.rank)
         if self._cause is not None:
-            raise fresh(self._cause, "an operation on a group that is already broken", self.rank)
+            raise fresh(self._cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -138,7 +146,7 @@ class GroupCore:
         self.fail(error)
         if known is None:
             self._control.break_group(self._context, error)
-        raise fresh(known or error, error.operation or "", self.rank)
+        raise fresh(known or error, error.operation or "", self._world_rank) from None
 
     # -- what to say ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +159,7 @@ class GroupCore:
             waiting: Ranks of the group that this rank waits for, as far as it can see itself.
             sequence: Of the collective; None for a message.
         """
-        found = self._control.statuses(self._context)
+        found = self._control.statuses(self._context) if deadline.seconds >= WORTH_ASKING else Statuses(None)
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         asked = others if sequence is not None else list(waiting)
         arrived = [self.rank] if sequence is not None else []
@@ -187,7 +195,7 @@ class GroupCore:
             "\n".join([head, *lines]),
             missing=names,
             arrived=[self.members[rank] for rank in sorted(arrived)],
-            rank=self.rank,
+            rank=self._world_rank,
             peer=names[0] if len(names) == 1 else None,
             operation=what,
         )

@@ -56,9 +56,9 @@ class Journal:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
-        self._mark = 0
+        self._started = (0, 0)
         self.sequence = 0
-        """Collectives begun so far."""
+        """Collectives issued so far."""
 
     def begin(self, operation: str, *, collective: bool) -> Entry:
         """Notes that an operation begins."""
@@ -71,7 +71,8 @@ class Journal:
 
     def stamp(self, entry: Entry, mark: int) -> int:
         """Notes the fingerprint of a collective that begins to run, and returns it."""
-        entry.mark = self._mark = mark
+        entry.mark = mark
+        self._started = (entry.sequence, mark)  # in one step: others compare both
         return mark
 
     def status(self) -> OperationStatus:
@@ -79,13 +80,14 @@ class Journal:
         with self._lock:
             entries = list(self._entries)
         now = time.monotonic()
+        sequence, mark = self._started
         if not entries:
-            return OperationStatus("", 0, 0, "", False, 0.0)
+            return OperationStatus("", sequence, mark, "", False, 0.0)
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
-            return OperationStatus(running.name, self.sequence, self._mark, running.site, True, now - running.began)
+            return OperationStatus(running.name, sequence, mark, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
-        return OperationStatus(last.name, self.sequence, self._mark, last.site, False, now - (last.ended or now))
+        return OperationStatus(last.name, sequence, mark, last.site, False, now - (last.ended or now))
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""

@@ -109,11 +109,25 @@ class PointToPoint(GroupCore):
         Raises:
             As `send` and `recv`.
         """
+        self._check_target(dst, tag)
+        self._check_source(src, tag)
+        adapted = adapt(x, write=False)
+        self._check_size(adapted.array.nbytes)
+        sink = NewArraySink() if out is None else ArraySink(adapt(out, write=True))
         deadline = self._deadline(timeout)
-        receiving = self.irecv(out, src, tag=tag, timeout=timeout)
-        sending = self.isend(x, dst, tag=tag, timeout=timeout)
-        sending.wait()
-        return receiving.wait(deadline.remaining() + 1.0)
+        source = "any" if src is None else src
+        entry = self._journal.begin(
+            f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
+        )
+        try:
+            receive = self._messages.post(src, tag, sink)
+            description, payload = adapted.description.pack(), [adapted.bytes]
+            outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+        except BaseException:
+            entry.end()
+            raise
+        self._complete(entry, [outgoing, receive], deadline, self._sources(src))
+        return self._received(receive, sink, src)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -215,7 +229,7 @@ class PointToPoint(GroupCore):
             raise
         if async_op:
             return self._in_background(entry, operation, deadline, [dst], lambda: None)
-        self._complete(entry, operation, deadline, [dst])
+        self._complete(entry, [operation], deadline, [dst])
         return None
 
     def _receive(
@@ -228,31 +242,38 @@ class PointToPoint(GroupCore):
         except BaseException:
             entry.end()
             raise
-        waiting = [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
-
-        def result() -> Any:
-            data = sink.result()
-            if src is not None:
-                return data
-            assert receive.envelope is not None
-            return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
-
         if async_op:
-            return self._in_background(entry, receive, deadline, waiting, result)
-        self._complete(entry, receive, deadline, waiting)
-        return result()
+            return self._in_background(
+                entry, receive, deadline, self._sources(src), lambda: self._received(receive, sink, src)
+            )
+        self._complete(entry, [receive], deadline, self._sources(src))
+        return self._received(receive, sink, src)
 
-    def _complete(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> None:
-        """Waits in the caller's thread."""
+    def _sources(self, src: int | None) -> list[int]:
+        return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def _received(self, receive: Receive, sink: AnySink, src: int | None) -> Any:
+        """What the caller of a receive gets."""
+        data = sink.result()
+        if src is not None:
+            return data
+        assert receive.envelope is not None
+        return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
+
+    def _complete(self, entry: Entry, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+        """Waits in the caller's thread. Whatever is not done at the end is taken back."""
         try:
-            if not self._messages.wait([operation], deadline) and self._messages.withdraw(operation):
-                raise self._message_timed_out(entry, operation, deadline, waiting)
-            if operation.error is not None:
-                raise self._failure(operation.error, entry)
-        except KeyboardInterrupt:
-            self._messages.withdraw(operation)
-            raise
+            self._messages.wait(operations, deadline)
+            failed = next((operation for operation in operations if operation.error is not None), None)
+            if failed is not None:
+                assert failed.error is not None
+                raise self._failure(failed.error, entry)
+            unfinished = [operation for operation in operations if self._messages.withdraw(operation)]
+            if unfinished:
+                raise self._message_timed_out(entry, unfinished[0], deadline, waiting)
         finally:
+            for operation in operations:
+                self._messages.withdraw(operation)
             entry.end()
 
     def _in_background(
@@ -285,7 +306,7 @@ class PointToPoint(GroupCore):
         if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
             self.fail(error)
             self._control.break_group(self._context, error)
-        return fresh(error, f"{entry.name} at {entry.site}", self.rank)
+        return fresh(error, f"{entry.name} at {entry.site}", self._world_rank)
 
     def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
         error = self._timed_out(entry.name, entry.site, deadline, waiting, None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ..config.options import Options
 from ..deadline import Deadline
-from ..errors import AuthenticationFailed, NoConnection, ProtocolError, RendezvousError, Timeout, WorldNotFormed
+from ..errors import AuthenticationFailed, NoConnection, ProtocolError, Timeout, WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import check_tls, connect
@@ -66,7 +66,7 @@ def dial(
 
     Raises:
         AuthenticationFailed: The tokens, versions or modes differ.
-        RendezvousError: The other side refused for good.
+        Rejected: The other side refused for good.
         WorldNotFormed: Nobody answered before the deadline.
     """
     started = time.monotonic()
@@ -119,14 +119,14 @@ def _try_once(
     return stream
 
 
-def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> RendezvousError:
+def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rejected:
     detail = {
         Status.TAKEN: f"rank {hello.rank} is already taken by another process",
         Status.WORLD_SIZE: f"it does not have a world of {hello.world_size} ranks (WORLD_SIZE must be the same on all)",
         Status.RANK: f"rank {hello.rank} is not in its world",
         Status.CLOSED: "its world has already ended",
     }.get(error.status, error.message)
-    return RendezvousError(f"{who} at {address} refused rank {hello.rank}: {detail}", rank=hello.rank)
+    return Rejected(error.status, f"{who} at {address} refused rank {hello.rank}: {detail}")
 
 
 class DirectoryWatch:

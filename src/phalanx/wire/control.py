@@ -71,9 +71,9 @@ class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
     operation: str
     """The verb, or "" if there was none yet."""
     sequence: int
-    """Collectives begun so far."""
+    """The number of the collective that this rank entered last."""
     mark: int
-    """The fingerprint of the last of them."""
+    """Its fingerprint."""
     site: str
     """The user's source line that called it."""
     running: bool

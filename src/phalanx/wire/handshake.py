@@ -9,10 +9,13 @@ PROOF   HMAC("client", all so far)   →
 ```
 
 Each proof is an HMAC-SHA256, keyed by the token, over a label and everything said before it. The HELLO holds version,
-role, rank, target rank, world size and channel, and both sides add 32 fresh random bytes, so a proof fits one
-connection, one direction and one purpose: it can be neither replayed nor reflected. The client proves first: a stranger
-learns nothing from a server. Every message has a fixed size, so nothing is read beyond it and nothing is allocated by
-what it says.
+role, rank, target rank, world size, channel and the port that was dialled, and both sides add 32 fresh random bytes, so
+a proof fits one connection, one direction and one purpose: it can be neither replayed nor reflected, nor passed on from
+another port. Under TLS the key also covers the server's certificate, so that nobody with another one can sit in between.
+The client proves first: a stranger learns nothing from a server. Every message has a fixed size, so nothing is read beyond
+it and nothing is allocated by what it says.
+
+What is refused before the proofs (CHALLENGE with a status, VERDICT with PROOF) is only a hint: anybody could have said it.
 
 Both machines are driven alike: read exactly `wants` bytes, `feed` them, write what it returns, until `done`.
 """
@@ -49,7 +52,7 @@ NO_CHANNEL = bytes(16)
 """The context of a connection that is no channel of a group."""
 
 _MAGIC = b"PHALANX\n"
-_HELLO = struct.Struct("<8sHBBIIIB3x16s32s")
+_HELLO = struct.Struct("<8sHBBIIIBxH16s32s")
 _CHALLENGE = struct.Struct("<4sBxH32s")
 _VERDICT = struct.Struct("<4sB3x32s")
 _PROOF_SIZE = 32
@@ -84,6 +87,8 @@ class Status(enum.IntEnum):
 
 
 _STATUSES = {status.value: status for status in Status}
+_EARLY = (Status.OK, Status.VERSION, Status.AUTH_MODE, Status.ROLE)
+"""What a challenge may say: everything else is only told to those who have proved themselves."""
 
 _WHY = {
     Status.VERSION: f"it speaks another version of the protocol (this side speaks {VERSION})",
@@ -93,7 +98,7 @@ _WHY = {
     Status.WORLD_SIZE: "it has another world size",
     Status.RANK: "the rank is not below the world size",
     Status.TAKEN: "the rank is already taken by another process",
-    Status.TARGET: "it is not the rank that was wanted",
+    Status.TARGET: "it is not the rank, or does not listen on the port, that was wanted",
     Status.CLOSED: "the world or group has ended",
 }
 
@@ -101,8 +106,8 @@ _WHY = {
 class Rejected(RendezvousError):
     """The server answered, and said no. `status` says why."""
 
-    def __init__(self, status: Status) -> None:
-        super().__init__(f"refused: {_WHY[status]}")
+    def __init__(self, status: Status, message: str | None = None) -> None:
+        super().__init__(message or f"refused: {_WHY[status]}")
         self.status = status
 
 
@@ -116,18 +121,29 @@ class Hello:
     target: int = DIRECTORY
     context: bytes = NO_CHANNEL
     lane: int = 0
+    port: int = 0
+    """The port that the client dialled. A server that listens on another one was reached through somebody else."""
 
     def pack(self, *, secret: bool, nonce: bytes) -> bytes:
         """The bytes of a HELLO."""
-        return _HELLO.pack(
-            _MAGIC, VERSION, secret, self.role, self.rank, self.target, self.world_size, self.lane, self.context, nonce
-        )
+        who = (self.role, self.rank, self.target, self.world_size, self.lane, self.port, self.context)
+        return _HELLO.pack(_MAGIC, VERSION, secret, *who, nonce)
 
 
-def _proof(token: bytes | None, label: bytes, *parts: bytes) -> bytes:
-    # Without a token the "proof" still covers the transcript, so that both modes take the same path.
-    key = hmac.digest(token or b"", b"phalanx handshake v1", hashlib.sha256)
+def _key(token: bytes | None, binding: bytes) -> bytes:
+    # The token is hashed as a message: as a key, "x" and "x\0" would be the same to HMAC. Without a token the "proof" still
+    # covers all that was said, so that both modes take the same path.
+    secret = hmac.digest(b"phalanx handshake v1", token or b"", hashlib.sha256)
+    return hmac.digest(secret, binding, hashlib.sha256)
+
+
+def _proof(key: bytes, label: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"\0".join((label, *parts)), hashlib.sha256)
+
+
+def _check_size(data: bytes, wants: int) -> None:
+    if not wants or len(data) != wants:
+        raise ProtocolError(f"{len(data)} bytes of a handshake where {wants} were due")
 
 
 class ClientHandshake:
@@ -136,10 +152,11 @@ class ClientHandshake:
     Args:
         hello: Who we are and what we want.
         token: The job's token; None for a world without one.
+        binding: What both sides know of the connection beneath, such as the server's certificate.
     """
 
-    def __init__(self, hello: Hello, token: bytes | None) -> None:
-        self._token = token
+    def __init__(self, hello: Hello, token: bytes | None, binding: bytes = b"") -> None:
+        self._key = _key(token, binding)
         self._hello = hello.pack(secret=token is not None, nonce=secrets.token_bytes(_NONCE_SIZE))
         self._challenge = b""
         self.wants = _CHALLENGE.size
@@ -157,34 +174,29 @@ class ClientHandshake:
             AuthenticationFailed: The server does not know the token.
             ProtocolError: The other side does not speak this protocol.
         """
+        _check_size(data, self.wants)
+        self.wants = 0  # whatever is wrong below, this connection is over
         if not self._challenge:
             magic, status, _version, _nonce = _CHALLENGE.unpack(data)
-            if magic != b"PXCH" or status not in _STATUSES:
+            if magic != b"PXCH" or status not in _EARLY:
                 raise ProtocolError("the other side is no Phalanx server (its answer is not a challenge)")
             if status != Status.OK:
-                raise _rejection(Status(status))
+                raise AuthenticationFailed(f"refused: {_WHY[Status(status)]}")
             self._challenge = data
             self.wants = _VERDICT.size
-            return _proof(self._token, b"client", self._hello, self._challenge)
-        magic, status, proof = _VERDICT.unpack(data)
+            return _proof(self._key, b"client", self._hello, self._challenge)
+        magic, status, _proof_of_server = _VERDICT.unpack(data)
         if magic != b"PXVD" or status not in _STATUSES:
             raise ProtocolError("the other side is no Phalanx server (its answer is not a verdict)")
         if status == Status.PROOF:
-            raise _rejection(Status.PROOF)
-        expected = _proof(self._token, b"server", self._hello, self._challenge, bytes([status]))
-        if not hmac.compare_digest(proof, expected):
+            raise AuthenticationFailed(f"refused: {_WHY[Status.PROOF]}")
+        proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
+        if not hmac.compare_digest(data, _VERDICT.pack(b"PXVD", status, proof)):
             raise AuthenticationFailed("the server could not prove that it knows this job's token")
         if status != Status.OK:
-            raise _rejection(Status(status))
-        self.wants = 0
+            raise Rejected(Status(status))
         self.done = True
         return b""
-
-
-def _rejection(status: Status) -> RendezvousError:
-    if status in (Status.PROOF, Status.AUTH_MODE, Status.VERSION):
-        return AuthenticationFailed(f"refused: {_WHY[status]}")
-    return Rejected(status)
 
 
 class ServerHandshake:
@@ -193,10 +205,12 @@ class ServerHandshake:
     Args:
         token: The job's token; None for a world without one.
         admit: Asked once the client has proved itself: `Status.OK`, or why it may not come in.
+        binding: As for the client.
     """
 
-    def __init__(self, token: bytes | None, admit: Callable[[Hello], Status]) -> None:
-        self._token = token
+    def __init__(self, token: bytes | None, admit: Callable[[Hello], Status], binding: bytes = b"") -> None:
+        self._secret = token is not None
+        self._key = _key(token, binding)
         self._admit = admit
         self._hello = b""
         self._challenge = b""
@@ -212,37 +226,37 @@ class ServerHandshake:
         Raises:
             ProtocolError: The client does not speak this protocol; there is nothing to answer.
         """
+        _check_size(data, self.wants)
+        self.wants = 0  # whatever is wrong below, this connection is over
         return self._read_hello(data) if self.hello is None else self._read_proof(data, self.hello)
 
     def _read_hello(self, data: bytes) -> bytes:
-        magic, version, secret, role, rank, target, world_size, lane, context, _nonce = _HELLO.unpack(data)
+        magic, version, secret, role, rank, target, world_size, lane, port, context, _nonce = _HELLO.unpack(data)
         if magic != _MAGIC:
             raise ProtocolError("no Phalanx handshake")
         if version != VERSION:
             return self._refuse_early(Status.VERSION)
-        if bool(secret) != (self._token is not None):
+        if secret != self._secret:
             return self._refuse_early(Status.AUTH_MODE)
         if role not in Role._value2member_map_:
             return self._refuse_early(Status.ROLE)
         self._hello = data
-        self.hello = Hello(Role(role), rank, world_size, target, context, lane)
+        self.hello = Hello(Role(role), rank, world_size, target, context, lane, port)
         self._challenge = _CHALLENGE.pack(b"PXCH", Status.OK, VERSION, secrets.token_bytes(_NONCE_SIZE))
         self.wants = _PROOF_SIZE
         return self._challenge
 
     def _refuse_early(self, status: Status) -> bytes:
         self.refused = status
-        self.wants = 0
         return _CHALLENGE.pack(b"PXCH", status, VERSION, bytes(_NONCE_SIZE))
 
     def _read_proof(self, data: bytes, hello: Hello) -> bytes:
-        self.wants = 0
-        if not hmac.compare_digest(data, _proof(self._token, b"client", self._hello, self._challenge)):
+        if not hmac.compare_digest(data, _proof(self._key, b"client", self._hello, self._challenge)):
             self.refused = Status.PROOF
             return _VERDICT.pack(b"PXVD", Status.PROOF, bytes(_PROOF_SIZE))
         status = self._admit(hello)
         if status != Status.OK:
             self.refused = status
         self.done = status == Status.OK
-        proof = _proof(self._token, b"server", self._hello, self._challenge, bytes([status]))
+        proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
         return _VERDICT.pack(b"PXVD", status, proof)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from phalanx.config import Launch, Options
 from phalanx.types import Address
@@ -80,10 +81,13 @@ CHECKS: dict[str, Check] = {}
 """Every check by its topic, in the order in which they are shown."""
 
 
-def check(topic: str) -> Callable[[Check], Check]:
+_Check = TypeVar("_Check", bound=Check)
+
+
+def check(topic: str) -> Callable[[_Check], _Check]:
     """Enters a function in the list of checks under this topic."""
 
-    def enter(function: Check) -> Check:
+    def enter(function: _Check) -> _Check:
         if topic in CHECKS:
             raise ValueError(f"there is a check for {topic!r} already")
         CHECKS[topic] = function

@@ -34,9 +34,9 @@ def present_situation(master: Address | None = None) -> Situation:
         launch = config.detect()
     with contextlib.suppress(ConfigError):
         options = Options.from_env()
-    return Situation(
-        env=config.inherited(), launch=launch, options=options, master=master or (launch and launch.master)
-    )
+    if master is None and launch is not None:
+        master = launch.master
+    return Situation(env=config.inherited(), launch=launch, options=options, master=master)
 
 
 @check("launcher")

@@ -56,7 +56,7 @@ def descriptors(situation: Situation) -> Finding:
         )
     if soft < 1024:
         return warning(topic, f"{found}, which is unusually few", f"{advice} Larger worlds and data loaders need more.")
-    return ok(topic, f"{found}; this world needs about {need:,}")
+    return ok(topic, f"{found}; a rank here needs about {need:,}")
 
 
 @check("processes")

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import phalanx
-from phalanx import config
-from phalanx.errors import ConfigError
+from phalanx import _native, config
 
-from .findings import Finding, Situation, check, ok, problem, warning
+from .findings import Finding, Situation, check, ok, warning
 
 __all__ = ["core", "mpi_launcher", "packages", "system"]
 
@@ -44,10 +43,6 @@ def system(situation: Situation) -> Finding:
 def core(situation: Situation) -> Finding:
     """Whether the compiled part is in use, and why not."""
     topic = "native core"
-    try:
-        from phalanx import _native  # here, because it reads PHALANX_PURE when it is imported
-    except ConfigError as error:
-        return problem(topic, str(error), "Unset PHALANX_PURE to use the compiled core, or set it to 1 to do without.")
     if _native.available:
         return ok(topic, "the compiled core is in use")
     remedy = "unset PHALANX_PURE" if config.pure() else "install Phalanx again where a C++ compiler is present"

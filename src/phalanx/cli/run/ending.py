@@ -18,6 +18,10 @@ NOTICE = 1.0
 """Seconds that ranks get to raise `PeerLost` by themselves, once the directory has told them who is lost."""
 
 
+LINGER = 0.5
+"""Seconds in which what the ranks leave behind may end by itself, as helpers do that notice the end of their rank."""
+
+
 class Reason(enum.Enum):
     """Why everything is being ended."""
 
@@ -101,13 +105,18 @@ class Ending:
 
     def leftovers(self, now: float) -> None:
         """All ranks are done, but what they started is not."""
-        self._start(Reason.LEFTOVERS, (now, signal.SIGTERM), (now + self.grace, signal.SIGKILL))
+        self._start(Reason.LEFTOVERS, (now + LINGER, signal.SIGTERM), (now + LINGER + self.grace, signal.SIGKILL))
 
     def ranks_are_gone(self, now: float) -> None:
         """No rank runs any more: after a failure there is nobody to wait for, unless it is open who failed first."""
         if self.reason is Reason.FAILURE and not self.signalled and (self.cause is not None or len(self.failed) == 1):
             late = max(0.0, self.next_step() - now)
             self.steps = [(at - late, number) for at, number in self.steps]
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is open who failed first."""
+        return self.reason is Reason.FAILURE and not self.signalled
 
     def _start(self, reason: Reason | None, *steps: tuple[float, int]) -> None:
         self.reason = reason

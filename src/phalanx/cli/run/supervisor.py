@@ -174,6 +174,8 @@ class Supervisor:
 
     def _kill(self) -> None:
         self._stubborn |= set(self._processes.running)
+        if self._ending.reason is Reason.LEFTOVERS:
+            self._say(f"killing {len(self._processes.find())} processes that the ranks left behind")
         left = end_all(self._processes.find, lambda: self._reap(time.monotonic()))
         self._killed = True
         if left:
@@ -184,6 +186,9 @@ class Supervisor:
         if self._killed:
             return True
         if self._processes.running or now < self._look_at:
+            return False
+        if self._ending.undecided:
+            self._look_at = self._ending.next_step()
             return False
         left = self._processes.find()
         self._look_at = now + LOOK
@@ -216,6 +221,7 @@ class Supervisor:
         for output in self._outputs:
             for _ in output.drain(now):
                 if self._writer.full and not self._flush(patience):
+                    patience = now  # and nobody waits again
                     break
             output.close()
         self._take_mail(now)
