@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..config.options import Options
 from ..deadline import Deadline
@@ -38,7 +39,7 @@ def shake_hands(
     Raises:
         Rejected, AuthenticationFailed, ProtocolError, StreamEnded, Timeout: As the other side answers.
     """
-    machine = ClientHandshake(hello, token)
+    machine = ClientHandshake(hello, token, stream.binding)
     write_all(stream, machine.start(), deadline, "handshake", check)
     while not machine.done:
         answer = machine.feed(read_exactly(stream, machine.wants, deadline, "handshake", check))
@@ -77,7 +78,7 @@ def dial(
             try:
                 return _try_once(address, hello, token, options, deadline, check)
             except Rejected as error:
-                if error.status is not Status.TAKEN or time.monotonic() - started > TAKEN_GRACE:
+                if not _may_change(error.status, hello, len(addresses), time.monotonic() - started):
                     raise _refused(error, address, hello, who) from None
                 reason = error.message
             except AuthenticationFailed as error:
@@ -101,6 +102,15 @@ def dial(
     )
 
 
+def _may_change(status: Status, hello: Hello, addresses: int, waited: float) -> bool:
+    """Whether it makes sense to try again after this refusal."""
+    if status is Status.TARGET:
+        return addresses > 1  # somebody passed us on to where we did not want to go: look at the other candidates
+    if status is Status.CLOSED:
+        return hello.role is Role.RANK  # the job's last world is ending; the next one will begin
+    return status is Status.TAKEN and waited <= TAKEN_GRACE
+
+
 def _try_once(
     address: Address,
     hello: Hello,
@@ -112,7 +122,7 @@ def _try_once(
     attempt = deadline.sooner(options.handshake_timeout)
     stream = connect(address, attempt, options.tls)
     try:
-        shake_hands(stream, hello, token, attempt, check)
+        shake_hands(stream, replace(hello, port=address.port), token, attempt, check)
     except BaseException:
         stream.close()
         raise

@@ -58,6 +58,8 @@ class Stream:
 
     read_events = select.POLLIN
     write_events = select.POLLOUT
+    binding = b""
+    """What both sides know of this connection and nobody in between could show: under TLS the server's certificate."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import ipaddress
+import re
 import select
 import socket
 from typing import TYPE_CHECKING
@@ -107,6 +109,18 @@ def _tls_context(options: TlsOptions, server: bool) -> ssl.SSLContext:
     return context
 
 
+@functools.lru_cache(maxsize=8)
+def _own_certificate(path: str) -> bytes:
+    """What the clients of this process see of its certificate: the hash of the first one in the file."""
+    import ssl
+
+    with open(path, encoding="ascii", errors="replace") as file:
+        found = re.search("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", file.read(), re.DOTALL)
+    if found is None:
+        raise ConfigError(f"the TLS certificate {path!r} is not a PEM file")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0])).digest()
+
+
 def check_tls(options: TlsOptions | None) -> None:
     """Loads the files now, so that a wrong path is an error of the caller and not of a later connection.
 
@@ -116,6 +130,7 @@ def check_tls(options: TlsOptions | None) -> None:
     if options is not None:
         _tls_context(options, True)
         _tls_context(options, False)
+        _own_certificate(options.certificate)
 
 
 def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
@@ -124,7 +139,9 @@ def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
     if tls is None:
         return Stream(sock)
     wrapped = _tls_context(tls, True).wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-    return TlsStream(wrapped)
+    stream = TlsStream(wrapped)
+    stream.binding = _own_certificate(tls.certificate)
+    return stream
 
 
 def connect(address: Address, deadline: Deadline, tls: TlsOptions | None) -> Stream:
@@ -150,6 +167,7 @@ def connect(address: Address, deadline: Deadline, tls: TlsOptions | None) -> Str
                 poller.register(stream.fd, stream.read_events)
                 if not poller.poll(deadline.poll_ms()):
                     raise StreamEnded("no answer to the TLS handshake")
+            stream.binding = hashlib.sha256(wrapped.getpeercert(binary_form=True) or b"").digest()
             return stream
         except StreamEnded as error:
             sock.close()

@@ -1,0 +1,164 @@
+"""A lane of the mesh: TCP connections that are opened when first used.
+
+A connection carries one direction of one lane, opened by the sender. So two ranks never open it at the same time from
+both ends, a flood on one group cannot hold up another, and closing one says goodbye for exactly one lane.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..deadline import Deadline
+from ..errors import ChannelClosed, PhalanxError, Timeout, WorldNotFormed
+from ..rendezvous.join import dial
+from ..transports.channel import Inbound, Outbound
+from ..transports.mailbox import Operation
+from ..transports.stream import Buffer, Stream
+from ..wire.frames import Kind, pack_header
+from ..wire.handshake import Hello, Rejected, Role, Status
+from .base import payload_size
+from .lane import Lane
+
+if TYPE_CHECKING:
+    from .mesh_world import MeshWorld
+
+__all__ = ["LaneKey", "MeshLane"]
+
+LaneKey = tuple[bytes, int]
+"""A lane's name: the context of its group, and its number in it."""
+
+
+class MeshLane(Lane):
+    """A lane whose channels are TCP connections."""
+
+    def __init__(self, world: MeshWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, members, world)
+        self._world = world
+        self._key = (context, number)
+        self._inbound: dict[int, Inbound] = {}
+        self._outbound: dict[int, Outbound] = {}
+        self._dialling = [threading.Lock() for _ in self.members]
+        world.add_lane(self._key, self)
+
+    def attach(self, world_rank: int, stream: Stream) -> None:
+        """A member has opened its channel to this rank. Called in the reactor's thread."""
+        if self.error is not None or world_rank not in self.members:
+            stream.close()
+            return
+        src = self.members.index(world_rank)
+        options = self._world.options
+        channel = Inbound(
+            stream,
+            src,
+            self.mailbox,
+            max_message=options.max_message,
+            max_object=options.max_object,
+            on_end=self.inbound_ended,
+        )
+        with self._guard:
+            taken = src in self._inbound or self.error is not None
+            if not taken:
+                self._inbound[src] = channel
+        if taken:
+            stream.close()  # a member opens one channel; a second is a mistake of its side
+        else:
+            self.wake_all()
+
+    def start_send(
+        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> Operation:
+        channel = self._outbound.get(dst)
+        if channel is None:
+            try:
+                channel = self._open(dst, deadline)
+            except PhalanxError as error:
+                failed = Operation()
+                failed.complete(error)
+                return failed
+        header = pack_header(kind, tag, len(description), payload_size(payload))
+        outgoing = channel.queue([header, description, *payload])
+        channel.push()
+        return outgoing
+
+    def inbound(self, src: int | None) -> Iterable[Inbound]:
+        if src is None:
+            return list(self._inbound.values())
+        channel = self._inbound.get(src)
+        return () if channel is None else (channel,)
+
+    def unsent(self) -> list[Operation]:
+        with self._guard:
+            channels = list(self._outbound.values())
+        return [outgoing for channel in channels for outgoing in channel.unsent()]
+
+    def _open(self, dst: int, deadline: Deadline) -> Outbound:
+        lock = self._dialling[dst]
+        if not lock.acquire(timeout=deadline.remaining()):
+            raise self._no_answer(dst, deadline)
+        try:
+            channel = self._outbound.get(dst)
+            if channel is None:
+                stream = self._dial(dst, deadline)
+                channel = Outbound(stream, dst, lambda reason, goodbye: self.channel_error(dst, reason, goodbye))
+                with self._guard:
+                    if self.error is None:
+                        self._outbound[dst] = channel
+                if self.error is not None:
+                    stream.close()
+                    raise self.error
+            return channel
+        finally:
+            lock.release()
+
+    def _dial(self, dst: int, deadline: Deadline) -> Stream:
+        world, rank = self._world, self.members[dst]
+
+        def check() -> None:
+            if self.error is not None:
+                raise self.error
+            if world.has_left(rank):
+                raise ChannelClosed(rank, "it has left the world")
+
+        check()
+        context, number = self._key
+        hello = Hello(Role.CHANNEL, world.rank, world.size, rank, context, number)
+        address = world.address_of(rank)
+        try:
+            return dial([address], hello, world.meeting.token, world.options, deadline, who=f"rank {rank}", check=check)
+        except WorldNotFormed:
+            raise self._no_answer(dst, deadline) from None
+        except Rejected as error:
+            if error.status is Status.CLOSED:
+                raise ChannelClosed(rank, "it has closed this group") from None
+            raise
+
+    def _no_answer(self, dst: int, deadline: Deadline) -> Timeout:
+        rank = self.members[dst]
+        return Timeout(
+            f"rank {rank} did not answer at {self._world.address_of(rank)} within {deadline.seconds:g} s",
+            missing=[rank],
+            rank=self._world.rank,
+            peer=rank,
+        )
+
+    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        self._world.remove_lane(self._key)
+        word = pack_header(Kind.GOODBYE, 0, 0, 0) if goodbye else b""
+        with self._guard:
+            inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
+        for sender in outbound:
+            if word:
+                sender.queue([word])
+                sender.push()
+            sender.end(error)
+        for channel in inbound:
+            channel.end(error, goodbye=word)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+        for inbound in self._inbound.values():
+            inbound.stream.abandon()
+        for outbound in self._outbound.values():
+            outbound.stream.abandon()

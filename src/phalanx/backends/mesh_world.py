@@ -1,0 +1,211 @@
+"""A rank's place in the mesh: how it gets in, what it hears there, and how it leaves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Literal
+
+from ..config import Launch, Options
+from ..deadline import Deadline
+from ..errors import ConfigError, PhalanxError
+from ..rendezvous.acceptor import Acceptor
+from ..rendezvous.addresses import listen_host, reachable_at
+from ..rendezvous.control import ControlClient, Statuses
+from ..rendezvous.host import host_id, hostname
+from ..rendezvous.join import dial
+from ..rendezvous.meeting import arrange
+from ..transports.reactor import Reactor
+from ..transports.stream import Stream
+from ..transports.tcp import check_tls, listen
+from ..types import Address
+from ..wire.control import Member
+from ..wire.handshake import Hello, Role, Status
+from .control_plane import ControlPlane
+from .lane import Lane
+from .mesh_lane import LaneKey, MeshLane
+
+__all__ = ["MeshWorld"]
+
+STATUS_TIMEOUT = 0.6
+"""Seconds a rank waits for the directory's account of what the others are doing.
+
+The directory itself waits half of it.
+"""
+REMEMBERED = 1024
+"""Closed lanes that are remembered, to tell a late sender that the group is closed."""
+PARKED = 4096
+"""Connections that may wait for this rank to make their group."""
+
+
+class MeshWorld(ControlPlane):
+    """A rank's place in the mesh: its listener, its control connection, and the roster. Shared by all lanes.
+
+    Raises:
+        RendezvousError: The world did not form.
+    """
+
+    def __init__(self, launch: Launch, *, auth: Literal["token", "none"], timeout: float, options: Options) -> None:
+        super().__init__(launch.rank)
+        if auth not in ("token", "none"):
+            raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
+        check_tls(options.tls)
+        self.size = launch.world_size
+        self.options = options
+        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane] = weakref.WeakValueDictionary()
+        self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
+        self._closed_lanes: OrderedDict[LaneKey, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._hosted_by_rank_0 = launch.directory is None
+        deadline = Deadline(timeout)
+        self.meeting = arrange(launch, auth=auth, options=options, deadline=deadline)
+        self._reactor = Reactor("phalanx-control")
+        try:
+            self._join(launch, deadline)
+        except BaseException:
+            self._shut_down()
+            raise
+
+    def _join(self, launch: Launch, deadline: Deadline) -> None:
+        options, meeting = self.options, self.meeting
+        bind, advertised = listen_host(meeting.addresses[0], options, all_local=meeting.all_local)
+        low, high = options.port_range or (0, 0)
+        self._acceptor = Acceptor(
+            self._reactor,
+            listen(bind, range(low, high + 1)),
+            name=f"rank {self.rank}",
+            token=meeting.token,
+            options=options,
+            admit=self._admit,
+            welcome=self._welcome,
+        )
+        self._reactor.start()
+        hello = Hello(Role.RANK, self.rank, self.size)
+        stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who="the directory", missing=[0])
+        self.directory_seen_at = stream.peer_host
+        self._client = ControlClient(self._reactor, stream, self.rank, options, self)
+        port = self._acceptor.address.port
+        member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank)
+        self.roster = self._client.join(member, deadline)
+        if meeting.all_local:
+            meeting.remove_file()  # everybody has read it
+
+    # -- what groups ask -----------------------------------------------------------------------------------------------
+
+    def address_of(self, rank: int) -> Address:
+        """Where this rank connects to reach another."""
+        return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
+
+    def abort(self, reason: str, traceback: str) -> None:
+        self._client.abort(reason, traceback)
+        super().abort(reason, traceback)
+
+    def break_group(self, context: bytes, error: PhalanxError) -> None:
+        self._client.break_group(context, error)
+
+    def statuses(self, context: bytes) -> Statuses:
+        return self._client.statuses(context, STATUS_TIMEOUT)
+
+    def on_directory_lost(self, reason: str) -> None:
+        if self._hosted_by_rank_0:
+            self.on_lost(0, f"{reason} (it hosted the directory)")
+        else:
+            super().on_directory_lost(reason)
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
+        """A lane among these world ranks."""
+        return MeshLane(self, context, number, members.index(self.rank), members)
+
+    def add_lane(self, key: LaneKey, lane: MeshLane) -> None:
+        """Makes a lane known; connections that came before it are handed over."""
+        with self._lock:
+            self._lanes[key] = lane
+            parked = self._parked.pop(key, [])
+        for world_rank, stream in parked:
+            lane.attach(world_rank, stream)
+
+    def remove_lane(self, key: LaneKey) -> None:
+        """Forgets a lane that was closed."""
+        with self._lock:
+            self._lanes.pop(key, None)
+            self._closed_lanes[key] = None
+            while len(self._closed_lanes) > REMEMBERED:
+                self._closed_lanes.popitem(last=False)
+
+    def _admit(self, hello: Hello) -> Status:
+        if hello.role is not Role.CHANNEL:
+            return Status.ROLE
+        if hello.world_size != self.size:
+            return Status.WORLD_SIZE
+        if hello.rank >= self.size:
+            return Status.RANK
+        if hello.target != self.rank:
+            return Status.TARGET
+        if self._closing or (hello.context, hello.lane) in self._closed_lanes:
+            return Status.CLOSED
+        return Status.OK
+
+    def _welcome(self, stream: Stream, hello: Hello) -> None:
+        key = (hello.context, hello.lane)
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                if sum(map(len, self._parked.values())) >= PARKED:
+                    stream.close()
+                else:
+                    self._parked.setdefault(key, []).append((hello.rank, stream))
+        if lane is not None:
+            lane.attach(hello.rank, stream)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """Leaves the world.
+
+        The rank that hosts the directory stays until the others have left, for `timeout` at most.
+        """
+        self._client.leave()
+        if self.meeting.directory is not None:
+            if self._ended is None and not self._lost:
+                self.meeting.directory.wait_until_others_left(self.rank, timeout)
+            else:
+                # The others are ending as well; give them a moment to hear why.
+                self.meeting.directory.wait_until_others_left(self.rank, min(timeout, 1.0))
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._closing = True
+        acceptor: Acceptor | None = getattr(self, "_acceptor", None)
+        client: ControlClient | None = getattr(self, "_client", None)
+        if acceptor is not None:
+            self._reactor.call_soon(acceptor.close)
+        if client is not None:
+            self._reactor.call_soon(client.link.close)
+        if self._reactor.thread.ident is None:
+            self._reactor.start()
+        self._reactor.stop()
+        with self._lock:
+            parked, self._parked = self._parked, {}
+        for streams in parked.values():
+            for _, stream in streams:
+                stream.close()
+        self.meeting.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors, and says nothing to anybody."""
+        self._acceptor.abandon()
+        self._client.link.stream.abandon()
+        for lane in list(self._lanes.values()):
+            lane.abandon()
+        for streams in self._parked.values():
+            for _, stream in streams:
+                stream.abandon()
+        if self.meeting.directory is not None:
+            self.meeting.directory.abandon()
+        self.meeting.job_file = None
+        self._reactor.abandon()
