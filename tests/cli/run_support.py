@@ -106,7 +106,7 @@ class Runner:
 
     def __call__(self, *arguments: str, env: dict[str, str] | None = None, **popen: object) -> Launched:
         """Runs it to its end."""
-        launched = self.start(*arguments, env=env, **popen)
+        launched = self.start(*arguments, env=env, through=(), **popen)
         launched.finish()
         return launched
 

@@ -285,7 +285,7 @@ def test_lines_without_end_do_not_fill_the_launcher(run: Runner) -> None:
 
 def test_a_reader_that_does_not_read_cannot_hold_the_end(run: Runner) -> None:
     # The rank is done long before its output is read; Ctrl-C still ends the launcher.
-    job = run.start(run.script("import os, pathlib\nos.write(1, b'x\\n' * 300_000); pathlib.Path('done').touch()"))
+    job = run.start(run.script("import os, pathlib\nos.write(1, b'x\\n' * 100_000); pathlib.Path('done').touch()"))
     wait_for((run.folder / "done").exists, "the rank")
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(0.3)

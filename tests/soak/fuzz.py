@@ -8,7 +8,6 @@ installed, what coverage leads it to. A failure is made small and printed, with 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import importlib.util
 import json
@@ -29,7 +28,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tests.soak.fuzz_grammar import EDGES
-from tests.soak.fuzz_targets import TARGETS, Target
+from tests.soak.fuzz_targets import TARGETS, Target, warm_up
 
 MAX_SECONDS = 2.0
 """For one input. Parsers need microseconds; a machine under load may stall for a while."""
@@ -268,10 +267,8 @@ def run(
     tally = Tally()
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     tally.notes.append(f"seed {seed}")
-    for target in TARGETS.values():  # caches fill and torch is imported before anything is measured
-        for data in target.seeds:
-            with contextlib.suppress(*target.errors):
-                target.parse(data)
+    for target in TARGETS.values():
+        warm_up(target)
     start = resident()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a warning is an outcome that no caller expects

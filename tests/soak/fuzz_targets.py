@@ -6,6 +6,7 @@ anything else is a bug: another exception, or a broken promise (`Broken`).
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import random
@@ -24,7 +25,7 @@ from phalanx.types import Address
 from phalanx.wire import classic, codec, control, frames, handshake
 from phalanx.wire.packing import Code
 
-__all__ = ["TARGETS", "Broken", "Target"]
+__all__ = ["TARGETS", "Broken", "Target", "warm_up"]
 
 WORLD_SIZE = 4
 
@@ -46,6 +47,13 @@ class Target:
     """Makes messages that follow the grammar, more or less."""
     magic: list[bytes] = field(default_factory=list)
     """Byte strings that mean something to this parser."""
+
+
+def warm_up(target: Target) -> None:
+    """Reads what is valid once, so that caches are filled and torch is imported before anything is measured."""
+    for data in target.seeds:
+        with contextlib.suppress(*target.errors):
+            target.parse(data)
 
 
 # -- the object codec ------------------------------------------------------------------------------------------------

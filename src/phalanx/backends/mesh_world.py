@@ -90,8 +90,6 @@ class MeshWorld(ControlPlane):
         port = self._acceptor.address.port
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank)
         self.roster = self._client.join(member, deadline)
-        if meeting.all_local:
-            meeting.remove_file()  # everybody has read it
 
     # -- what groups ask -----------------------------------------------------------------------------------------------
 

@@ -118,14 +118,15 @@ def adapt(x: Any, *, write: bool) -> Adapted:
 
 
 def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bool) -> Adapted:
-    dtype = _dtype_name(array.dtype)
+    shown = array.dtype
+    dtype = _dtype_name(shown)
     if dtype == BFLOAT16:
         array = array.view(np.uint16)
     if not write:
         return Adapted(np.ascontiguousarray(array).reshape(array.shape), dtype, library, lambda: original)
     if not array.flags.writeable:
         copy = array.copy()
-        return Adapted(copy, dtype, library, lambda: copy.view(original.dtype) if library == "numpy" else copy)
+        return Adapted(copy, dtype, library, lambda: copy.view(shown))
     if array.flags.c_contiguous:
         return Adapted(array, dtype, library, lambda: original)
     copy = np.ascontiguousarray(array)

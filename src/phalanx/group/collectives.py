@@ -198,6 +198,9 @@ class Collectives(GroupCore):
             self._break(self._timed_out(entry.name, entry.site, deadline, passed.waiting, entry.sequence))
         except executor.FingerprintMismatch as mismatch:
             self._break(self._desync(entry, mismatch.peer))
+        except Timeout as error:  # a member did not even answer when it was called
+            silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
+            self._break(self._timed_out(entry.name, entry.site, deadline, silent, entry.sequence))
         except PhalanxError as error:
             if self._cause is None:
                 self._break(self._lost(error, entry))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..backends.base import fresh
 from ..deadline import Deadline
-from ..errors import ChannelClosed, ConfigError, InvalidRank, PeerLost, Timeout, UsageError
+from ..errors import ChannelClosed, InvalidRank, PeerLost, Timeout, UsageError
 from ..transports.mailbox import Operation, Receive
 from ..types import Received
 from ..wire import codec
@@ -207,7 +207,7 @@ class PointToPoint(GroupCore):
     def _check_size(self, size: int) -> None:
         limit = self._backend.options.max_message
         if size > limit:
-            raise ConfigError(f"a message of {size} bytes is too long (max_message is {limit})")
+            raise UsageError(f"a message of {size} bytes is too long (max_message is {limit})")
 
     def _send(
         self,

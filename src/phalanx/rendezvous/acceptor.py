@@ -89,6 +89,8 @@ class Acceptor:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionError:  # it went away while it was in the queue
+                continue
             except OSError as error:
                 # Out of descriptors, mostly. Pause instead of turning in a circle.
                 logger.warning("%s: cannot accept: %s", self._name, error)
@@ -102,9 +104,14 @@ class Acceptor:
             except OSError:  # it is gone already
                 sock.close()
                 continue
-            pending = _Pending(stream, ServerHandshake(self._token, self._admit), time.monotonic())
+            machine = ServerHandshake(self._token, self._admit_here, stream.binding)
+            pending = _Pending(stream, machine, time.monotonic())
             self._pending[stream.fd] = pending
             self._advance(pending)
+
+    def _admit_here(self, hello: Hello) -> Status:
+        # A client that dialled another port was passed on by somebody who listens there.
+        return self._admit(hello) if hello.port == self.address.port else Status.TARGET
 
     def _advance(self, pending: _Pending, _events: int = 0) -> None:
         try:
@@ -116,7 +123,9 @@ class Acceptor:
             self._drop(pending, str(error))
             return
         if pending.refused is not None:
-            self._drop(pending, pending.refused)
+            # A rank that comes between two worlds tries again until there is one: nothing to worry anybody with.
+            early = pending.machine.refused is Status.CLOSED
+            self._drop(pending, pending.refused, level=logging.INFO if early else logging.WARNING)
             return
         wants_write = pending.outgoing or pending.stream.read_events == select.POLLOUT
         self._reactor.watch(
@@ -131,9 +140,9 @@ class Acceptor:
             self._drop(pending, f"no handshake within {self._options.handshake_timeout:g} s")
         self._reactor.call_later(min(1.0, self._options.handshake_timeout / 2), self._drop_slow)
 
-    def _drop(self, pending: _Pending, reason: str | None) -> None:
+    def _drop(self, pending: _Pending, reason: str | None, *, level: int = logging.WARNING) -> None:
         if reason is not None:
-            logger.warning("%s: dropped a connection from %s: %s", self._name, pending.stream.peer, reason)
+            logger.log(level, "%s: dropped a connection from %s: %s", self._name, pending.stream.peer, reason)
         self._forget(pending)
         pending.stream.close()
 

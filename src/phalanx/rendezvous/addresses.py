@@ -72,21 +72,21 @@ def _ipv6_of(name: str) -> str | None:
             rows = [line.split() for line in table]
     except OSError:
         return None
-    for scope in ("00", "20"):  # global before link-local
+    for scope in ("00", "10", "20"):  # global, then loopback, then link-local
         for row in rows:
             if row[5] == name and row[3] == scope:
                 address = str(ipaddress.IPv6Address(bytes.fromhex(row[0])))
-                return address if scope == "00" else f"{address}%{name}"
+                return f"{address}%{name}" if scope == "20" else address
     return None
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address is this machine."""
-    try:
-        found = resolve(Address(host, 0))
-    except Exception:
-        return False
-    for family, sockaddr in found:
+    """Whether a host name or address is this machine.
+
+    Raises:
+        NoConnection: The name cannot be resolved.
+    """
+    for family, sockaddr in resolve(Address(host, 0)):
         if is_loopback(sockaddr[0]):
             return True
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

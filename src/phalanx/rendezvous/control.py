@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..config.options import Options
 from ..deadline import Deadline
-from ..errors import RendezvousError, WorldNotFormed
+from ..errors import WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
@@ -64,7 +64,7 @@ class ControlClient:
         self._options = options
         self._events = events
         self._condition = threading.Condition()
-        self._missing: list[int] | None = None
+        self._waiting = say.Waiting([])
         self._roster: list[say.Member] | None = None
         self._failure: str | None = None
         self._answers: dict[int, say.Statuses | None] = {}
@@ -79,28 +79,29 @@ class ControlClient:
         """Says where this rank is, and waits until all have done so.
 
         Raises:
-            WorldNotFormed: The deadline passed; names the ranks that are missing.
-            RendezvousError: The directory went away.
+            WorldNotFormed: The deadline passed, or the directory gave up; names the ranks that are missing.
         """
         self._send(say.Join(member))
         with self._condition:
             while self._roster is None:
                 if self._failure is not None:
-                    raise RendezvousError(
-                        f"rank {self._rank}: the directory went away while the world was forming: {self._failure}",
-                        rank=self._rank,
-                    )
+                    raise self._not_formed(f"the directory went away ({self._failure}) before the world was complete")
                 if not self._condition.wait(deadline.remaining()) and deadline.expired:
-                    missing = self._missing or []
-                    names = ", ".join(map(str, missing)) or "unknown"
-                    raise WorldNotFormed(
-                        f"rank {self._rank}: the world did not form within {deadline.seconds:g} s: "
-                        f"missing {'rank' if len(missing) == 1 else 'ranks'} {names}",
-                        missing=missing,
-                        rank=self._rank,
-                        operation="rendezvous",
-                    )
+                    raise self._not_formed(f"the world did not form within {deadline.seconds:g} s")
             return self._roster
+
+    def _not_formed(self, what: str) -> WorldNotFormed:
+        # A rank whose own time was over a little earlier is not the one to look for.
+        gone = self._waiting.gone
+        never = [rank for rank in self._waiting.missing if rank not in gone]
+        names = f"missing {_ranks(never)}" if never or not gone else ""
+        left = f"{_ranks(gone)} came, but gave up or ended" if gone else ""
+        return WorldNotFormed(
+            f"rank {self._rank}: {what}: {'; '.join(filter(None, (names, left)))}",
+            missing=never or gone,
+            rank=self._rank,
+            operation="rendezvous",
+        )
 
     def abort(self, reason: str, traceback: str = "") -> None:
         """Ends the world for all; returns once the word has left this process."""
@@ -164,7 +165,7 @@ class ControlClient:
     def _answered(self, message: say.Message) -> None:
         with self._condition:
             if isinstance(message, say.Waiting):
-                self._missing = message.missing
+                self._waiting = message
             elif isinstance(message, say.Roster):
                 self._roster = message.members
             elif isinstance(message, say.Statuses) and message.query in self._answers:
@@ -185,3 +186,7 @@ class ControlClient:
         if not self.link.closed:
             self.link.send(say.Heartbeat(self._events.status(None)))
             self._reactor.call_later(self._options.heartbeat, self._beat)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks)) or 'unknown'}"

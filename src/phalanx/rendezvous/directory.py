@@ -77,6 +77,8 @@ class Directory:
         token: What a rank must prove to know; None for a world without authentication.
         bind: Where to listen; port 0 takes any, an empty host all interfaces.
         ports: Ports to try in order instead of the one in `bind`.
+        one_world: Whether it ends with its first world, as one that a rank hosts does. Otherwise, when all ranks have
+            left on purpose, they may form the next one here.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -91,6 +93,7 @@ class Directory:
         bind: Address,
         options: Options | None = None,
         ports: range | None = None,
+        one_world: bool = False,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
@@ -103,7 +106,9 @@ class Directory:
         self._launchers: set[Link] = set()
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
+        self._one_world = one_world
         self._callbacks: list[Callable[[EndCause], None]] = []
+        self._formed_callbacks: list[Callable[[], None]] = []
         self._cause: EndCause | None = None
         self._all_gone = threading.Event()
         self._host: int | None = None
@@ -123,6 +128,10 @@ class Directory:
         self._reactor.start()
 
     # -- for its host ------------------------------------------------------------------------------------------------
+
+    def on_formed(self, callback: Callable[[], None]) -> None:
+        """Calls back from the directory's thread when all ranks are here, just before they are told."""
+        self._formed_callbacks.append(callback)
 
     def on_end(self, callback: Callable[[EndCause], None]) -> None:
         """Calls back from the directory's thread, once, when a rank aborted the world or was lost."""
@@ -188,9 +197,10 @@ class Directory:
             return Status.RANK
         if self._cause is not None:
             return Status.CLOSED
-        if hello.rank in self._ranks or self._state is not _State.FORMING:
+        if hello.rank in self._ranks:
             return Status.TAKEN
-        return Status.OK
+        # It left this world, and the others have not yet: the next one can begin once they have.
+        return Status.OK if self._state is _State.FORMING else Status.CLOSED
 
     def _welcome(self, stream: Stream, hello: Hello) -> None:
         stream.watch_host(self.options.heartbeat_timeout)
@@ -198,6 +208,10 @@ class Directory:
             self._welcome_launcher(stream)
             return
         rank = hello.rank
+        if rank in self._ranks:  # two were admitted at once, and the other was quicker to hear of it
+            logger.warning("directory: dropped a connection from %s: rank %d came twice", stream.peer, rank)
+            stream.close()
+            return
         link = Link(self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason))
         self._ranks[rank] = _Rank(link)
         link.start()
@@ -241,6 +255,8 @@ class Directory:
             self._tell_all(say.Waiting(missing))
             return
         self._state = _State.FORMED
+        for callback in self._formed_callbacks:
+            callback()
         members = [member for r in range(self.world_size) if (member := self._ranks[r].member) is not None]
         self._tell_all(say.Roster(members))
 
@@ -252,6 +268,8 @@ class Directory:
             return
         self._tell_all(say.Left(rank))
         self._check_all_gone()
+        if not self._ranks and not self._one_world:
+            self._state = _State.FORMING
 
     def _ended(self, rank: int, reason: str) -> None:
         entry = self._ranks.pop(rank, None)

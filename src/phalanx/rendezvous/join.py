@@ -123,6 +123,9 @@ def _try_once(
     stream = connect(address, attempt, options.tls)
     try:
         shake_hands(stream, replace(hello, port=address.port), token, attempt, check)
+    except StreamEnded as error:
+        stream.close()
+        raise StreamEnded(f"{error.reason} during the handshake (is TLS set on one side only?)") from None
     except BaseException:
         stream.close()
         raise

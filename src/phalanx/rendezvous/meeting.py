@@ -53,59 +53,63 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         WorldNotFormed: Rank 0 did not say in time where it listens.
     """
     token = launch.token if auth == "token" else None
-    all_local = launch.single_host
-    wants_token = auth == "token" and token is None
+    needs_token = auth == "token" and token is None
     if launch.directory is not None:
-        if wants_token:
+        if needs_token:
             raise MissingVariable("PHALANX_TOKEN", "PHALANX_DIRECTORY is set, but PHALANX_TOKEN is not")
-        return Meeting([launch.directory], token, all_local)
+        return Meeting([launch.directory], token, launch.single_host)
 
+    # Ranks of one host can tell each other by a private file what nobody else told them: token, address, or both.
     master = launch.master
-    anywhere = master is None or master.port == 0 or (launch.master_port_taken and all_local)
-    if (wants_token or anywhere) and not all_local and (master is None or not is_local(master.host)):
+    needs_address = master is None or master.port == 0 or (launch.master_port_taken and launch.single_host)
+    on_one_host = launch.single_host or (master is not None and is_local(master.host))
+    if needs_token and not on_one_host:
         raise MissingVariable("PHALANX_TOKEN", _several_hosts(master))
-    candidates = [master] if master is not None else []
-    if launch.master_port_taken and not anywhere and master is not None:
+    if needs_address and not on_one_host:
+        raise ConfigError(f"master {master} leaves the port open, which only works if all ranks are on one host")
+    if needs_address or master is None:
+        candidates = [Address(master.host if master is not None and master.port == 0 else "127.0.0.1", 0)]
+    elif launch.master_port_taken:
         candidates = directory_candidates(master, launch.world_size)
-    by_file = wants_token or anywhere
+    else:
+        candidates = [master]
+
     if launch.rank == 0:
-        token = token_file.new_token() if wants_token else token
-        bind = Address("127.0.0.1", 0) if anywhere and (master is None or master.port) else candidates[0]
-        directory = _host(launch.world_size, token, bind, candidates if not anywhere else [], options, all_local)
-        address = Address(bind.host, directory.address.port)
-        meeting = Meeting([address], token, all_local, directory)
-        if by_file:
+        token = token_file.new_token() if needs_token else token
+        directory = _host(launch, token, candidates, options)
+        address = Address(candidates[0].host, directory.address.port)
+        meeting = Meeting([address], token, launch.single_host, directory)
+        if needs_token or needs_address:
+            # By then everybody has read it; a rank that is soon done and forms the next world must not find it again.
+            directory.on_formed(meeting.remove_file)
             try:
-                meeting.job_file = token_file.publish(launch.job, token or b"", address if anywhere else None)
+                meeting.job_file = token_file.publish(launch.job, token or b"", address if needs_address else None)
             except BaseException:
                 meeting.close()
                 raise
         return meeting
-    if by_file:
+    if needs_token or needs_address:
         found = token_file.wait_for(launch.job, deadline, rank=launch.rank)
-        token = found.token if wants_token else token
-        if found.directory is not None:
+        token = found.token if needs_token else token
+        if needs_address and found.directory is not None:
             candidates = [Address.parse(found.directory)]
-    return Meeting(candidates, token, all_local)
+    return Meeting(candidates, token, launch.single_host)
 
 
-def _host(
-    world_size: int,
-    token: bytes | None,
-    bind: Address,
-    candidates: list[Address],
-    options: Options,
-    all_local: bool,
-) -> Directory:
-    host = directory_host(bind.host, all_local=all_local)
-    last: ConfigError | None = None
-    for port in [address.port for address in candidates] or [bind.port]:
+def _host(launch: Launch, token: bytes | None, candidates: list[Address], options: Options) -> Directory:
+    """Starts the directory at the first of these addresses that is free."""
+    host = directory_host(candidates[0].host, all_local=launch.single_host)
+    reason = ""
+    for candidate in candidates:
         try:
-            return Directory(world_size, token=token, bind=Address(host, port), options=options)
+            bind = Address(host, candidate.port)
+            return Directory(launch.world_size, token=token, bind=bind, options=options, one_world=True)
         except ConfigError as error:
-            last = error
-    assert last is not None
-    raise ConfigError(f"rank 0 cannot host the directory: {last}") from None
+            reason = str(error)
+    raise ConfigError(
+        f"rank 0 cannot host the directory: {reason} (the master, MASTER_ADDR and MASTER_PORT, must be an address of "
+        "the host that rank 0 runs on, and a port that is free there)"
+    )
 
 
 def _several_hosts(master: Address | None) -> str:

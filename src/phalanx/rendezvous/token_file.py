@@ -85,8 +85,9 @@ def wait_for(job: str, deadline: Deadline, *, rank: int) -> JobFile:
             return found
         if deadline.remaining() <= pause:
             raise WorldNotFormed(
-                f"rank {rank}: rank 0 has not started on this host within {deadline.seconds:g} s (its token file "
-                f"{path} does not exist). Ranks on several hosts need the same PHALANX_TOKEN on all of them",
+                f"rank {rank}: rank 0 has not written the job's token to {path} within {deadline.seconds:g} s. Is it "
+                "running on this host, as the same user, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT? If it "
+                "is on another host, or has a PHALANX_TOKEN, set the same PHALANX_TOKEN on all ranks",
                 missing=[0],
                 rank=rank,
                 operation="rendezvous",
@@ -97,14 +98,14 @@ def wait_for(job: str, deadline: Deadline, *, rank: int) -> JobFile:
 
 def _read(path: Path) -> JobFile | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would wait for a writer
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RendezvousError(f"cannot read the job's token file {path}: {error}") from None
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
-        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077 or not stat.S_ISREG(info.st_mode):
+        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077 or not stat.S_ISREG(info.st_mode):
             raise RendezvousError(
                 f"the token file {path} is not private to this user (owner {info.st_uid}, "
                 f"mode {stat.S_IMODE(info.st_mode):o}); remove it"

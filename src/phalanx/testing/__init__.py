@@ -1,0 +1,16 @@
+"""What users need to test their own distributed code, and what a backend must pass.
+
+- `run_ranks` runs a function on some ranks, as threads or as processes, and returns what each of them returned.
+- `open_world` gives all backends of a small world to one process.
+- `faults` makes a rank die, stop, lose its connections or be slow.
+- `conformance` is the suite that every backend passes.
+"""
+
+from __future__ import annotations
+
+from . import conformance, faults
+from .failures import Died, RankFailed
+from .ranks import run_ranks
+from .worlds import open_world
+
+__all__ = ["Died", "RankFailed", "conformance", "faults", "open_world", "run_ranks"]

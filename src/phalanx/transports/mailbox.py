@@ -200,11 +200,6 @@ class Mailbox:
             self._waiting.append(arrival)
         return True
 
-    def pending(self) -> list[Receive]:
-        """The receives that are not done, matched or not."""
-        with self._lock:
-            return list(self._posted)
-
     # -- the sender's side, called by whoever moves the bytes ----------------------------------------------------------
 
     def begin(self, envelope: Envelope, lock: threading.Lock | threading.RLock) -> Arrival:

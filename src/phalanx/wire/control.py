@@ -91,6 +91,8 @@ class Waiting(_Struct, frozen=True):
     """The world is not complete yet."""
 
     missing: list[int]
+    gone: list[int] = []
+    """Those of the missing that were here and went away again."""
 
 
 class Roster(_Struct, frozen=True):

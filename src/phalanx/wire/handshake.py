@@ -11,11 +11,11 @@ PROOF   HMAC("client", all so far)   →
 Each proof is an HMAC-SHA256, keyed by the token, over a label and everything said before it. The HELLO holds version,
 role, rank, target rank, world size, channel and the port that was dialled, and both sides add 32 fresh random bytes, so
 a proof fits one connection, one direction and one purpose: it can be neither replayed nor reflected, nor passed on from
-another port. Under TLS the key also covers the server's certificate, so that nobody with another one can sit in between.
-The client proves first: a stranger learns nothing from a server. Every message has a fixed size, so nothing is read beyond
-it and nothing is allocated by what it says.
+another port. Under TLS the key also covers the server's certificate, so that nobody with another one can sit between.
+The client proves first: a stranger learns nothing from a server. Every message has a fixed size, so nothing is read
+beyond it and nothing is allocated by what it says.
 
-What is refused before the proofs (CHALLENGE with a status, VERDICT with PROOF) is only a hint: anybody could have said it.
+A refusal before the proofs (CHALLENGE with a status, VERDICT with PROOF) is only a hint: anybody could have said it.
 
 Both machines are driven alike: read exactly `wants` bytes, `feed` them, write what it returns, until `done`.
 """
@@ -131,8 +131,8 @@ class Hello:
 
 
 def _key(token: bytes | None, binding: bytes) -> bytes:
-    # The token is hashed as a message: as a key, "x" and "x\0" would be the same to HMAC. Without a token the "proof" still
-    # covers all that was said, so that both modes take the same path.
+    # The token is hashed as a message: as a key, "x" and "x\0" would be the same to HMAC. Without a token the "proof"
+    # still covers all that was said, so that both modes take the same path.
     secret = hmac.digest(b"phalanx handshake v1", token or b"", hashlib.sha256)
     return hmac.digest(secret, binding, hashlib.sha256)
 

@@ -107,6 +107,9 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
 
 
 def _open_world(plan: Plan, master: Address, token: bytes, options: Options, mailbox: Mailbox) -> World:
+    from phalanx.transports.tcp import check_tls
+
+    check_tls(options.tls)  # here, or its error would be taken for one about the port
     if plan.nodes == 1:
         bind = Address(LOOPBACK, plan.directory_port or 0)
     else:
