@@ -10,6 +10,7 @@ import json
 import sys
 
 import numpy as np
+
 import phalanx as px
 from phalanx.config import detect
 

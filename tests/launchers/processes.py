@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from phalanx.config import VARIABLES
 
 LIMIT = 60.0

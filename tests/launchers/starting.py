@@ -44,7 +44,7 @@ def by_torchrun(jobs: Jobs, command: list[str]) -> list[Job]:
     return [torchrun(jobs, command, "--standalone", "--nproc-per-node", str(RANKS))]
 
 
-def by_two_torchruns(jobs: Jobs, command: list[str], *, backend: str = "static", token: str | None = "t") -> list[Job]:
+def by_two_torchruns(jobs: Jobs, command: list[str], *, backend: str, token: str | None) -> list[Job]:
     """Two agents, as if they were two nodes. The second starts first: it has to wait for the other."""
     port = free_ports()[0]
     env = {} if token is None else {"PHALANX_TOKEN": token}
@@ -87,9 +87,7 @@ def by_slurm(jobs: Jobs, command: list[str]) -> list[Job]:
 def by_hand(jobs: Jobs, command: list[str], *, ranks: int = RANKS, **more: str) -> list[Job]:
     """The variables of torch's `env://`, and nothing else. The last rank goes first."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()[0]), **more}
-    return [
-        jobs.start(sys.executable, *command, env={**common, "RANK": str(rank)}) for rank in reversed(range(ranks))
-    ]
+    return [jobs.start(sys.executable, *command, env={**common, "RANK": str(rank)}) for rank in reversed(range(ranks))]
 
 
 def by_hand_with_token(jobs: Jobs, command: list[str]) -> list[Job]:
@@ -112,7 +110,6 @@ def _param(identity: str, launcher: str, start: Start, *marks: pytest.MarkDecora
 LAUNCHERS = [
     _param("phalanx", "phalanx", by_phalanx),
     _param("torchrun", "torchrun", by_torchrun, needs_torch),
-    _param("torchrun-two-agents", "torchrun", by_two_torchruns, needs_torch),
     _param("openmpi", "openmpi", by_openmpi, needs_mpirun("openmpi")),
     _param("mpich", "mpich", by_mpich, needs_mpirun("mpich")),
     _param("slurm", "slurm", by_slurm),

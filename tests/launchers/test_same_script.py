@@ -37,19 +37,14 @@ def test_two_jobs_at_once(launcher: Launcher, jobs: Jobs) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("backend", ["c10d"])
-def test_two_agents_that_find_each_other_by_c10d(backend: str, jobs: Jobs) -> None:
-    started = by_two_torchruns(jobs, [str(HELLO)], backend=backend)
-    finish_all(started)
-    # Which agent is node 0 is decided by torchrun, but local ranks are Phalanx's own: all four share this host.
-    check(started, "torchrun", "job")
-
-
-@needs_torch
-def test_two_agents_on_one_host_need_no_token(jobs: Jobs) -> None:
-    started = by_two_torchruns(jobs, [str(HELLO)], token=None)
-    finish_all(started)
-    check(started, "torchrun", "job")
+def test_two_jobs_of_two_torchruns_each(jobs: Jobs) -> None:
+    """One job has a token and finds itself statically, the other has none (one host needs none) and goes by c10d."""
+    static = by_two_torchruns(jobs, [str(HELLO), "static"], backend="static", token="of this job")
+    c10d = by_two_torchruns(jobs, [str(HELLO), "c10d"], backend="c10d", token=None)
+    finish_all([*static, *c10d])
+    # Which agent is the first node is torchrun's choice, but local ranks are Phalanx's own: all four share this host.
+    check(static, "torchrun", "static")
+    check(c10d, "torchrun", "c10d")
 
 
 def test_plain_python(jobs: Jobs) -> None:

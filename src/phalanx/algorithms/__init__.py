@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ring, star, tree
+from . import linear, pairwise, ring, star, tree
 from .schedule import Recv, Schedule, Send, Step, chunk_bounds
 
-__all__ = ["Recv", "Schedule", "Send", "Step", "chunk_bounds", "ring", "star", "tree"]
+__all__ = ["Recv", "Schedule", "Send", "Step", "chunk_bounds", "linear", "pairwise", "ring", "star", "tree"]

@@ -69,9 +69,9 @@ class _LocalLane(Lane):
         self._key = key
         with world.lock:
             world.lanes[key] = self
-            early = world.early.pop(key, [])
-        for envelope, payload in early:
-            self.mailbox.deliver(envelope, memoryview(payload))
+            # Still under the lock: a message that is sent now must not overtake those that came early.
+            for envelope, payload in world.early.pop(key, []):
+                self.mailbox.deliver(envelope, memoryview(payload))
 
     def start_send(
         self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline

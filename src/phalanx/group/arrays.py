@@ -33,8 +33,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
         return _encoder.encode(self)
 
     @classmethod
-    def parse(cls, data: bytes, size: int) -> Description:
-        """Reads a description and checks it against the size of the payload.
+    def parse(cls, data: bytes, size: int | None) -> Description:
+        """Reads a description and checks it against the size of the payload, where that is known.
 
         Raises:
             ProtocolError: It is malformed, or does not fit.
@@ -43,7 +43,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
             found = _decoder.decode(data)
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"not a description of an array: {error}") from None
-        if count_bytes(found.shape, found.numpy_dtype().itemsize) != size:
+        if size not in (None, count_bytes(found.shape, found.numpy_dtype().itemsize)):
             raise ProtocolError(f"an array of dtype {found.dtype} and shape {found.shape} does not have {size} bytes")
         return found
 

@@ -12,6 +12,7 @@ from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout
 from ..rendezvous.control import Statuses
+from ..wire import codec
 from ..wire.control import OperationStatus
 from .journal import Journal, describe
 
@@ -107,6 +108,12 @@ class GroupCore:
     def backend(self) -> LaneBackend:
         """How this group's bytes move."""
         return self._backend
+
+    @property
+    def _limits(self) -> codec.Limits:
+        """How large an object may be."""
+        bound = self._backend.options.max_object
+        return codec.Limits(max_head=bound, max_payload=bound)
 
     # -- whether it works ----------------------------------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._native import reduce_into
-from ..algorithms.schedule import Schedule, Step, chunk_bounds
+from ..algorithms.schedule import Schedule, Step
 from ..backends.lane import Lane
 from ..deadline import Deadline
 from ..transports.mailbox import Envelope, Operation, Receive, Sink
@@ -19,6 +19,8 @@ from .arrays import memory_of
 
 __all__ = ["DeadlinePassed", "FingerprintMismatch", "fingerprint", "run"]
 
+
+Chunks = Sequence[npt.NDArray[Any]] | Mapping[int, npt.NDArray[Any]]
 
 SUSPICIOUS = 0.5
 """Seconds without the end of a step after which a rank asks what the others are doing.
@@ -65,7 +67,7 @@ class _StepSink(Sink):
 def run(
     schedule: Schedule,
     lane: Lane,
-    buffer: npt.NDArray[Any],
+    chunks: Chunks,
     mark: int,
     deadline: Deadline,
     *,
@@ -73,9 +75,10 @@ def run(
     op: str = "",
     look_around: Callable[[], None],
 ) -> None:
-    """Executes a rank's part of a collective on a flat, contiguous buffer.
+    """Executes a rank's part of a collective.
 
     Args:
+        chunks: The memory of each chunk that this rank's part names: flat and contiguous.
         mark: The operation's fingerprint, which every transfer carries.
         dtype: The name of the elements' type, where the buffer cannot say it (bfloat16).
         op: The reduction.
@@ -85,16 +88,14 @@ def run(
         DeadlinePassed, FingerprintMismatch: See there.
         PhalanxError: As the lane fails.
     """
-    bounds = chunk_bounds(len(buffer), schedule.parts)
     for step in schedule.steps:
-        _run_step(step, lane, buffer, bounds, mark, deadline, dtype, op, look_around)
+        _run_step(step, lane, chunks, mark, deadline, dtype, op, look_around)
 
 
 def _run_step(
     step: Step,
     lane: Lane,
-    buffer: npt.NDArray[Any],
-    bounds: list[tuple[int, int]],
+    chunks: Chunks,
     mark: int,
     deadline: Deadline,
     dtype: str | None,
@@ -104,8 +105,7 @@ def _run_step(
     receives: list[Receive] = []
     reductions: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
     for transfer in step.recvs:
-        start, stop = bounds[transfer.chunk]
-        target = buffer[start:stop]
+        target = chunks[transfer.chunk]
         if transfer.reduce:
             incoming = np.empty_like(target)
             reductions.append((target, incoming))
@@ -113,8 +113,8 @@ def _run_step(
         receives.append(lane.post(transfer.peer, None, _StepSink(memory_of(target), mark)))
     operations: list[Operation] = list(receives)
     for send in step.sends:
-        start, stop = bounds[send.chunk]
-        operations.append(lane.start_send(send.peer, Kind.STEP, mark, b"", [memory_of(buffer[start:stop])], deadline))
+        payload = [memory_of(chunks[send.chunk])]
+        operations.append(lane.start_send(send.peer, Kind.STEP, mark, b"", payload, deadline))
     finished = _wait(lane, operations, deadline, look_around)
     for operation in operations:
         if operation.error is not None:

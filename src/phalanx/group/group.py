@@ -13,8 +13,9 @@ from ..backends.base import Backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
-from .collectives import Collectives
+from .object_collectives import ObjectCollectives
 from .point_to_point import PointToPoint
+from .reductions import Reductions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 
-class Group(PointToPoint, Collectives):
+class Group(PointToPoint, Reductions, ObjectCollectives):
     """An ordered set of ranks with the collectives and messages among them.
 
     `phalanx.init()` gives the group of everybody; `subgroup` and `split` make smaller ones. A group that lost a member
@@ -67,7 +68,7 @@ class Group(PointToPoint, Collectives):
             raise UsageError(f"color={color!r} is not valid (expected a whole number or None)")
         if not isinstance(key, int):
             raise UsageError(f"key={key!r} is not valid (expected a whole number)")
-        everyone = self._exchange((color, key), timeout)
+        everyone = self.all_gather_object((color, key), timeout=timeout)
         if color is None:
             return None
         chosen = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)

@@ -179,11 +179,6 @@ class PointToPoint(GroupCore):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _limits(self) -> codec.Limits:
-        bound = self._backend.options.max_object
-        return codec.Limits(max_head=bound, max_payload=bound)
-
     def _check_target(self, dst: int, tag: int) -> None:
         self._check()
         self._check_rank(dst)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
@@ -10,6 +12,8 @@ from ..deadline import Deadline
 from ..errors import Timeout, UsageError
 
 __all__ = ["Work"]
+
+logger = logging.getLogger("phalanx.group")
 
 
 class Work:
@@ -70,12 +74,15 @@ class Work:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Calls `callback(work)` once it is done, from the thread that ends it; at once if it is done already."""
+        """Calls `callback(work)` once it is done, from the thread that ends it; at once if it is done already.
+
+        An exception of the callback is logged.
+        """
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._call(callback)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -87,7 +94,11 @@ class Work:
             if not future.done():
                 future.set_result(None)
 
-        self.add_done_callback(lambda _work: loop.call_soon_threadsafe(wake))
+        def wake_loop(_work: Work) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(wake_loop)
         yield from future.__await__()
         return self.result()
 
@@ -103,4 +114,11 @@ class Work:
             callbacks, self._callbacks = self._callbacks, []
             self._finished.set()
         for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Work], object]) -> None:
+        # It runs in a thread that has other work to do: its error is the caller's to read, not that thread's to die of.
+        try:
             callback(self)
+        except Exception:
+            logger.exception("a callback of %r failed", self)

@@ -24,6 +24,18 @@ logger = logging.getLogger("phalanx.rendezvous")
 ACCEPT_BURST = 64
 """Connections taken in one turn, so that a flood cannot keep the thread from its other work."""
 
+_REFUSALS = {
+    Status.VERSION: "it speaks another version of the protocol",
+    Status.AUTH_MODE: "one side uses a token and the other has auth='none'",
+    Status.PROOF: "it does not know the job's token",
+    Status.ROLE: "it wants what is not served here",
+    Status.WORLD_SIZE: "it has another world size",
+    Status.RANK: "there is no such rank",
+    Status.TAKEN: "the rank is taken",
+    Status.TARGET: "it looked for another rank or port",
+    Status.CLOSED: "the world or group has ended",
+}
+
 
 class Acceptor:
     """A listening socket whose strangers are dropped, each with one log line.
@@ -173,7 +185,7 @@ class _Pending:
         if self.machine.refused is None or self.outgoing:
             return None
         who = f" (it says it is rank {self.machine.hello.rank})" if self.machine.hello else ""
-        return f"{self.machine.refused.name.lower().replace('_', ' ')} refused{who}"
+        return f"refused: {_REFUSALS[self.machine.refused]}{who}"
 
     def advance(self) -> bool:
         """Goes as far as it can without waiting; True once the client is in."""

@@ -7,19 +7,22 @@ import ipaddress
 import logging
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 from ..config.options import Options
-from ..errors import ConfigError
+from ..deadline import Deadline
+from ..errors import ConfigError, NoConnection
 from ..transports.tcp import is_loopback, resolve, route_to
 from ..types import Address
 from ..wire.control import Member
 
-__all__ = ["directory_candidates", "directory_host", "is_local", "listen_host", "reachable_at"]
+__all__ = ["directory_candidates", "directory_host", "is_local", "listen_host", "reachable_at", "wait_for_name"]
 
 logger = logging.getLogger("phalanx.rendezvous")
 
 CANDIDATES = 8
+NAME_PAUSE = 0.5
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux hands out by itself
 
 
@@ -78,6 +81,26 @@ def _ipv6_of(name: str) -> str | None:
                 address = str(ipaddress.IPv6Address(bytes.fromhex(row[0])))
                 return f"{address}%{name}" if scope == "20" else address
     return None
+
+
+def wait_for_name(host: str, deadline: Deadline) -> None:
+    """Waits until a host name can be resolved: in a cluster, a machine's name may appear only once it is up.
+
+    Raises:
+        NoConnection: It could not before the deadline.
+    """
+    warned = False
+    while True:
+        try:
+            resolve(Address(host, 0))
+            return
+        except NoConnection as error:
+            if deadline.remaining() <= NAME_PAUSE:
+                raise
+            if not warned:
+                logger.warning("%s; trying for another %.0f s", error, deadline.remaining())
+                warned = True
+        time.sleep(NAME_PAUSE)
 
 
 def is_local(host: str) -> bool:

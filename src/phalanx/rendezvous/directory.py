@@ -35,6 +35,8 @@ STATUS_WAIT = 0.3
 
 A rank that is alive answers in milliseconds.
 """
+WAITING_PAUSE = 0.1
+"""Seconds between two words on who is missing."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Directory:
         listener = listen(bind.host, ports or range(bind.port, bind.port + 1))
         self._state = _State.FORMING
         self._ranks: dict[int, _Rank] = {}
+        self._gave_up: set[int] = set()
+        self._waiting_is_due = False
         self._launchers: set[Link] = set()
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
@@ -214,6 +218,7 @@ class Directory:
             return
         link = Link(self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason))
         self._ranks[rank] = _Rank(link)
+        self._gave_up.discard(rank)
         link.start()
 
     def _welcome_launcher(self, stream: Stream) -> None:
@@ -235,7 +240,7 @@ class Directory:
         elif isinstance(message, say.Join):
             # What a rank says of itself counts only for the rank that it proved to be.
             entry.member = message.member if message.member.rank == rank else None
-            self._check_complete()
+            self._check_complete(rank)
         elif isinstance(message, say.Leave):
             self._farewell(rank)
         elif isinstance(message, say.Abort):
@@ -247,12 +252,15 @@ class Directory:
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
 
-    def _check_complete(self) -> None:
-        missing = [r for r in range(self.world_size) if r not in self._ranks or self._ranks[r].member is None]
+    def _missing(self) -> list[int]:
+        return [r for r in range(self.world_size) if r not in self._ranks or self._ranks[r].member is None]
+
+    def _check_complete(self, joined: int) -> None:
         if self._state is not _State.FORMING:
             return
-        if missing:
-            self._tell_all(say.Waiting(missing))
+        if self._missing():
+            self._ranks[joined].link.send(say.Waiting(self._missing(), sorted(self._gave_up)))
+            self._tell_who_is_missing()
             return
         self._state = _State.FORMED
         for callback in self._formed_callbacks:
@@ -260,11 +268,24 @@ class Directory:
         members = [member for r in range(self.world_size) if (member := self._ranks[r].member) is not None]
         self._tell_all(say.Roster(members))
 
+    def _tell_who_is_missing(self) -> None:
+        """Tells all, but not at once: the ranks of a large world come in a burst."""
+
+        def tell() -> None:
+            self._waiting_is_due = False
+            if self._state is _State.FORMING:
+                self._tell_all(say.Waiting(self._missing(), sorted(self._gave_up)))
+
+        if not self._waiting_is_due:
+            self._waiting_is_due = True
+            self._reactor.call_later(WAITING_PAUSE, tell)
+
     def _farewell(self, rank: int) -> None:
         entry = self._ranks.pop(rank)
         entry.link.close()
         if self._state is _State.FORMING:
-            self._check_complete()
+            self._gave_up.add(rank)
+            self._tell_who_is_missing()
             return
         self._tell_all(say.Left(rank))
         self._check_all_gone()
@@ -277,7 +298,8 @@ class Directory:
             return
         if self._state is _State.FORMING:
             logger.warning("directory: rank %d went away before the world was complete: %s", rank, reason)
-            self._check_complete()
+            self._gave_up.add(rank)
+            self._tell_who_is_missing()
             return
         self._check_all_gone()
         for query in list(self._queries.values()):

@@ -13,7 +13,7 @@ from ..deadline import Deadline
 from ..errors import ConfigError, MissingVariable
 from ..types import Address
 from . import token_file
-from .addresses import directory_candidates, directory_host, is_local
+from .addresses import directory_candidates, directory_host, is_local, wait_for_name
 from .directory import Directory
 
 __all__ = ["Meeting", "arrange"]
@@ -51,16 +51,20 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         MissingVariable: There is no token, and the ranks are on several hosts.
         ConfigError: Rank 0 cannot listen where the master should be.
         WorldNotFormed: Rank 0 did not say in time where it listens.
+        NoConnection: The master's name cannot be resolved.
     """
     token = launch.token if auth == "token" else None
     needs_token = auth == "token" and token is None
     if launch.directory is not None:
         if needs_token:
             raise MissingVariable("PHALANX_TOKEN", "PHALANX_DIRECTORY is set, but PHALANX_TOKEN is not")
+        wait_for_name(launch.directory.host, deadline)
         return Meeting([launch.directory], token, launch.single_host)
 
     # Ranks of one host can tell each other by a private file what nobody else told them: token, address, or both.
     master = launch.master
+    if master is not None and launch.rank != 0:
+        wait_for_name(master.host, deadline)
     needs_address = master is None or master.port == 0 or (launch.master_port_taken and launch.single_host)
     on_one_host = launch.single_host or (master is not None and is_local(master.host))
     if needs_token and not on_one_host:

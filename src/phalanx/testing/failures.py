@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PeerLost, PhalanxError, UsageError
 
-__all__ = ["Died", "Failure", "RankFailed", "capture", "check_count", "first_cause", "to_error"]
+__all__ = ["FAILED_AT", "Died", "Failure", "RankFailed", "capture", "check_count", "first_cause", "noting", "to_error"]
+
+FAILED_AT = "_phalanx_failed_at"
+"""The attribute in which an exception carries the time when it left the user's function."""
 
 
 class RankFailed(PhalanxError):
@@ -27,6 +32,9 @@ class RankFailed(PhalanxError):
         super().__init__(message)
         self.failed_rank = failed_rank
         self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,9 @@ class Failure:
     error: BaseException | None = None
     """The exception itself, where it could be brought here."""
     echo_of: int | None = None
-    """The rank whose loss this one merely repeats."""
+    """The rank that it says is lost."""
+    died: bool = False
+    """Whether the rank ended without a word."""
 
 
 def _signal_name(number: int) -> str:
@@ -80,11 +90,24 @@ def capture(rank: int, at: float, error: BaseException) -> Failure:
     return Failure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
 
 
+def noting(fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function; an exception that leaves it is marked with the time, before anybody else hears of it."""
+    try:
+        return fn(*args)
+    except BaseException as error:
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(error, FAILED_AT, time.monotonic())
+        raise
+
+
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from: the earliest that does not just say that a failed rank is lost."""
-    failed = {failure.rank for failure in failures}
-    own = [f for f in failures if f.echo_of is None or f.echo_of not in failed or f.echo_of == f.rank]
-    return min(own or failures, key=lambda failure: failure.at)
+
+    def is_echo(failure: Failure) -> bool:
+        # When a rank died is only known from when it was noticed, so that its time says nothing.
+        return any(f.rank == failure.echo_of and f is not failure and (f.died or f.at <= failure.at) for f in failures)
+
+    return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: failure.at)
 
 
 def to_error(cause: Failure, failures: Sequence[Failure]) -> RankFailed:
@@ -108,18 +131,17 @@ def _typed(error: Exception, message: str, cause: Failure) -> RankFailed | None:
         kind = kind.__bases__[1] if len(kind.__bases__) > 1 else Exception
     try:
         made = type(f"RankFailed_{kind.__name__}", (RankFailed, kind), {"__module__": __name__})
-        # Not by calling it: the other type's own arguments are unknown here.
+        # Not by calling it: the arguments of the other type are unknown here.
         failed: Any = made.__new__(made)
-        failed.__dict__.update(error.__dict__)
         failed.args = (message,)
-        RankFailed.__init__(failed, message, cause.rank, cause.traceback)
-        # What RankFailed's own fields would hide: who it was about is the original's to say.
-        for name in ("rank", "peer", "operation"):
-            if name in error.__dict__:
-                failed.__dict__[name] = error.__dict__[name]
-        return failed if str(failed) == message else None
     except Exception:  # some types cannot be combined with others
         return None
+    # What the rank's error was about (`peer`, `expected`, ...) is this one's to say, too.
+    blank = {"rank": None, "peer": None, "operation": None}
+    own = {"message": message, "failed_rank": cause.rank, "remote_traceback": cause.traceback}
+    failed.__dict__.update(blank | error.__dict__ | own)
+    found: RankFailed = failed
+    return found
 
 
 def check_count(n: int, timeout: float) -> None:

@@ -239,9 +239,12 @@ class Mailbox:
 
     def deliver(self, envelope: Envelope, payload: memoryview) -> None:
         """A whole message at once; the payload is copied."""
-        arrival = self.begin(envelope, threading.Lock())
-        if arrival.view is not None:
-            arrival.view[:] = payload
+        lock = threading.Lock()
+        with lock:
+            arrival = self.begin(envelope, lock)
+            if arrival.view is not None:
+                arrival.view[:] = payload
+            arrival.received = envelope.size
         self.finish(arrival)
 
     def _hand_over(self, receive: Receive, arrival: Arrival) -> None:

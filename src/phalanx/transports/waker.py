@@ -37,10 +37,11 @@ class Waker:
 
     def set(self) -> None:
         """Wakes the owner, now or at its next wait."""
-        self._is_set = True
         # A full counter or pipe is set already; a closed one belongs to a thread that has ended.
         with contextlib.suppress(OSError):
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
+        # Only now: a `clear` in between would forget the flag but not the byte, and the owner could sleep no more.
+        self._is_set = True
 
     def clear(self) -> None:
         """Forgets what has been set so far."""

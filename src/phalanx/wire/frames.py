@@ -70,7 +70,10 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
     Raises:
         ProtocolError: The bytes are not a header, or announce more than allowed.
     """
-    magic, kind_value, zero, description, tag, payload = _HEADER.unpack(data)
+    try:
+        magic, kind_value, zero, description, tag, payload = _HEADER.unpack(data)
+    except struct.error:
+        raise ProtocolError(f"not a frame: {len(data)} bytes (a header has {HEADER_SIZE})") from None
     kind = _KINDS.get(kind_value)
     if magic != _MAGIC or zero != 0 or kind is None:
         raise ProtocolError(f"not a frame: {bytes(data).hex()}")
@@ -79,4 +82,6 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
         raise ProtocolError(f"a frame announces a description of {description} bytes (at most {bound} are allowed)")
     if payload > max_message:
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
+    if kind is Kind.GOODBYE and (description or payload):
+        raise ProtocolError(f"a goodbye announces {description + payload} bytes (it has none)")
     return Header(kind, tag, description, payload)

@@ -1,0 +1,300 @@
+"""Collectives that move arrays without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..algorithms import linear, pairwise, ring, star, tree
+from ..errors import UsageError
+from .arrays import Adapted, Description, adapt, make
+from .lockstep import Lockstep, Turn
+from .shapes import divided_shape, new_array, pieces, stacked_shape, target_for
+from .work import Work
+
+__all__ = ["Gathers"]
+
+DESCRIPTION_SLOT = 1024
+"""Bytes in which `scatter` tells everybody what the root has."""
+
+
+class Gathers(Lockstep):
+    """`barrier`, `broadcast`, `all_gather` and their kin."""
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
+        """Returns once every member has called it.
+
+        Raises:
+            Timeout: Not all came in time; names those that did not, and what they were last seen doing.
+            PeerLost: A member is gone.
+            Desync: A member called another operation.
+        """
+        self._check()
+        schedule = (star if self._is_star else tree).barrier(self.rank, self.world_size)
+
+        def body(turn: Turn) -> None:
+            turn.stamp("barrier")
+            turn.execute(schedule, [np.empty(0, np.uint8)])
+
+        work: Work | None = self._run("barrier", body, timeout, async_op)
+        return work
+
+    def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Gives every member the array of rank `src`. All pass an array of the same dtype and size.
+
+        Returns:
+            The array, changed in place; a new one where it cannot be written to.
+
+        Raises:
+            As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
+        """
+        self._check()
+        self._check_member(src)
+        target = adapt(x, write=self.rank != src)
+
+        def body(turn: Turn) -> Any:
+            turn.stamp("broadcast", dtype=target.dtype, count=target.array.size, root=src)
+            self._broadcast(turn, target.array.reshape(-1), src)
+            return target.finish()
+
+        return self._run(f"broadcast(src={src})", body, timeout, async_op)
+
+    def _broadcast(self, turn: Turn, flat: npt.NDArray[Any], src: int) -> None:
+        turn.execute((star if self._is_star else tree).broadcast(self.rank, self.world_size, src), [flat])
+
+    def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks.
+            out: Is filled and returned; without it, a new array.
+
+        Raises:
+            UsageError: `out` does not fit.
+            As `broadcast`.
+        """
+        self._check()
+        source = adapt(x, write=False)
+        target = target_for(out, source, stacked_shape(source.array, self.world_size))
+
+        def body(turn: Turn) -> Any:
+            turn.stamp("all_gather", dtype=source.dtype, count=source.array.size)
+            chunks = pieces(target.array, self.world_size)
+            chunks[self.rank][:] = source.array.reshape(-1)
+            self._all_gather(turn, chunks)
+            return target.finish()
+
+        return self._run("all_gather", body, timeout, async_op)
+
+    def _all_gather(self, turn: Turn, chunks: Sequence[npt.NDArray[Any]]) -> None:
+        turn.execute((star if self._is_star else ring).all_gather(self.rank, self.world_size), chunks)
+
+    def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Puts the arrays of all members together along dim 0 on rank `dst`.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks.
+            out: On `dst`: is filled and returned; without it, a new array.
+
+        Returns:
+            The result on `dst`, None elsewhere.
+
+        Raises:
+            As `all_gather`; `InvalidRank` if there is no rank `dst`.
+        """
+        self._check()
+        self._check_member(dst)
+        source = adapt(x, write=False)
+        target: Adapted | None = None
+        if self.rank == dst:
+            target = target_for(out, source, stacked_shape(source.array, self.world_size))
+        elif out is not None:
+            raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
+
+        def body(turn: Turn) -> Any:
+            turn.stamp("gather", dtype=source.dtype, count=source.array.size, root=dst)
+            mine = source.array.reshape(-1)
+            self._gather(turn, mine, target, dst)
+            return target.finish() if target is not None else None
+
+        return self._run(f"gather(dst={dst})", body, timeout, async_op)
+
+    def _gather(self, turn: Turn, mine: npt.NDArray[Any], target: Adapted | None, dst: int) -> None:
+        chunks: dict[int, npt.NDArray[Any]]
+        if target is not None:
+            chunks = dict(enumerate(pieces(target.array, self.world_size)))
+            chunks[self.rank][:] = mine
+        elif self._is_star and self.rank == 0:  # it passes everything on
+            chunks = {rank: np.empty_like(mine) for rank in range(self.world_size)}
+            chunks[0] = mine
+        else:
+            chunks = {self.rank: mine}
+        turn.execute((star if self._is_star else linear).gather(self.rank, self.world_size, dst), chunks)
+
+    def scatter(
+        self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Gives rank r the r-th part of the array of rank `src`, cut along dim 0.
+
+        Args:
+            x: On `src`: an array whose dim 0 is a multiple of the world size. Elsewhere it is not looked at.
+            out: Is filled and returned; without it, a new array.
+
+        Raises:
+            UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has.
+            As `broadcast`.
+        """
+        self._check()
+        self._check_member(src)
+        target = adapt(out, write=True) if out is not None else None
+        source: Adapted | None = None
+        if self.rank == src:
+            source = adapt(x, write=False)
+            target = target_for(out, source, divided_shape(source.array, self.world_size))
+
+        def body(turn: Turn) -> Any:
+            turn.stamp("scatter", root=src)
+            description = self._tell_shape(turn, source, src)
+            part = np.empty(description.shape, description.numpy_dtype())
+            chunks: dict[int, npt.NDArray[Any]] = {self.rank: part.reshape(-1)}
+            if source is not None:
+                chunks = dict(enumerate(pieces(source.array, self.world_size)))
+                part.reshape(-1)[:] = chunks[self.rank]
+            elif self._is_star and self.rank == 0:  # it passes everything on
+                chunks |= {rank: np.empty_like(chunks[0]) for rank in range(1, self.world_size)}
+            turn.execute((star if self._is_star else linear).scatter(self.rank, self.world_size, src), chunks)
+            if target is None:
+                return make(description, part)
+            if target.dtype != description.dtype or target.array.size != part.size:
+                raise UsageError(f"out is {target.description}, but rank {src} scattered {description}")
+            target.array.reshape(-1)[:] = part.reshape(-1)
+            return target.finish()
+
+        return self._run(f"scatter(src={src})", body, timeout, async_op)
+
+    def _tell_shape(self, turn: Turn, source: Adapted | None, src: int) -> Description:
+        """What each rank gets of the root's array: only the root knows."""
+        slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
+        if source is not None:
+            shape = divided_shape(source.array, self.world_size)
+            data = Description(source.dtype, list(shape), source.library).pack()
+            slot[0:2] = divmod(len(data), 256)
+            slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
+        self._broadcast(turn, slot, src)
+        length = 256 * int(slot[0]) + int(slot[1])
+        return Description.parse(slot[2 : 2 + length].tobytes(), None)
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Sends the j-th part of `x` (along dim 0) to rank j, and puts together what comes from all, by rank.
+
+        Args:
+            x: Without counts its dim 0 is a multiple of the world size.
+            out: Is filled and returned; without it, a new array.
+            send_counts: How many rows go to each rank. Given on all ranks or on none.
+            recv_counts: How many rows come from each rank; found out if it is not given, checked if it is.
+
+        Raises:
+            UsageError: The counts do not fit `x`, `out` or each other.
+            As `broadcast`.
+        """
+        self._check()
+        source = adapt(x, write=False)
+        if send_counts is None:
+            if recv_counts is not None:
+                raise UsageError("recv_counts needs send_counts")
+            target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
+
+            def even(turn: Turn) -> Any:
+                turn.stamp("all_to_all", dtype=source.dtype, count=source.array.size)
+                count = source.array.size // self.world_size
+                sizes = np.full((self.world_size, self.world_size), count)
+                self._all_to_all(turn, source.array, target.array, sizes)
+                return target.finish()
+
+            return self._run("all_to_all", even, timeout, async_op)
+
+        sending = self._check_counts("send_counts", send_counts)
+        receiving = None if recv_counts is None else self._check_counts("recv_counts", recv_counts)
+        if not source.array.ndim or int(sending.sum()) != source.array.shape[0]:
+            raise UsageError(f"send_counts add up to {int(sending.sum())}, but x has shape {source.array.shape}")
+        rest = source.array.shape[1:]
+
+        def uneven(turn: Turn) -> Any:
+            turn.stamp("all_to_all(counts)", dtype=f"{source.dtype}{list(rest)}")
+            rows = self._exchange_counts(turn, sending, receiving)
+            mine = rows[:, self.rank]
+            shape = (int(mine.sum()), *rest)
+            misfit: UsageError | None = None
+            try:
+                target = target_for(out, source, shape)
+            except UsageError as error:  # raised once the others have what they wait for
+                target, misfit = new_array(source, shape), error
+            width = int(np.prod(rest, dtype=np.int64))
+            self._all_to_all(turn, source.array, target.array, rows * width)
+            if misfit is not None:
+                raise misfit
+            return target.finish()
+
+        return self._run("all_to_all(counts)", uneven, timeout, async_op)
+
+    def _check_counts(self, name: str, counts: Sequence[int]) -> npt.NDArray[np.int64]:
+        found = np.asarray(counts)
+        if found.shape != (self.world_size,) or found.dtype.kind not in "iu" or (found < 0).any():
+            raise UsageError(
+                f"{name}={list(counts)!r} is not valid (expected {self.world_size} whole numbers, 0 or more)"
+            )
+        return found.astype(np.int64)
+
+    def _exchange_counts(
+        self, turn: Turn, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.int64]:
+        """How many rows go from each rank (dim 0) to each (dim 1).
+
+        Everybody sees everybody's counts, so all refuse alike what does not fit.
+        """
+        size = self.world_size
+        table = np.full((size, 2, size), -1, np.int64)
+        table[self.rank, 0] = sending
+        if receiving is not None:
+            table[self.rank, 1] = receiving
+        self._all_gather(turn, pieces(table, size))
+        sent, expected = table[:, 0], table[:, 1].T
+        wrong = np.argwhere((expected >= 0) & (expected != sent))
+        if len(wrong):
+            source, target = wrong[0]
+            raise UsageError(
+                f"rank {self.members[source]} sends {sent[source, target]} rows to rank {self.members[target]}, whose "
+                f"recv_counts expect {expected[source, target]}"
+            )
+        return sent
+
+    def _all_to_all(
+        self,
+        turn: Turn,
+        source: npt.NDArray[Any],
+        target: npt.NDArray[Any],
+        sizes: npt.NDArray[np.int64],
+    ) -> None:
+        """Elements `sizes[i, j]` go from rank i to rank j."""
+        size, rank = self.world_size, self.rank
+        outgoing = np.split(source.reshape(-1), np.cumsum(sizes[rank])[:-1])
+        incoming = np.split(target.reshape(-1), np.cumsum(sizes[:, rank])[:-1])
+        incoming[rank][:] = outgoing[rank]
+        chunks = {rank * size + j: outgoing[j] for j in range(size) if j != rank}
+        chunks |= {i * size + rank: incoming[i] for i in range(size) if i != rank}
+        if self._is_star and rank == 0:  # it passes on what the others have for each other
+            others = [(i, j) for i in range(1, size) for j in range(1, size) if i != j]
+            chunks |= {i * size + j: np.empty(sizes[i, j], source.dtype) for i, j in others}
+        turn.execute((star if self._is_star else pairwise).all_to_all(rank, size), chunks)

@@ -1,0 +1,85 @@
+"""The end: said once, final, and noticed by the others."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ...errors import Closed, PeerLost
+from .check import check
+from .common import expect, sync, within
+
+
+@check("use after close raises Closed", ranks=2)
+def use_after_close(backend: Any) -> None:
+    other = 1 - backend.rank
+    sync(backend)
+    backend.close()
+    expect(Closed, backend.send, b"x", other)
+    expect(Closed, backend.recv, bytearray(1), other)
+    expect(Closed, backend.barrier)
+    backend.close()
+    assert (backend.rank, backend.world_size) == (1 - other, 2)
+
+
+@check("what was sent before a close still arrives", ranks=2)
+def sent_before_close(backend: Any) -> None:
+    size = 1 << 16  # fits the buffers on the way, so that the sender need not wait
+    if backend.rank == 0:
+        for number in range(4):
+            backend.send(bytes([number]) * size, 1)
+        backend.close()
+    else:
+        time.sleep(0.05)
+        target = bytearray(size)
+        for number in range(4):
+            backend.recv(target, 0)
+            assert target == bytes([number]) * size
+        within(5, expect, PeerLost, backend.recv, bytearray(1), 0)
+
+
+@check("a receive ends when the other side closes", ranks=2)
+def receive_from_closed(backend: Any) -> None:
+    if backend.rank == 0:
+        backend.recv(bytearray(1), 1)
+        time.sleep(0.05)  # the other waits by now, most likely; both ways must work
+        backend.close()
+    else:
+        backend.send(b"w", 0)
+        error = within(5, expect, PeerLost, backend.recv, bytearray(1), 0)
+        assert isinstance(error.peer, int)
+        within(5, expect, PeerLost, backend.recv, bytearray(1), 0)
+
+
+@check("a send to a rank that has closed fails", ranks=2)
+def send_to_closed(backend: Any) -> None:
+    if backend.rank == 0:
+        backend.recv(bytearray(1), 1)
+        backend.close()
+        return
+    backend.send(b"w", 0)
+
+    def send_until_it_fails() -> None:
+        for _ in range(200):  # the first may still go out before the end is known
+            backend.send(bytes(1000), 0)
+            time.sleep(0.01)
+
+    within(5, expect, PeerLost, send_until_it_fails)
+
+
+@check("an answer that came before the close is not lost", ranks=2)
+def answer_before_close(backend: Any) -> None:
+    if backend.rank == 0:
+        backend.send(b"answer", 1)
+        backend.close()
+        return
+    time.sleep(0.05)
+    try:
+        for _ in range(20):
+            backend.send(bytes(1000), 0)
+            time.sleep(0.005)
+    except PeerLost:
+        pass
+    target = bytearray(6)
+    backend.recv(target, 0)
+    assert target == b"answer"

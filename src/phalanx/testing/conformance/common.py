@@ -1,0 +1,79 @@
+"""What the checks share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SHORT", "connected", "expect", "has_self", "is_star", "noise", "pairs", "sync", "within"]
+
+SHORT = 0.05
+"""Seconds for a wait that is meant to end in a timeout."""
+_E = TypeVar("_E", bound=BaseException)
+
+
+def is_star(backend: Any) -> bool:
+    """Whether ranks are connected with rank 0 only."""
+    return getattr(backend, "topology", "full") == "star"
+
+
+def has_self(backend: Any) -> bool:
+    """Whether a rank may send to itself."""
+    return bool(getattr(backend, "self_send", False))
+
+
+def connected(backend: Any, a: int, b: int) -> bool:
+    """Whether two ranks have a way to each other."""
+    return (a != b or has_self(backend)) and (not is_star(backend) or a == 0 or b == 0)
+
+
+def pairs(backend: Any) -> Iterator[tuple[int, int]]:
+    """All (sender, receiver) that can talk, in the same order on all ranks."""
+    size = backend.world_size
+    return ((a, b) for a in range(size) for b in range(size) if a != b and connected(backend, a, b))
+
+
+def expect(kind: type[_E], call: Callable[..., object], *args: Any, **kwargs: Any) -> _E:
+    """The error that a call must raise."""
+    try:
+        result = call(*args, **kwargs)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was expected, but the call returned {result!r}")
+
+
+def noise(size: int, *seed: int) -> bytes:
+    """Bytes that are the same on both sides and different for every seed."""
+    return np.random.default_rng([size, *seed]).bytes(size)
+
+
+def sync(backend: Any) -> None:
+    """All ranks have come here. By messages alone, so that it also works where the barrier is what is checked."""
+    token = bytearray(1)
+    if backend.rank == 0:
+        for peer in range(1, backend.world_size):
+            backend.recv(token, peer)
+        for peer in range(1, backend.world_size):
+            backend.send(b"s", peer)
+    else:
+        backend.send(b"s", 0)
+        backend.recv(token, 0)
+    assert backend.rank == 0 and backend.world_size == 1 or token == b"s"
+
+
+def within(seconds: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls, and fails if it took longer."""
+    start = time.monotonic()
+    result = call(*args, **kwargs)
+    took = time.monotonic() - start
+    assert took < seconds, f"it took {took:.2f} s, and at most {seconds:g} s were expected"
+    return result
+
+
+def same(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """The same bits, dtype and shape."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

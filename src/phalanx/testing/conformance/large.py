@@ -1,0 +1,41 @@
+"""A message of three GiB: past every 31-bit and 32-bit limit on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .check import check
+
+GIB = 1 << 30
+SIZE = 3 * GIB + 5
+TIME = 100.0
+
+
+def _marks() -> npt.NDArray[np.int64]:
+    around = [0, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, SIZE - 1]
+    return np.unique(np.array([*around, *range(12_345, SIZE, (64 << 20) + 7)], np.int64))
+
+
+@check("a message of 3 GiB arrives intact", ranks=2, large=True)
+def three_gib(backend: Any) -> None:
+    marks = _marks()
+    values = (marks % 251 + 1).astype(np.uint8)
+    if backend.rank == 0:
+        # Zero pages that are never written cost no memory on the sender's side.
+        data = np.zeros(SIZE, np.uint8)
+        data[marks] = values
+        backend.send(data, 1, timeout=TIME)
+        backend.send(b"after", 1)
+        backend.recv(bytearray(1), 1, timeout=TIME)
+        return
+    target = np.empty(SIZE, np.uint8)
+    backend.recv(target, 0, timeout=TIME)
+    assert (target[marks] == values).all()
+    assert np.count_nonzero(target) == len(marks)
+    after = bytearray(5)
+    backend.recv(after, 0)
+    assert after == b"after"
+    backend.send(b"k", 0)

@@ -1,0 +1,1 @@
+def run_processes(*a, **k): raise NotImplementedError

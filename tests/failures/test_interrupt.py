@@ -1,0 +1,126 @@
+"""Ctrl-C in the middle of a blocked call returns promptly."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.failures.ranks import CONTRACT, Worlds, worlds  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "world.recv(src=1)",
+        "world.recv()",
+        "world.irecv(src=1).wait()",
+        "world.backend.recv(bytearray(8), 1)",
+    ],
+)
+def test_an_interrupted_receive_leaves_the_group_usable(worlds: Worlds, call: str) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == 0:
+            say("enter")
+            expect(lambda: {call})
+            out = bytearray(8)
+            {clean}
+            say("got", value=float(world.recv(src=1, tag=1)[0]))
+        else:
+            hear()
+            world.send(np.full(2, 4.0), 0, tag=1)
+        world.barrier()
+        """.replace("{call}", call).replace("{clean}", "pass"),
+    )
+    world[0].wait("enter")
+    world[0].wait_asleep()
+    since = world[0].signal(signal.SIGINT)
+    event = world[0].wait("raised")
+    assert event["type"] == "KeyboardInterrupt", event
+    assert event["at"] - since < CONTRACT
+    world[1].tell()
+    assert world[0].wait("got")["value"] == 4.0
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+@pytest.mark.parametrize("call", ["barrier()", "all_reduce(np.ones(3))", "all_reduce(np.ones(3), async_op=True).wait()"])
+def test_an_interrupted_collective_breaks_the_group_for_all(worlds: Worlds, call: str) -> None:
+    world = worlds(
+        3,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == 2:
+            hear()
+        say("enter")
+        expect(lambda: world.{call})
+        expect(lambda: world.barrier(), "again")
+        """.replace("{call}", call),
+    )
+    for rank in world.but(2):
+        rank.wait("enter")
+        rank.wait_asleep()
+    since = world[0].signal(signal.SIGINT)
+    event = world[0].wait("raised")
+    assert event["type"] == "KeyboardInterrupt", event
+    assert event["at"] - since < CONTRACT
+    if "async" in call:
+        return  # the operation itself goes on
+    event = world[1].wait("raised")
+    assert "PhalanxError" in event["kinds"], event
+    assert event["at"] - since < CONTRACT
+    world[2].tell()
+    for rank in world:
+        event = rank.wait("again")
+        assert "PhalanxError" in event["kinds"], event
+        assert event["took"] < CONTRACT
+
+
+def test_an_interrupted_send_of_a_large_message(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == 0:
+            say("enter")
+            expect(lambda: world.send(np.zeros(64 << 20, np.uint8), 1))
+        else:
+            hear()
+        world.close()
+        say("closed")
+        """,
+    )
+    world[0].wait("enter")
+    world[0].wait_asleep()
+    since = world[0].signal(signal.SIGINT)
+    event = world[0].wait("raised")
+    assert event["type"] == "KeyboardInterrupt", event
+    assert event["at"] - since < CONTRACT
+    world[1].tell()
+    world.wait("closed")
+
+
+def test_ctrl_c_while_the_world_forms(worlds: Worlds) -> None:
+    world = worlds(
+        3,
+        """
+        before = descriptors(), threads()
+        say("enter")
+        expect(lambda: init(timeout=60))
+        say("left", same=before == (descriptors(), threads()))
+        """,
+        started=2,
+    )
+    for rank in world:
+        rank.wait("enter")
+        rank.wait_asleep()
+    for rank in reversed(world.ranks):
+        since = rank.signal(signal.SIGINT)
+        event = rank.wait("raised")
+        assert event["type"] == "KeyboardInterrupt", event
+        assert event["at"] - since < CONTRACT
+        assert rank.wait("left")["same"]
