@@ -9,8 +9,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,11 +42,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 class Job:
-    """What the launcher of one job would tell its ranks.
-
-    Args:
-        where: `directory`, as `phalanx run`; `master`, as torchrun-style variables; `file`, where nothing is told.
-    """
+    """What the launcher of one job tells its ranks: the directory's address, the master's, or neither."""
 
     def __init__(
         self,
@@ -154,10 +151,6 @@ def ranks() -> Iterator[Ranks]:
         group.close()
 
 
-def form(job: Job, *, options: Options = FAST, timeout: float = 30.0, order: Sequence[int] = ()) -> contextlib.ExitStack:
-    raise NotImplementedError
-
-
 def ring(backend: MeshBackend) -> bytes:
     """Each rank sends to the next one; returns what came from the one before."""
     size, rank = backend.world_size, backend.rank
@@ -189,7 +182,7 @@ def directory(size: int, *, token: bytes | None = TOKEN, options: Options = FAST
 # -- strangers ---------------------------------------------------------------------------------------------------------
 
 
-class Stranger:
+class Stranger(contextlib.AbstractContextManager["Stranger"]):
     """A plain socket to somebody's port."""
 
     def __init__(self, address: Address) -> None:
@@ -220,8 +213,6 @@ class Stranger:
         Raises:
             Rejected, AuthenticationFailed: As the server answers.
         """
-        from dataclasses import replace
-
         machine = ClientHandshake(replace(hello, port=self.port if port is None else port), token)
         said = {"hello": machine.start()}
         self.send(said["hello"])
@@ -234,9 +225,6 @@ class Stranger:
 
     def close(self) -> None:
         self.socket.close()
-
-    def __enter__(self) -> Stranger:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -262,10 +250,10 @@ def eventually(condition: Callable[[], object], what: str, limit: float = LIMIT)
         time.sleep(0.005)
 
 
-def open_descriptors() -> set[str]:
-    """What this process has open."""
+def open_sockets() -> set[str]:
+    """The sockets of this process."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(f"{entry.name} {os.readlink(entry)}")
-    return found
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}

@@ -67,6 +67,13 @@ class ClassicWorld(ControlPlane):
         with self._lock:
             return self._mailboxes.setdefault(lane_id, Mailbox())
 
+    def wake_lanes(self) -> None:
+        """Makes every waiting thread look again: all lanes share the connections."""
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.wake_all()
+
     def remove_lane(self, lane: _ClassicLane) -> None:
         """Forgets a lane that was closed."""
         with self._lock:
@@ -200,6 +207,9 @@ class _ClassicLane(Lane):
         if src is None:
             return [channel for peer, channel in self._world.inbound.items() if peer in self.members]
         return (self._world.inbound[src],)
+
+    def wake_readers(self) -> None:
+        self._world.wake_lanes()
 
     def unsent(self) -> list[Operation]:
         return [outgoing for channel in self._world.outbound.values() for outgoing in channel.unsent()]

@@ -164,6 +164,10 @@ class Lane(ABC):
         if not any(channel.src == src and not channel.ended for channel in self.inbound(src)):
             self.mailbox.gone(src, ChannelClosed(self.members[src], "it has left the world"))
 
+    def wake_readers(self) -> None:
+        """Makes every thread look again that may wait for the same channels."""
+        self.wake_all()
+
     def wake_all(self) -> None:
         """Makes every waiting thread look again."""
         with self._guard:
@@ -217,6 +221,8 @@ class Lane(ABC):
         for channel in inbound.values():
             while channel.pump():
                 if all(operation.done for operation in operations):
+                    if channel.read_ahead:  # another thread's message, and no poll will tell it so
+                        self.wake_readers()
                     return []
         polled = [(c.stream.fd, c.stream.read_events) for c in inbound.values() if not c.ended]
         polled += [(c.stream.fd, c.stream.write_events) for c in outbound.values() if not c.idle]

@@ -75,8 +75,11 @@ class ControlClient:
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
 
-    def join(self, member: say.Member, deadline: Deadline) -> list[say.Member]:
+    def join(self, member: say.Member, deadline: Deadline, hint: str = "") -> list[say.Member]:
         """Says where this rank is, and waits until all have done so.
+
+        Args:
+            hint: What to think of if some never come.
 
         Raises:
             WorldNotFormed: The deadline passed, or the directory gave up; names the ranks that are missing.
@@ -85,19 +88,19 @@ class ControlClient:
         with self._condition:
             while self._roster is None:
                 if self._failure is not None:
-                    raise self._not_formed(f"the directory went away ({self._failure}) before the world was complete")
+                    raise self._not_formed(f"the directory went away ({self._failure}) before the world was complete", hint)
                 if not self._condition.wait(deadline.remaining()) and deadline.expired:
-                    raise self._not_formed(f"the world did not form within {deadline.seconds:g} s")
+                    raise self._not_formed(f"the world did not form within {deadline.seconds:g} s", hint)
             return self._roster
 
-    def _not_formed(self, what: str) -> WorldNotFormed:
+    def _not_formed(self, what: str, hint: str) -> WorldNotFormed:
         # A rank whose own time was over a little earlier is not the one to look for.
         gone = self._waiting.gone
         never = [rank for rank in self._waiting.missing if rank not in gone]
         names = f"missing {_ranks(never)}" if never or not gone else ""
         left = f"{_ranks(gone)} came, but gave up or ended" if gone else ""
         return WorldNotFormed(
-            f"rank {self._rank}: {what}: {'; '.join(filter(None, (names, left)))}",
+            f"rank {self._rank}: {what}: {'; '.join(filter(None, (names, left, hint)))}",
             missing=never or gone,
             rank=self._rank,
             operation="rendezvous",

@@ -27,6 +27,8 @@ class Meeting:
     token: bytes | None = field(repr=False)
     all_local: bool
     """Whether all ranks are known to be on this host."""
+    hint: str = ""
+    """What to think of if some ranks never come."""
     directory: Directory | None = None
     job_file: Path | None = None
 
@@ -78,11 +80,14 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
     else:
         candidates = [master]
 
+    hint = ""
+    if needs_token and not launch.single_host:
+        hint = "PHALANX_TOKEN is not set, so only ranks on this host can join: set it if there are others"
     if launch.rank == 0:
         token = token_file.new_token() if needs_token else token
         directory = _host(launch, token, candidates, options)
         address = Address(candidates[0].host, directory.address.port)
-        meeting = Meeting([address], token, launch.single_host, directory)
+        meeting = Meeting([address], token, launch.single_host, hint, directory)
         if needs_token or needs_address:
             # By then everybody has read it; a rank that is soon done and forms the next world must not find it again.
             directory.on_formed(meeting.remove_file)
@@ -97,7 +102,7 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         token = found.token if needs_token else token
         if needs_address and found.directory is not None:
             candidates = [Address.parse(found.directory)]
-    return Meeting(candidates, token, launch.single_host)
+    return Meeting(candidates, token, launch.single_host, hint)
 
 
 def _host(launch: Launch, token: bytes | None, candidates: list[Address], options: Options) -> Directory:

@@ -91,6 +91,11 @@ class Inbound:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def read_ahead(self) -> bool:
+        """Whether bytes were taken from the stream that nobody has looked at: polling it says nothing of them."""
+        return self._stop > self._start or self.stream.pending
+
     def pump(self) -> bool:
         """Reads on until a message is complete or nothing is there. True if a message was completed.
 

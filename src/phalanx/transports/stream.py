@@ -69,6 +69,11 @@ class Stream:
         self.fd = sock.fileno()
 
     @property
+    def pending(self) -> bool:
+        """Whether bytes wait inside the stream itself, where polling does not see them."""
+        return False
+
+    @property
     def peer(self) -> str:
         """The other side's address, for logs."""
         try:
@@ -159,6 +164,14 @@ class TlsStream(Stream):
         self._want_write = ssl.SSLWantWriteError
         self._error = ssl.SSLError
         self._eof = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+    @property
+    def pending(self) -> bool:
+        with self._lock:
+            try:
+                return self._tls.pending() > 0
+            except (OSError, ValueError):  # it is closed
+                return False
 
     def handshake(self) -> bool:
         """Goes on with the TLS handshake; True once it is complete.

@@ -1,0 +1,266 @@
+"""Any collective, dtype, shape, root and counts, against NumPy's answer, with the same bits on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import phalanx as px
+from phalanx.testing import open_world
+
+DTYPES = [np.bool_, np.int8, np.uint16, np.int32, np.int64, np.float16, np.float32, np.float64, np.complex64]
+REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
+SIZES = [1, 2, 3, 5]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Crew:
+    """All ranks of a world in one process, each driven by a thread that outlives the examples."""
+
+    def __init__(self, groups: list[px.Group]) -> None:
+        self.groups = groups
+        self.size = len(groups)
+
+    def run(self, body: Callable[[px.Group], Any]) -> list[Any]:
+        """What `body` returns on each rank."""
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = body(self.groups[rank])
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "a rank hangs"
+        if errors:
+            raise errors[0]
+        return results
+
+
+@pytest.fixture(scope="module", params=[(kind, n) for kind in ("simulated", "tcp", "mesh") for n in SIZES])
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    kind, size = request.param
+    if kind == "tcp" and size == 1:
+        size = 4  # a star has at least two ranks
+    with open_world(size, kind) as backends:
+        groups = [px.Group(backend) for backend in backends]
+        yield Crew(groups)
+        for group in groups:
+            group.close()
+
+
+common = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, ...]:
+    return tuple(draw(st.lists(st.integers(0, 5), min_size=0, max_size=3)))
+
+
+def make(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    values = rng.integers(0, 2 if dtype is np.bool_ else 4, shape)
+    return np.asarray(values).astype(dtype)
+
+
+def same_bits(results: list[Any]) -> bool:
+    return len({np.asarray(result).tobytes() for result in results}) == 1
+
+
+def layout(x: Array, how: str) -> Array:
+    """The same values in another memory layout."""
+    if how == "strided" and x.ndim:
+        wide = np.zeros((2 * x.shape[0], *x.shape[1:]), x.dtype)
+        wide[::2] = x
+        return wide[::2]
+    return np.array(x, order="F" if how == "fortran" else "C")
+
+
+def exactly(inputs: list[Array], name: str, dtype: Any) -> Array:
+    """NumPy's answer. The values are small whole numbers, so every dtype has it exactly, or wraps as NumPy does."""
+    wide = np.stack(inputs).astype(np.complex128 if dtype is np.complex64 else np.int64)
+    return np.asarray(REDUCTIONS[name](wide, axis=0)).astype(dtype)
+
+
+case = {
+    "seed": st.integers(0, 2**32 - 1),
+    "dtype": st.sampled_from(DTYPES),
+    "shape": shapes(),
+    "how": st.sampled_from(["plain", "strided", "fortran"]),
+}
+
+
+@common
+@given(**case, name=st.sampled_from(sorted(REDUCTIONS)), data=st.data())
+def test_reductions(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, name: str, data: st.DataObject) -> None:
+    if name not in ("sum", "prod") and dtype is np.complex64:
+        name = "sum"
+    rng = np.random.default_rng(seed)
+    inputs = [make(rng, shape, dtype) for _ in range(crew.size)]
+    wanted = exactly(inputs, name, dtype)
+    root = data.draw(st.integers(0, crew.size - 1))
+
+    def body(group: px.Group) -> Any:
+        mine = layout(inputs[group.rank], how)
+        everywhere = group.all_reduce(mine, op=name)
+        assert everywhere is mine
+        other = layout(inputs[group.rank], how)
+        reduced = group.reduce(other, root, op=name)
+        assert reduced is other
+        if group.rank != root:
+            assert (other == inputs[group.rank]).all()
+        return everywhere, reduced
+
+    results = crew.run(body)
+    assert same_bits([result for result, _ in results])
+    np.testing.assert_array_equal(results[0][0], wanted)
+    np.testing.assert_array_equal(results[root][1], wanted)
+
+
+@common
+@given(**case, data=st.data())
+def test_moves(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    n = crew.size
+    inputs = [make(rng, shape, dtype) for _ in range(n)]
+    long = [make(rng, (n * 2, *shape), dtype) for _ in range(n)]
+    stacked = np.concatenate([x.reshape(1) if not x.ndim else x for x in inputs])
+    root = data.draw(st.integers(0, n - 1))
+
+    def body(group: px.Group) -> Any:
+        rank = group.rank
+        gathered = group.gather(layout(inputs[rank], how), root)
+        assert (gathered is None) == (rank != root)
+        if gathered is not None:
+            np.testing.assert_array_equal(gathered, stacked)
+        part = group.scatter(layout(long[root], how) if rank == root else None, root)
+        np.testing.assert_array_equal(part, long[root][2 * rank : 2 * rank + 2])
+        copied = group.broadcast(layout(inputs[rank], how), root)
+        np.testing.assert_array_equal(copied, inputs[root])
+        np.testing.assert_array_equal(group.all_gather(layout(inputs[rank], how)), stacked)
+        turned = group.all_to_all(layout(long[rank], how))
+        np.testing.assert_array_equal(turned, np.concatenate([x[2 * rank : 2 * rank + 2] for x in long]))
+        if dtype is not np.bool_:
+            total = group.reduce_scatter(layout(long[rank], how), op="sum")
+            with np.errstate(all="ignore"):
+                wanted = np.sum([x[2 * rank : 2 * rank + 2] for x in long], axis=0, dtype=dtype)
+            np.testing.assert_array_equal(total, wanted)
+
+    crew.run(body)
+
+
+@common
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(DTYPES), width=st.integers(0, 3), tell=st.booleans())
+def test_uneven_all_to_all(crew: Crew, seed: int, dtype: Any, width: int, tell: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = crew.size
+    counts = rng.integers(0, 4, (n, n))
+    inputs = [make(rng, (int(counts[rank].sum()), width), dtype) for rank in range(n)]
+
+    def body(group: px.Group) -> Any:
+        rank = group.rank
+        expected = counts[:, rank].tolist() if tell else None
+        return group.all_to_all(inputs[rank], send_counts=counts[rank].tolist(), recv_counts=expected)
+
+    for rank, result in enumerate(crew.run(body)):
+        starts = np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)
+        rows = [inputs[i][starts[i, rank] : starts[i, rank + 1]] for i in range(n)]
+        np.testing.assert_array_equal(result, np.concatenate(rows))
+
+
+@common
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_many_at_once_complete_in_any_order(crew: Crew, seed: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    n, number = crew.size, 8
+    inputs = rng.integers(0, 100, (number, n, 5))
+    orders = [data.draw(st.permutations(range(number))) for _ in range(n)]
+
+    def body(group: px.Group) -> None:
+        works = [group.all_reduce(inputs[k, group.rank].copy(), async_op=True) for k in range(number)]
+        for k in orders[group.rank]:
+            np.testing.assert_array_equal(works[k].wait(), inputs[k].sum(axis=0))
+
+    crew.run(body)
+
+
+@common
+@given(seed=st.integers(0, 2**32 - 1), root=st.integers(0, 4))
+def test_many_arrays_and_objects(crew: Crew, seed: int, root: int) -> None:
+    root %= crew.size
+    rng = np.random.default_rng(seed)
+    n = crew.size
+    floats = rng.integers(0, 9, (n, 4)).astype(np.float32)
+    whole = rng.integers(0, 9, (n, 2, 3))
+    objects = [{"rank": rank, "array": floats[rank], "tuple": (rank, None, "x" * rank)} for rank in range(n)]
+
+    def body(group: px.Group) -> None:
+        rank = group.rank
+        a, b, c = group.all_reduce_many([floats[rank].copy(), whole[rank].copy(), floats[rank, :1].copy()])
+        np.testing.assert_array_equal(a, floats.sum(axis=0))
+        np.testing.assert_array_equal(b, whole.sum(axis=0))
+        np.testing.assert_array_equal(c, floats[:, :1].sum(axis=0))
+        seen = [
+            *group.all_gather_object(objects[rank]),
+            *(group.gather_object(objects[rank], root) or objects),
+            group.broadcast_object(objects[root] if rank == root else None, root),
+            group.scatter_object(objects if rank == root else None, root),
+        ]
+        for found, wanted in zip(seen, [*objects, *objects, objects[root], objects[rank]], strict=True):
+            np.testing.assert_equal(found, wanted)
+
+    crew.run(body)
+
+
+def test_what_does_not_fit_is_refused_and_the_group_goes_on(crew: Crew) -> None:
+    def body(group: px.Group) -> None:
+        n = group.world_size
+        refusals: list[Callable[[], Any]] = [
+            lambda: group.all_gather(np.zeros(2), out=np.zeros(2 * n + 1)),
+            lambda: group.all_gather(np.zeros(2), out=np.zeros(2 * n, np.float32)),
+            lambda: group.reduce_scatter(np.zeros(())),
+            lambda: group.all_to_all(np.zeros((1, n)), send_counts=[1] * (n + 1)),
+            lambda: group.all_to_all(np.zeros(n), recv_counts=[1] * n),
+            lambda: group.all_to_all(np.zeros(n), send_counts=[1] * n, recv_counts=[2] * n),
+            lambda: group.all_reduce(np.zeros(1), op="median"),
+            lambda: group.all_reduce(np.zeros(1), op="bxor"),
+            lambda: group.all_reduce(np.zeros(1, np.int32), op="mean"),
+            lambda: group.all_reduce(np.array([object()])),
+            lambda: group.all_reduce([1, 2]),
+            lambda: group.broadcast_object(object(), group.rank),
+        ]
+        for refused in refusals:
+            with pytest.raises(px.UsageError):
+                refused()
+        for rank in (-1, n):
+            with pytest.raises(px.InvalidRank):
+                group.broadcast(np.zeros(1), rank)
+        with pytest.raises(px.UsageError, match="cannot be cut"):
+            group.scatter(np.zeros(n + 1) if n > 1 else np.zeros(()), group.rank)
+        group.barrier()
+
+    crew.run(body)
+
+
+def test_an_out_that_does_not_fit_what_the_root_scatters(crew: Crew) -> None:
+    def body(group: px.Group) -> None:
+        whole = np.arange(2 * group.world_size)
+        if group.rank == 0:
+            group.scatter(whole, 0)
+        else:
+            with pytest.raises(px.UsageError, match="rank 0 scattered"):
+                group.scatter(None, 0, out=np.zeros(3))
+        np.testing.assert_array_equal(group.scatter(whole if group.rank == 0 else None, 0)[0], 2 * group.rank)
+
+    crew.run(body)
