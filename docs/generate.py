@@ -48,7 +48,12 @@ def variables(section: str) -> str:
     names = [variable.name for variable in config.VARIABLES]
     first, last = (names.index(name) for name in SECTIONS[section])
     rows = [
-        [f"`{variable.name}`", variable.meaning, "–" if variable.default == "none" else variable.default, variable.set_by]
+        [
+            f"`{variable.name}`",
+            variable.meaning,
+            "" if variable.default == "none" else variable.default,
+            variable.set_by,
+        ]
         for variable in config.VARIABLES[first : last + 1]
     ]
     return table(["variable", "what it means", "if it is not set", "who sets it"], rows)
@@ -75,7 +80,7 @@ def options(cls: type[Any]) -> str:
         rule = _RULES.get(field.name)
         expected = f" Valid: {rule.expected}." if rule is not None else ""
         variable = f"`{rule.variable}`" if rule is not None else TLS_VARIABLES[field.name]
-        rows.append([f"`{field.name}`", f"`{kind}`", f"`{default}`" if default else "–", variable, text + expected])
+        rows.append([f"`{field.name}`", f"`{kind}`", f"`{default}`" if default else "", variable, text + expected])
     return table(["field", "type", "default", "variable", "what it does"], rows)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .config import pure
-from .errors import UnsupportedArray, UnsupportedOp, UsageError
+from .errors import ConfigError, UnsupportedArray, UnsupportedOp, UsageError
 from .types import ReduceOp
 
 if TYPE_CHECKING:
@@ -36,8 +36,11 @@ _BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
-    if pure():
-        return None, "PHALANX_PURE is set"
+    try:
+        if pure():
+            return None, "PHALANX_PURE is set"
+    except ConfigError as error:  # `import phalanx` must not fail: the doctor has to run, and init() says it as well
+        return None, str(error)
     try:
         core = importlib.import_module("phalanx._core")
     except ImportError as error:

@@ -112,7 +112,7 @@ def test_a_job_that_fails_is_told_with_what_it_wrote(tmp_path: Path) -> None:
     assert "libopenblas.so" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PHALANX_DEMO_TEST": str(tmp_path)}
     process = subprocess.Popen(

@@ -101,8 +101,8 @@ class Rank:
         end = time.monotonic() + LIMIT
         while seen < 3:
             seen = seen + 1 if self._state() == "S" else 0
-            if time.monotonic() > end:
-                pytest.fail(f"rank {self.number} never went to sleep")
+            if time.monotonic() > end or self.process.poll() is not None:
+                pytest.fail(f"rank {self.number} never went to sleep (code {self.process.poll()})\n{self.errors}")
             time.sleep(0.01)
 
     def _state(self) -> str:
@@ -199,6 +199,12 @@ class Worlds:
                 )
             ranks.append(Rank(rank, process, errors))
         return world
+
+    def site(self, words: str) -> str:
+        """Where the last script first says `words`, as errors name a place."""
+        path = self._folder / f"world{len(self._worlds) - 1}.py"
+        lines = path.read_text().splitlines()
+        return f"{path.name}:{next(number for number, line in enumerate(lines, 1) if words in line)}"
 
     def environment(self) -> dict[str, str]:
         """The environment of a rank, without what tells it who it is."""

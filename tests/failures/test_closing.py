@@ -191,6 +191,7 @@ def test_rank_0_waits_for_the_others_before_it_takes_the_directory_away(worlds: 
     world[0].wait_asleep()
     for rank in (world[1], world[2]):
         rank.tell()
+    for rank in (world[1], world[2]):
         rank.wait("enter")
         rank.wait_asleep()
     assert not world[0].said("closed")
@@ -227,6 +228,7 @@ def test_rank_0_waits_no_longer_than_its_timeout(worlds: Worlds) -> None:
     assert world[0].finish() == 0, world[0].errors
     for rank in world.but(0):
         rank.tell()
+    for rank in world.but(0):
         rank.wait("went on")
         event = rank.wait("raised")
         assert (event["type"], event["peer"]) == ("ChannelClosed", 0), event

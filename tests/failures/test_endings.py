@@ -144,19 +144,21 @@ def work(world):
     say("enter")
     if world.rank == 0:
         world.barrier()
+    if world.rank == 2:
+        hear()
     expect(lambda: world.barrier())
 """
     world = worlds(3, script + STYLES[style])
     world.wait("enter")
-    # Rank 2 is not in the barrier, so that rank 0 waits.
     for rank in world:
         rank.wait_asleep()
     since = world[0].signal(signal.SIGINT)
     assert world[0].finish(PROMPT) in (1, 130, -signal.SIGINT)
     assert "KeyboardInterrupt" in world[0].errors
+    world[2].tell()
     for rank in world.but(0):
         event = rank.wait("raised")
-        assert_lost(event, 0, since)
+        assert_lost(event, 0, since if rank.number == 1 else event["at"])
         assert "KeyboardInterrupt" in (event["remote_traceback"] or ""), event
         assert rank.finish(PROMPT) == 0, rank.errors
 

@@ -16,10 +16,9 @@ NOTICED = PATIENCE + 1.5
 STOPPED = """
 world = init()
 world.barrier()
-world.recv(src=(world.rank - 1) % 3) if world.rank else None
-world.send(np.zeros(1), (world.rank + 1) % 3) if world.rank < 2 else None
-world.barrier()
+world.barrier()  # the last
 if world.rank == VICTIM:
+    time.sleep(0.6)  # several heartbeats, which tell the directory what was done last
     say("ready")
     expect(hear, "resumed")
 say("enter")
@@ -38,7 +37,8 @@ def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: s
         "barrier": f"world.barrier(timeout={PATIENCE})",
         "all_reduce": f"world.all_reduce(np.ones(5), timeout={PATIENCE})",
     }
-    world = worlds(3, STOPPED.replace("{call}", calls[call]), host=host, VICTIM=victim)
+    script = STOPPED.replace("{call}", calls[call])
+    world = worlds(3, script, host=host, env={"PHALANX_HEARTBEAT": "0.1"}, VICTIM=victim)
     world[victim].wait("ready")
     survivors = world.but(victim)
     for rank in survivors:
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: s
             names = ", ".join(str(r.number) for r in survivors)
             assert f"arrived: {names}" in event["text"]
             assert event["arrived"] == [r.number for r in survivors]
-            assert "finished barrier #2 at world0.py:6" in event["text"], event["text"]
+            assert f"finished barrier #2 at {worlds.site('# the last')}" in event["text"], event["text"]
         event = rank.wait("again")
         assert (event["type"], event["missing"]) == ("Timeout", [victim]), event
         assert event["took"] < CONTRACT, "a broken group raises at once"
@@ -79,8 +79,6 @@ def test_a_slow_rank_is_told_from_a_stopped_one(worlds: Worlds) -> None:
         world.barrier()
         def train():
             expect(lambda: world.recv(src=0, tag=7, timeout=20), "end")
-        def compute():
-            while not world.rank == 0: pass
         if world.rank == 1:
             say("enter")
             train()
@@ -101,8 +99,8 @@ def test_a_slow_rank_is_told_from_a_stopped_one(worlds: Worlds) -> None:
     assert event["missing"] == [1, 2], event
     assert event["arrived"] == [0], event
     lines = event["text"].splitlines()
-    assert any("rank 1 is in recv(src=0, tag=7) at world0.py:5 in " in line for line in lines), lines
-    assert any("rank 2 is in no operation; it finished barrier #1 at world0.py:3" in line for line in lines), lines
+    assert any(f"rank 1 is in recv(src=0, tag=7) at {worlds.site('tag=7')} in " in line for line in lines), lines
+    assert any(f"rank 2 is in no operation; it finished barrier #1 at {worlds.site('world.barrier()')}" in line for line in lines), lines
     # The group is broken for all: nobody waits for the rest of their own deadlines.
     assert world[1].wait("end")["type"] == "Timeout"
     world[2].tell()
@@ -140,7 +138,7 @@ def test_a_receive_that_timed_out_does_not_break(worlds: Worlds) -> None:
         event = world[0].wait(name)
         assert event["type"] == "Timeout", event
         assert event["missing"] == [1]
-        assert 0.2 <= event["took"] < 0.2 + 1.5
+        assert 0.1 < event["took"] < 0.2 + 1.5
     event = world[0].wait("got")
     assert (event["values"], event["raw"]) == ([1.0, 2.0], "rawbytes")
     assert world.finish() == [0, 0], world[0].errors + world[1].errors

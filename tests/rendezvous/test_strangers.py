@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
 from collections.abc import Callable
 
@@ -212,10 +213,6 @@ def test_too_many_at_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_full_table_of_descriptors_passes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that cannot accept says so, waits, and accepts again."""
-    import socket
-
-    from phalanx.rendezvous import acceptor
-
     failures = iter([True, True, True])
     original = socket.socket.accept
 
@@ -225,7 +222,7 @@ def test_a_full_table_of_descriptors_passes(caplog: pytest.LogCaptureFixture, mo
         return original(self)
 
     with directory(1) as hosted:
-        monkeypatch.setattr(acceptor.socket.socket, "accept", failing)
+        monkeypatch.setattr(socket.socket, "accept", failing)
         with Stranger(hosted.address) as honest:
             honest.shake(rank_hello(0, 1), TOKEN)
     assert sum("cannot accept" in record.getMessage() for record in caplog.records) == 3

@@ -188,7 +188,7 @@ _TOKEN = b"the token of the job"
 _HELLO = handshake.Hello(handshake.Role.CHANNEL, 1, WORLD_SIZE, target=0, context=bytes(range(16)))
 
 
-def parse_hello(data: bytes) -> object:
+def parse_stranger(data: bytes) -> object:
     """A stranger, who does not know the token, talks to a server."""
     server = handshake.ServerHandshake(_TOKEN, lambda _hello: handshake.Status.OK)
     at = 0
@@ -198,7 +198,7 @@ def parse_hello(data: bytes) -> object:
         server.feed(piece)
     if server.done:
         raise Broken("a stranger was let in")
-    return server.refused
+    raise AuthenticationFailed(f"refused: {server.refused}" if server.refused is not None else "did not finish")
 
 
 def _xor(data: bytes, mask: bytes) -> bytes:
@@ -224,9 +224,9 @@ def parse_handshake(mask: bytes) -> object:
         to_server = not to_server
     if client.done and (changed or not server.done):
         raise Broken("a client accepted a conversation that was changed on the way")
-    if server.done and not client.done:
+    if not client.done:
         raise AuthenticationFailed("the client did not believe the verdict")
-    return client.done
+    return client
 
 
 def _example(kind: msgspec.inspect.Type, full: bool) -> Any:
@@ -299,7 +299,12 @@ def _all_targets() -> Iterator[Target]:
     kinds = [frames.pack_header(kind, 7, 100, 1 << 20) for kind in frames.Kind]
     yield Target("frame header", parse_frame, (ProtocolError,), kinds, magic=[b"PX"])
     hellos = [handshake.Hello(role, 1, WORLD_SIZE).pack(secret=True, nonce=bytes(32)) for role in handshake.Role]
-    yield Target("handshake server", parse_hello, (ProtocolError,), [hello + bytes(32) for hello in hellos])
+    yield Target(
+        "handshake stranger",
+        parse_stranger,
+        (ProtocolError, AuthenticationFailed),
+        [hello + bytes(32) for hello in hellos],
+    )
     size = handshake.HELLO_SIZE + 3 * 40
     masks = [bytes(size), *(bytes(at) + b"\x01" for at in range(0, size, 3))]
     refusals = (ProtocolError, AuthenticationFailed, handshake.Rejected)

@@ -49,7 +49,7 @@ class ClassicWorld(ControlPlane):
             for peer, stream in streams.items()
         }
         self.outbound = {
-            peer: Outbound(stream, peer, functools.partial(self._sending_ended, peer))
+            peer: _ClassicOutbound(stream, peer, functools.partial(self._sending_ended, peer))
             for peer, stream in streams.items()
         }
 
@@ -82,11 +82,13 @@ class ClassicWorld(ControlPlane):
             self._mailboxes.pop(lane.lane_id, None)
 
     def _sending_ended(self, peer: int, reason: str, _goodbye: bool) -> PhalanxError:
-        return self.lost(peer, reason)
+        # What that rank sent before it went can still be read. That there is no more, the reader will see.
+        return self._lost.get(peer) or PeerLost(peer, reason)
 
     def lost(self, peer: int, reason: str) -> PhalanxError:
-        """A connection ended: nothing more will come from that rank, in any lane."""
-        error = PeerLost(peer, reason)
+        """A connection ended: nothing more will come from that rank, in any lane, nor in one that is opened later."""
+        with self._condition:
+            error = self._lost.setdefault(peer, PeerLost(peer, reason))
         with self._lock:
             mailboxes = list(self._mailboxes.values())
         for mailbox in mailboxes:
@@ -112,6 +114,16 @@ class ClassicWorld(ControlPlane):
         """In a forked child: closes the descriptors only."""
         for channel in self.inbound.values():
             channel.stream.abandon()
+
+
+class _ClassicOutbound(Outbound):
+    """Shares its stream with the reader, so it neither reads from it nor closes it."""
+
+    def said_goodbye(self) -> bool:
+        return False
+
+    def _close_stream(self) -> None:
+        self.stream.finish_sending()
 
 
 class _ClassicInbound(Inbound):

@@ -122,13 +122,11 @@ class Lane(ABC):
         """
         if isinstance(operation, Receive):
             return self.mailbox.withdraw(operation)
-        if isinstance(operation, Outgoing) and not operation.done:
-            if operation.channel.withdraw(operation):
-                return True
-            if not operation.done:
-                peer = self.peer_of(operation.channel)
-                operation.channel.end(ChannelClosed(peer, "an earlier message to it was cut short by a timeout"))
-                return True
+        if isinstance(operation, Outgoing) and not operation.done and not operation.withdrawn:
+            cut = ChannelClosed(
+                self.peer_of(operation.channel), "an earlier message to it was cut short by a timeout"
+            )
+            return operation.channel.withdraw(operation, cut)
         return False
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:

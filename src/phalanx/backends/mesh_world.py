@@ -110,6 +110,11 @@ class MeshWorld(ControlPlane):
     def on_directory_lost(self, reason: str) -> None:
         if self._hosted_by_rank_0:
             self.on_lost(0, f"{reason} (it hosted the directory)")
+        elif self.roster[0].host_id != self.roster[self.rank].host_id:
+            # The launcher that hosts it runs beside rank 0, and all ranks there end with it.
+            for member in self.roster:
+                if member.host_id == self.roster[0].host_id:
+                    self.on_lost(member.rank, f"{reason} (its launcher hosted the directory)")
         else:
             super().on_directory_lost(reason)
 

@@ -103,14 +103,20 @@ def adapt(x: Any, *, write: bool) -> Adapted:
     if isinstance(x, np.ndarray):
         return _adapt_numpy(x, x, "numpy", write)
     library = type(x).__module__.partition(".")[0]
-    if library == "torch":
+    if library == "torch" or isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ())):
         return _adapt_torch(x, write)
     if library in ("jax", "jaxlib"):
         return _adapt_jax(x, write)
     if isinstance(x, (bytes, bytearray, memoryview)):
-        return _adapt_numpy(np.asarray(memoryview(x)), x, "numpy", write)
+        adapted = _adapt_numpy(np.asarray(memoryview(x)), x, "numpy", write)
+        if write and isinstance(x, bytes):
+            adapted.finish = adapted.array.tobytes
+        return adapted
     if isinstance(x, np.generic):
-        return _adapt_numpy(np.asarray(x), x, "numpy", write)
+        adapted = _adapt_numpy(np.array(x), x, "numpy", write)
+        if write:  # a scalar cannot be written to: the array is a copy of it
+            adapted.finish = lambda: adapted.array.view(x.dtype)[()]
+        return adapted
     raise UnsupportedArray(
         f"{type(x).__name__} is not an array (expected NumPy, torch, JAX, bytearray or memoryview; send_object takes "
         "lists, dicts and the like)"
@@ -168,6 +174,15 @@ def _adapt_torch(x: Any, write: bool) -> Adapted:
     adapted = _adapt_numpy(array, x, "torch", write)
     if bfloat16:
         adapted.dtype = BFLOAT16
+    if write and (x.is_conj() or x.is_neg()):  # then `plain` is a copy
+        finish = adapted.finish
+
+        def write_back() -> Any:
+            finish()
+            x.detach().copy_(plain)
+            return x
+
+        adapted.finish = write_back
     return adapted
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidRank, PeerLost, Timeout, UsageError
+from ..transports.channel import Outgoing
 from ..transports.mailbox import Operation, Receive
 from ..types import Received
 from ..wire import codec
@@ -305,7 +306,7 @@ class PointToPoint(GroupCore):
 
     def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
         error = self._timed_out(entry.name, entry.site, deadline, waiting, None)
-        if not isinstance(operation, Receive) and operation.done:
+        if isinstance(operation, Outgoing) and operation.begun:
             error.message += (
                 "\n  a part of the message was on its way, so no more can be sent to that rank in this group"
             )

@@ -88,7 +88,8 @@ class ControlClient:
         with self._condition:
             while self._roster is None:
                 if self._failure is not None:
-                    raise self._not_formed(f"the directory went away ({self._failure}) before the world was complete", hint)
+                    what = f"the directory went away ({self._failure}) before the world was complete"
+                    raise self._not_formed(what, hint)
                 if not self._condition.wait(deadline.remaining()) and deadline.expired:
                     raise self._not_formed(f"the world did not form within {deadline.seconds:g} s", hint)
             return self._roster

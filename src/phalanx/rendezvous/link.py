@@ -98,6 +98,9 @@ class Link:
                     break
                 del self._outgoing[:count]
         except StreamEnded as error:
+            # The other side may have said goodbye before it closed: read its last words before judging its silence.
+            self._outgoing.clear()
+            self._ready(READ)
             self._end(error.reason)
             return
         self._reactor.watch(self.stream.fd, READ | WRITE if self._outgoing else READ, self._ready)

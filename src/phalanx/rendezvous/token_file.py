@@ -66,6 +66,8 @@ def publish(job: str, token: bytes, directory: Address | None) -> Path:
             file.write(msgspec.json.encode(content))
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise RendezvousError(f"cannot write the job's token file {path}: {error} (or set PHALANX_TOKEN)") from None
     return path
 
@@ -103,14 +105,16 @@ def _read(path: Path) -> JobFile | None:
         return None
     except OSError as error:
         raise RendezvousError(f"cannot read the job's token file {path}: {error}") from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
         if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077 or not stat.S_ISREG(info.st_mode):
             raise RendezvousError(
                 f"the token file {path} is not private to this user (owner {info.st_uid}, "
                 f"mode {stat.S_IMODE(info.st_mode):o}); remove it"
             )
-        data = file.read(MAX_SIZE)
+        data = os.read(fd, MAX_SIZE)
+    finally:
+        os.close(fd)
     try:
         found = msgspec.json.decode(data, type=JobFile)
     except msgspec.MsgspecError:

@@ -110,6 +110,8 @@ class Inbound:
                 finished = self._advance()
             except (StreamEnded, ProtocolError) as ended:
                 reason = str(ended)
+            except MemoryError:
+                reason = "it announced a message for which there is no memory"
             if reason:
                 self.ended = True
                 self.stream.close()
@@ -257,13 +259,19 @@ class Outbound:
         if reason is not None:
             self.end(self._on_end(reason, self.said_goodbye()))
 
-    def withdraw(self, outgoing: Outgoing) -> bool:
-        """Takes a frame back. False if it was done, or if part of it is on the wire: then the channel has to end."""
+    def withdraw(self, outgoing: Outgoing, cut: BaseException) -> bool:
+        """Takes a frame back; False if all of it was sent.
+
+        If a part of it is on the wire, nothing more can follow: the channel ends with `cut`.
+        """
         with self.lock:
-            if outgoing.begun or outgoing not in self._queue:
-                return False
-            self._queue.remove(outgoing)
-            return True
+            taken = outgoing in self._queue
+            if taken:
+                self._queue.remove(outgoing)
+                outgoing.withdrawn = True
+        if taken and outgoing.begun:
+            self.end(cut)
+        return taken
 
     def end(self, error: BaseException) -> None:
         """Nothing more can be sent: everything in the queue fails."""
@@ -271,9 +279,12 @@ class Outbound:
             if self._ended is None:
                 self._ended = error
             queue, self._queue = self._queue, deque()
-            self.stream.close()
+            self._close_stream()
         for outgoing in queue:
             outgoing.complete(self._ended)
+
+    def _close_stream(self) -> None:
+        self.stream.close()
 
     def said_goodbye(self) -> bool:
         """Whether the other side closed its half on purpose: looked for after a write has failed."""
@@ -288,6 +299,7 @@ class Outbound:
         while views:
             count = self.stream.send(tuple(views) if len(views) <= 64 else [views[i] for i in range(64)])
             if not count:
+                outgoing.begun = outgoing.begun or self.stream.must_repeat
                 return False
             outgoing.begun = True
             while views and count >= len(views[0]):

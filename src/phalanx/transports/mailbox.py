@@ -8,6 +8,7 @@ they were sent, receives in the order in which they were posted.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -61,10 +62,12 @@ class BufferSink(Sink):
 class Operation:
     """Something that will be done, by whichever thread moves the bytes. Base of receives and sends under way."""
 
-    __slots__ = ("_callbacks", "_wakers", "done", "error")
+    __slots__ = ("_callbacks", "_wakers", "done", "error", "withdrawn")
 
     def __init__(self) -> None:
         self.done = False
+        self.withdrawn = False
+        """Whether it was taken back before it was done."""
         self.error: BaseException | None = None
         self._wakers: list[Waker] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -178,27 +181,32 @@ class Mailbox:
     def withdraw(self, receive: Receive) -> bool:
         """Takes a receive back, as after a timeout.
 
-        False if it was done already. Its message, if any, stays for a later one.
+        False if it was done already, or taken back before. Its message, if any, stays for a later one.
         """
         with self._lock:
             if receive in self._posted:
                 self._posted.remove(receive)
+                receive.withdrawn = True
                 return True
             arrival = receive.arrival
-        if receive.done or arrival is None:
+        if receive.done or receive.withdrawn or arrival is None:
             return False
         # The payload is on its way into the receiver's memory: bend the rest of it elsewhere.
         with arrival.lock, self._lock:
-            if receive.done or arrival.complete:
-                return False
-            if arrival.owned is None:
-                filled = arrival.view
-                kept = arrival.own()
-                if filled is not None:
-                    kept[: arrival.received] = filled[: arrival.received]
-            arrival.receive = None
-            self._waiting.append(arrival)
-        return True
+            if not arrival.complete and arrival.receive is receive:
+                if arrival.owned is None:
+                    filled = arrival.view
+                    kept = arrival.own()
+                    if filled is not None:
+                        kept[: arrival.received] = filled[: arrival.received]
+                arrival.receive = None
+                self._waiting.append(arrival)
+                receive.withdrawn = True
+                return True
+        # Another thread has the whole message and is handing it over: a copy in memory, which ends soon.
+        while not receive.done:
+            time.sleep(0.0005)
+        return False
 
     # -- the sender's side, called by whoever moves the bytes ----------------------------------------------------------
 

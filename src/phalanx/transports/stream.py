@@ -26,6 +26,8 @@ __all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "read_exactly", "wri
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 512
 """Buffers handed to the kernel in one call; Linux takes 1024."""
+TLS_PIECE = 256 << 10
+"""Bytes handed to OpenSSL in one call. Of a write that does not go through as a whole it reports no progress at all."""
 
 
 class StreamEnded(ConnectionError):
@@ -67,6 +69,9 @@ class Stream:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self.fd = sock.fileno()
+
+    must_repeat = False
+    """Whether a write that did not go through has to be repeated as it was, because a part may be on its way."""
 
     @property
     def pending(self) -> bool:
@@ -154,6 +159,8 @@ class Stream:
 class TlsStream(Stream):
     """A stream inside TLS. OpenSSL's connection is not made for two threads at once, so each call takes a lock."""
 
+    must_repeat = True
+
     def __init__(self, sock: ssl.SSLSocket) -> None:
         import ssl
 
@@ -197,7 +204,7 @@ class TlsStream(Stream):
             return 0
         with self._lock:
             try:
-                count = self._tls.recv_into(view)
+                count = self._tls.recv_into(view[:TLS_PIECE])
             except self._want_read:
                 self.read_events = select.POLLIN
                 return 0
@@ -221,7 +228,7 @@ class TlsStream(Stream):
                 if not len(view):
                     continue
                 try:
-                    count = self._tls.send(view)
+                    count = self._tls.send(view[:TLS_PIECE])
                 except self._want_read:
                     self.write_events = select.POLLIN
                     return total

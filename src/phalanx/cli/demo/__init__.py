@@ -43,8 +43,9 @@ def command(ranks: int, steps: int) -> None:
     Every rank learns from its own share of the images; the gradients are averaged at every step. Nothing is downloaded,
     and nothing is left behind.
     """
-    # A SIGTERM would end this process at once and leave the launcher running.
-    signal.signal(signal.SIGTERM, _stop)
+    # Either would end this process at once, and leave the launcher and the folder behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     with screen(sys.stdout) as view:
         who = "One rank trains" if ranks == 1 else f"{ranks} ranks on this machine train"
         view.say(f"{who} a classifier of handwritten digits; gradients are averaged over all ranks at every step.")

@@ -126,6 +126,8 @@ def failure_report(failure: Failure, notes: Sequence[str], *, colour: bool) -> s
         where += f", log {failure.log}"
     if failure.traceback and not (failure.stderr or failure.stdout):
         title, lines = "its traceback", failure.traceback.rstrip().split("\n")
+    elif failure.pid is None:
+        title, lines = "what it wrote went to its own node's launcher", []
     else:
         title, lines = last_words(failure.stderr, failure.stdout, failed=not failure.killed)
     title = f"  {title}:" if lines else f"  {title}"

@@ -266,7 +266,8 @@ class Supervisor:
             if cause.rank is None:
                 return f"phalanx: {cause.reason}"
             where = f"node {self._plan.node_of(cause.rank)}"
-            far = Failure(cause.rank, cause.reason, where, verb="ended the world", traceback=cause.traceback)
+            verb = "ended the world" if cause.aborted else "was lost"
+            far = Failure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
             return failure_report(far, (), colour=colour)
         stdout, stderr = (output.tail for output in self._by_rank[culprit])
         failure = Failure(

@@ -20,7 +20,7 @@ a way to itself. Checks of groups and sub-groups need a `LaneBackend`.
 
 from __future__ import annotations
 
-from . import collectives, closing, groups, large, messages, objects, raw, subgroups, threads, timeouts
+from . import closing, collectives, groups, large, messages, objects, raw, subgroups, threads, timeouts
 from .check import Check, Make, as_subgroup, checks, find, on_group, run
 
 __all__ = [

@@ -62,7 +62,7 @@ def sync(backend: Any) -> None:
     else:
         backend.send(b"s", 0)
         backend.recv(token, 0)
-    assert backend.rank == 0 and backend.world_size == 1 or token == b"s"
+    assert (backend.rank == 0 and backend.world_size == 1) or token == b"s"
 
 
 def within(seconds: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

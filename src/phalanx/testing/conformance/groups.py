@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import Closed, InvalidRank, InvalidWorldSize, NoConnection, SelfSend, UnsupportedArray, UnsupportedOp, UsageError
+from ...errors import (
+    Closed,
+    InvalidRank,
+    InvalidWorldSize,
+    NoConnection,
+    SelfSend,
+    UnsupportedArray,
+    UnsupportedOp,
+    UsageError,
+)
 from ...group import Group
 from .check import check
 from .common import connected, expect, has_self, is_star, sync

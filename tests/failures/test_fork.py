@@ -1,0 +1,210 @@
+"""Forked children: they cannot use the parent's group, and cannot keep its connections alive."""
+
+from __future__ import annotations
+
+import pytest
+from tests.failures.ranks import HOSTS, Worlds, assert_lost, worlds  # noqa: F401
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "world.close(); sys.exit(0)"])
+def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        half = world.subgroup([0, 1])
+        half.barrier()
+        x = np.ones(3)
+        pid = os.fork()
+        if pid == 0:
+            for call in (
+                lambda: world.barrier(),
+                lambda: world.send(x, 1 - world.rank),
+                lambda: world.recv(src=1 - world.rank),
+                lambda: world.irecv(),
+                lambda: world.abort("no"),
+                lambda: world.subgroup([0, 1]),
+                lambda: half.all_reduce(x),
+                lambda: world.backend.send(b"x", 1 - world.rank),
+            ):
+                expect(call)
+            {ending}
+        _, status = os.waitpid(pid, 0)
+        say("child", status=status)
+        for _ in range(20):
+            half.all_reduce(x)
+            world.barrier()
+            world.sendrecv(x, 1 - world.rank, src=1 - world.rank)
+        say("went on")
+        """.replace("{ending}", ending),
+    )
+    for rank in world:
+        for count in range(1, 9):
+            event = rank.wait("raised", count=count)
+            assert event["type"] == "Closed", event
+            assert f"forked from rank {rank.number} (process {rank.pid})" in event["text"]
+            assert "phalanx.init in the child" in event["text"]
+        assert rank.wait("child")["status"] == 0
+        rank.wait("went on")
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("child", ["fork", "multiprocessing", "subprocess", "pool"])
+def test_a_child_that_outlives_its_parent_keeps_nothing_alive(worlds: Worlds, child: str, host: str) -> None:
+    victim = 0 if host == "rank0" else 1
+    world = worlds(
+        3,
+        """
+        import multiprocessing, subprocess
+        def child_work():
+            kinds = [os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if f != "0"]
+            say("child", sockets=[k for k in kinds if "socket" in k])
+            hear()
+        world = init()
+        half = world.subgroup([VICTIM, (VICTIM + 1) % 3]) if world.rank in (VICTIM, (VICTIM + 1) % 3) else None
+        if half: half.barrier()
+        world.barrier()
+        world.send(np.ones(3), (world.rank + 1) % 3)
+        world.recv()
+        if world.rank == VICTIM:
+            kind = {child!r}
+            if kind == "fork":
+                if os.fork() == 0:
+                    child_work()
+                    os._exit(0)
+            elif kind == "multiprocessing":
+                multiprocessing.get_context("fork").Process(target=child_work, daemon=True).start()
+            elif kind == "pool":
+                pool = multiprocessing.get_context("fork").Pool(2)
+                pool.map(abs, [1, 2, 3])
+                pool.apply_async(child_work)
+            else:
+                code = "import os; k = [os.readlink(f'/proc/self/fd/{f}') for f in os.listdir('/proc/self/fd') if f > '2'];"
+                code += "os.write(1, b'{\\"event\\": \\"child\\", \\"sockets\\": []}\\\\n') if not any('socket' in n for n in k) else 0;"
+                code += "os.read(0, 1)"
+                process = subprocess.Popen([sys.executable, "-S", "-c", code], close_fds=False)
+            hear_forever = threading.Event()
+            hear_forever.wait()
+        say("enter")
+        expect(lambda: world.barrier())
+        """.replace("{child!r}", repr(child)),
+        host=host,
+        VICTIM=victim,
+    )
+    survivors = world.but(victim)
+    for rank in survivors:
+        rank.wait("enter")
+        rank.wait_asleep()
+    assert world[victim].wait("child")["sockets"] == []
+    killed = world[victim].kill()
+    for rank in survivors:
+        assert_lost(rank.wait("raised"), victim, killed)
+    # The child does not live longer than the test.
+    world[victim].tell("go")
+
+
+def test_children_that_are_forked_in_the_middle_of_everything(worlds: Worlds) -> None:
+    # Threads of the parent hold locks at the moment of the fork; in the child nobody will ever release them.
+    world = worlds(
+        2,
+        """
+        world = init()
+        half = world.subgroup([0, 1])
+        stop = False
+        def chatter():
+            x = np.ones(1000)
+            for number in range(1 << 30):
+                flag = half.all_reduce(np.array([float(stop)]))
+                world.sendrecv(x, 1 - world.rank, src=1 - world.rank)
+                if flag[0] == 2.0:
+                    break
+        thread = threading.Thread(target=chatter)
+        thread.start()
+        for number in range(30):
+            pid = os.fork()
+            if pid == 0:
+                expect(lambda: world.barrier(), "child")
+                if number % 2:
+                    world.close()
+                    half.close()
+                del world, half
+                sys.exit(0)
+            _, status = os.waitpid(pid, 0)
+            assert status == 0, status
+        stop = True
+        thread.join()
+        world.barrier()
+        say("went on")
+        """,
+    )
+    for rank in world:
+        rank.wait("went on")
+        for count in range(1, 31):
+            assert rank.wait("child", count=count)["type"] == "Closed"
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_children_that_compute_and_return(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        import multiprocessing
+        def square(value):
+            return value * value
+        with init() as world:
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                for _ in range(3):
+                    total = sum(pool.map(square, range(10)))
+                    x = world.all_reduce(np.array([float(total)]))
+            world.barrier()
+            say("sum", value=float(x[0]))
+        """,
+    )
+    for rank in world:
+        assert rank.wait("sum")["value"] == 570.0
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_a_child_may_have_a_world_of_its_own(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        pid = os.fork()
+        if pid == 0:
+            os.environ["TORCHELASTIC_RUN_ID"] += "-children"
+            with px.init() as mine:
+                x = mine.all_reduce(np.full(2, 1.0 + mine.rank))
+            say("child", value=float(x[0]))
+            sys.exit(0)
+        x = world.all_reduce(np.full(2, 10.0))
+        _, status = os.waitpid(pid, 0)
+        world.barrier()
+        say("parent", value=float(x[0]), status=status)
+        """,
+    )
+    for rank in world:
+        assert rank.wait("child")["value"] == 3.0
+        event = rank.wait("parent")
+        assert (event["value"], event["status"]) == (20.0, 0)
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_an_exception_that_leaves_a_child_does_not_end_the_world(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        pid = os.fork()
+        if pid == 0:
+            raise RuntimeError("of the child")
+        os.waitpid(pid, 0)
+        world.barrier()
+        say("went on")
+        """,
+    )
+    world.wait("went on")
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+    assert "RuntimeError: of the child" in world[0].errors

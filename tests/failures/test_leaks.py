@@ -1,0 +1,188 @@
+"""What is left after a world, a group or a program has ended: nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
+
+COUNT = """
+import gc
+def listening():
+    mine = {os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if f.isdigit() and os.path.exists(f"/proc/self/fd/{f}")}
+    found = 0
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in open(table).read().splitlines()[1:]:
+            words = line.split()
+            found += words[3] == "0A" and f"socket:[{words[9]}]" in mine
+    return found
+def count():
+    gc.collect()
+    return {
+        "descriptors": descriptors(),
+        "threads": threads(),
+        "listening": listening(),
+        "files": sorted(os.listdir(os.environ["XDG_RUNTIME_DIR"])),
+        "memory": sorted(os.listdir("/dev/shm")),
+    }
+"""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_hundred_worlds_leave_nothing(worlds: Worlds, host: str) -> None:
+    world = worlds(
+        2,
+        COUNT
+        + """
+def once(number):
+    with px.init(timeout=30) as world:
+        world.all_reduce(np.ones(3))
+        half = world.subgroup([0, 1])
+        half.barrier()
+        work = world.irecv(src=1 - world.rank, tag=5)
+        world.isend(np.ones(10), 1 - world.rank, tag=5).wait()
+        work.wait()
+        world.all_reduce(np.ones(3), async_op=True).wait()
+        if number % 3 == 0:
+            half.close()
+before = count()
+for number in range(3):
+    once(number)
+warm = count()
+for number in range(97):
+    once(number)
+after = count()
+say("counted", before=before, warm=warm, after=after)
+""",
+        host=host,
+    )
+    for rank in world:
+        event = rank.wait("counted", limit=110)
+        assert event["after"]["listening"] == 0
+        assert event["after"]["files"] == event["before"]["files"]
+        assert event["after"]["memory"] == event["before"]["memory"]
+        assert event["after"]["threads"] == event["before"]["threads"]
+        assert event["after"]["descriptors"] == event["warm"]["descriptors"]
+        # The waker of the main thread is the one thing that stays, for the next world.
+        more = len(event["warm"]["descriptors"]) - len(event["before"]["descriptors"])
+        assert more <= 1, event["warm"]["descriptors"]
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+GROUPS = (
+    COUNT
+    + """
+world = init()
+def once(number):
+    group = world.subgroup([0, 1])
+    if number % 50 == 0:
+        group.irecv(src=1 - group.rank, tag=5)
+        group.isend(np.ones(10), 1 - group.rank, tag=5).wait()
+    group.all_reduce(np.ones(3))
+    group.barrier()
+    if number % 2:
+        group.close()
+for number in range(20):
+    once(number)
+world.barrier()
+before = count()
+for number in range(TIMES):
+    once(number)
+gc.collect()
+world.barrier()
+after = count()
+state = len(world._control._watchers), len(world.backend.world._lanes), len(world.backend.world._parked)
+say("counted", before=before, after=after, state=state)
+world.close()
+"""
+)
+
+
+def check_groups(worlds: Worlds, times: int, limit: float) -> None:
+    world = worlds(2, GROUPS, TIMES=times, host="parent")
+    for rank in world:
+        event = rank.wait("counted", limit=limit)
+        assert event["after"] == event["before"]
+        assert event["state"][0] <= 2
+        assert event["state"][1] <= 3
+        assert event["state"][2] == 0
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_a_thousand_sub_groups_leave_nothing(worlds: Worlds) -> None:
+    check_groups(worlds, 1000, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_sub_groups_leave_nothing(worlds: Worlds) -> None:
+    check_groups(worlds, 10_000, 800)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("where", ["module", "function"])
+@pytest.mark.parametrize("after", ["nothing", "pending"])
+def test_a_program_that_ends_without_close(worlds: Worlds, host: str, where: str, after: str) -> None:
+    body = """
+world = init()
+world.barrier()
+world.send(np.full(3, 2.0), 1 - world.rank, tag=1)
+half = world.subgroup([0, 1])
+half.barrier()
+"""
+    if after == "pending":
+        # Nobody will ever send this: the threads that wait for it must not keep the program alive.
+        body += "work = world.irecv(src=1 - world.rank, tag=9)\n"
+        body += "late = half.all_reduce(np.ones(2), async_op=True) if world.rank == 0 else None\n"
+    body += "say('got', value=float(world.recv(src=1 - world.rank, tag=1)[0]))\n"
+    if where == "function":
+        body = "def main():\n" + "".join(f"    {line}\n" for line in body.splitlines()) + "main()\n"
+    world = worlds(2, body, host=host)
+    for rank in world:
+        assert rank.wait("got")["value"] == 2.0
+    for rank in world:
+        assert rank.finish(10.0) == 0, rank.errors
+        assert rank.errors == ""
+    assert not [name for name in os.listdir("/dev/shm") if "phalanx" in name]
+
+
+def test_collected_groups_give_back_their_channels(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        COUNT
+        + """
+world = init()
+world.barrier()
+before = count()
+groups = [world.subgroup([0, 1]) for _ in range(10)]
+for group in groups:
+    group.barrier()
+    group.send(np.ones(1), 1 - group.rank)
+    group.recv(src=1 - group.rank)
+world.barrier()
+most = count()
+del groups, group
+gc.collect()
+world.barrier()
+after = count()
+say("counted", before=before, most=most, after=after)
+""",
+    )
+    for rank in world:
+        event = rank.wait("counted")
+        assert event["after"] == event["before"]
+        assert len(event["most"]["descriptors"]) >= len(event["before"]["descriptors"]) + 40
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_no_private_file_outlives_the_forming_of_a_world(worlds: Worlds, tmp_path: Path) -> None:
+    world = worlds(2, "world = init()\nworld.barrier()\nsay('files', names=os.listdir(os.environ['XDG_RUNTIME_DIR']))\nhear()")
+    for rank in world:
+        assert rank.wait("files")["names"] == []
+    # Not even a rank 0 that is killed now can leave one.
+    world[0].kill()
+    world[1].tell()
+    world.finish()
+    assert list(worlds.runtime.iterdir()) == []

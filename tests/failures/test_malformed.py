@@ -1,0 +1,114 @@
+"""Bytes that are no frame, on a channel that was opened properly: it is closed with a clear error, nothing is allocated."""
+
+from __future__ import annotations
+
+import pytest
+from tests.failures.ranks import CONTRACT, Worlds, assert_lost, worlds  # noqa: F401
+
+INPUTS = {
+    "junk": "b'junk' * 100",
+    "zeros": "bytes(64)",
+    "an unknown kind": "frame(kind=99)",
+    "a huge payload": "frame(payload=1 << 60)",
+    "a huge description": "frame(description=0xFFFF_FFFF)",
+    "a description that is none": "frame(kind=2, description=8, payload=8) + b'\\xff' * 16",
+    "an array of another size": "frame(kind=2, description=len(ARRAY), payload=8) + ARRAY + b'\\xff' * 8",
+    "an object that is none": "frame(kind=3, description=8, payload=0) + b'\\xc1' * 8",
+}
+
+SCRIPT = """
+import resource, struct
+from phalanx.group.arrays import Description
+ARRAY = Description("<f8", [1 << 40], "numpy").pack()
+def frame(kind=2, description=0, tag=0, payload=0):
+    return struct.pack("<2sBBIQQ", b"PX", kind, 0, description, tag, payload)
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+world = init()
+world.barrier()
+world.send(np.zeros(1), 1) if world.rank == 0 else world.recv(src=0) if world.rank == 1 else None
+before = memory()
+if world.rank == 0:
+    lane = world._{lane}
+    lane._outbound[1].stream._socket.send({data})
+    say("sent")
+    hear()
+"""
+
+
+@pytest.mark.parametrize("data", INPUTS)
+def test_a_message_that_is_none(worlds: Worlds, data: str) -> None:
+    script = SCRIPT.replace("{lane}", "messages").replace("{data}", INPUTS[data])
+    verb = "recv_object" if "object" in data else "recv"
+    world = worlds(
+        3,
+        f"""{script}
+if world.rank == 1:
+    hear()
+    expect(lambda: world.{verb}(src=0))
+    expect(lambda: world.{verb}(src=0, timeout=0.5), "again")
+    say("memory", more=memory() - before)
+    world.send(np.zeros(1), 0)
+    world.send(np.zeros(1), 2)
+if world.rank != 1:
+    world.recv(src=1)
+world.barrier()
+say("went on")
+""",
+    )
+    world[0].wait("sent")
+    world[1].tell()
+    event = world[1].wait("raised")
+    assert event["type"] == "ProtocolError", event
+    assert event["peer"] == 0
+    assert "rank 0" in event["text"]
+    event = world[1].wait("again")
+    # The rest of a connection that carried nonsense cannot be trusted; a frame that was whole leaves it usable.
+    assert event["type"] in ("ProtocolError", "Timeout"), event
+    assert world[1].wait("memory")["more"] < 32
+    world[0].tell()
+    world.wait("went on")
+    assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
+
+
+@pytest.mark.parametrize("data", ["junk", "a huge payload"])
+def test_nonsense_in_a_collective_breaks_the_group_for_all(worlds: Worlds, data: str) -> None:
+    script = SCRIPT.replace("{lane}", "collectives").replace("{data}", INPUTS[data])
+    world = worlds(3, script + "expect(lambda: world.all_reduce(np.ones(3)))\nworld.close()")
+    world[0].wait("sent")
+    event = world[1].wait("raised")
+    assert event["type"] == "ProtocolError", event
+    assert event["peer"] == 0
+    world[0].tell()
+    for rank in world.but(1):
+        event = rank.wait("raised")
+        assert "PhalanxError" in event["kinds"], event
+        assert event["took"] < 3.0
+        assert "on rank 1: ProtocolError" in event["text"] or "rank 1" in event["text"], event
+    assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
+
+
+def test_nonsense_on_a_control_connection(worlds: Worlds) -> None:
+    world = worlds(
+        3,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == 1:
+            hear()
+            say("writing")
+            world.backend.world._client.link.stream._socket.send(b"\\xff" * 64)
+        expect(lambda: world.barrier() if world.rank != 1 else world.recv(src=0))
+        """,
+        host="parent",
+    )
+    world.wait("joined")
+    for rank in world.but(1):
+        rank.wait_asleep()
+    world[1].tell()
+    since = world[1].wait("writing")["at"]
+    for rank in world.but(1):
+        event = rank.wait("raised")
+        assert_lost(event, 1, since)
+        assert "control message" in event["text"], event
+    assert world[1].wait("raised")["at"] - since < CONTRACT

@@ -1,0 +1,185 @@
+"""The documentation says what is true: its scripts run, its links lead somewhere, its tables are those of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import phalanx as px
+from phalanx import config
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+BLOCK = re.compile(
+    r"(?:^<!-- run(?P<how>[^\n]*?) -->\n)?^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.M
+)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def load_generator() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- scripts ---------------------------------------------------------------------------------------------------------
+
+
+class Script(NamedTuple):
+    """A Python block, and what the line above it says of it: `-n 4 prints: TEXT`, `fails: TEXT` or nothing."""
+
+    page: str
+    line: int
+    name: str
+    code: str
+    how: str | None
+
+    @property
+    def ranks(self) -> int | None:
+        found = re.match(r" -n (\d+)", self.how or "")
+        return int(found[1]) if found else None
+
+    def expects(self, word: str) -> str | None:
+        found = re.search(rf" {word}: (.+)", self.how or "")
+        return found[1] if found else None
+
+
+def scripts() -> list[Script]:
+    found = []
+    for name, page in zip(NAMES, PAGES, strict=True):
+        text = page.read_text(encoding="utf-8")
+        for block in BLOCK.finditer(text):
+            title = re.search(r'title="([^"]+)"', block["info"])
+            line = text.count("\n", 0, block.start("code")) + 1
+            found.append(Script(name, line, title[1] if title else "script.py", block["code"], block["how"]))
+    return found
+
+
+SCRIPTS = scripts()
+
+
+def by_place(script: Script) -> str:
+    return f"{script.page}:{script.line}"
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.how is not None], ids=by_place)
+def test_a_script_does_what_its_page_says(script: Script, tmp_path: Path) -> None:
+    file = tmp_path / script.name
+    file.write_text(script.code, encoding="utf-8")
+    launcher = [] if script.ranks is None else ["-m", "phalanx", "run", "-n", str(script.ranks)]
+    read = {variable.name for variable in config.VARIABLES} - {"TMPDIR", "PHALANX_PURE"}
+    env = {name: value for name, value in os.environ.items() if name not in read}
+    done = subprocess.run(
+        [sys.executable, *launcher, str(file)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    output = done.stdout + done.stderr
+    fails = script.expects("fails")
+    assert (done.returncode != 0) == (fails is not None), output
+    assert (fails or script.expects("prints") or "") in output
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.how is None], ids=by_place)
+def test_every_other_block_is_python(script: Script) -> None:
+    compile(script.code, by_place(script), "exec")
+
+
+def test_the_line_above_a_script_can_be_read() -> None:
+    written = sum(page.read_text(encoding="utf-8").count("\n<!-- run") for page in PAGES)
+    assert written == len([s for s in SCRIPTS if s.how is not None]) > 10
+    for script in SCRIPTS:
+        assert re.fullmatch(r"( -n \d+)?( (prints|fails): .+)?", script.how or ""), by_place(script)
+
+
+# -- links and names -------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """As mkdocs and the forges make them of headings, and the names that the API pages hold."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.M), re.M)
+    slugs = {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+    members = set(re.findall(r"^::: (\S+)$", text, re.M))
+    return slugs | members
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    broken = []
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_are_named_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = set(re.findall(r"\b((?:src|tests|docs|examples|cpp)/[\w./-]*\w)", text))
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variables_that_are_named_exist(name: str) -> None:
+    known = {variable.name for variable in config.VARIABLES} | {"PHALANX_BUILD_CORE"}
+    named = set(re.findall(r"\bPHALANX_[A-Z_]*[A-Z]\b", (ROOT / name).read_text(encoding="utf-8")))
+    assert not named - known
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page for page in (ROOT / "docs").rglob("*.md") if str(page.relative_to(ROOT / "docs")) not in menu] == []
+
+
+# -- what follows from the code --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs")])
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert load_generator().renew(text) == text, "run: python docs/generate.py"
+
+
+def test_every_variable_has_its_line() -> None:
+    text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` ", text, re.M) == [variable.name for variable in config.VARIABLES]
+
+
+def test_every_error_is_drawn() -> None:
+    drawn = set(re.findall(r"\b[A-Z]\w+\b", load_generator().error_tree()))
+    assert set(px.errors.__all__) <= drawn
+
+
+def status_table(name: str) -> dict[str, tuple[str, str]]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    rows = text.split("| | today | planned, not there yet |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    cells = [[cell.strip().replace("(docs/", "(") for cell in row.strip("|").split("|")] for row in rows]
+    return {area: (today, planned) for area, today, planned in cells}
+
+
+def test_the_list_of_what_works_is_true() -> None:
+    assert status_table("README.md") == status_table("docs/index.md")
+    table = status_table("README.md")
+    for area in ("collectives", "messages", "groups"):
+        verbs = re.findall(r"`(\w+)`", table[area][0])
+        assert verbs
+        assert not [verb for verb in verbs if not callable(getattr(px.Group, verb, None))]
+    assert not hasattr(px, "rpc")
+    assert not hasattr(px.Group, "empty")
