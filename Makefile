@@ -50,7 +50,7 @@ lint: $(VENV)/.test ## ruff and mypy
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in site/
-	@$(PY) -m mkdocs build --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 .PHONY: chaos hostile fuzz
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind

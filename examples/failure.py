@@ -17,7 +17,6 @@ signal.signal(signal.SIGTERM, lambda *_: None)
 with px.init(timeout=60) as world:
     if world.world_size < 2:
         sys.exit("This example needs at least two ranks: phalanx run -n 4 examples/failure.py")
-    world.barrier()
     victim = world.world_size - 1
     if world.rank == victim:
         print(f"rank {victim} is about to be killed", flush=True)

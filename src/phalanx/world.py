@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from .backends.base import DEFAULT_TIMEOUT, LaneBackend
 from .backends.mesh import MeshBackend
 from .backends.simulated import SimulatedBackend
 from .backends.star import TcpBackend
-from .config import Launch, Options, detect
+from .config import Launch, Options, detect, log_level
 from .errors import ConfigError, PhalanxError
 from .group import Group
 from .types import Address
@@ -62,12 +63,26 @@ def init(
     if auth == "none" and token is not None:
         raise ConfigError("auth='none' does not go with a token (leave one of them out)")
     launch = detect(rank=rank, world_size=world_size, master=master, token=token)
+    _apply_log_level(launch.rank)
     resolved = (options or Options()).resolve()
     group = Group(_backend(backend, launch, auth, timeout, resolved), _owns_backend=True)
-    _worlds.difference_update([world for world in _worlds if world.closed])
     _worlds.add(group)
+    group._closers.append(functools.partial(_worlds.discard, group))
     _watch_for_the_end()
     return group
+
+
+def _apply_log_level(rank: int) -> None:
+    """Does what `PHALANX_LOG` asks for; without it, logging is the program's own business."""
+    level = log_level()
+    logger = logging.getLogger("phalanx")
+    if level is None or logger.handlers:
+        return
+    logger.setLevel(level)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 def _backend(

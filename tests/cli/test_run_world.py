@@ -203,14 +203,10 @@ def test_a_failure_on_one_node_ends_the_other(run: Runner, bad: int) -> None:
 def wait_until_watched(launcher: Launched) -> None:
     """Waits until the launcher of another node has its connection to the directory."""
 
-    def threads() -> set[str]:
-        return {(task / "comm").read_text().strip() for task in Path(f"/proc/{launcher.pid}/task").iterdir()}
-
     def connected() -> bool:
         sockets = {link.readlink().name for link in Path(f"/proc/{launcher.pid}/fd").iterdir() if link.is_symlink()}
         return any(name.startswith("socket:") for name in sockets)
 
-    assert threads()
     wait_for(connected, "a connection to the directory")
 
 
@@ -219,6 +215,24 @@ SLEEP = """
     pathlib.Path("ready-" + os.environ["RANK"]).touch()
     time.sleep(float(sys.argv[1 + int(os.environ["GROUP_RANK"])]))
 """
+
+
+def test_a_failure_at_once_is_still_told(run: Runner) -> None:
+    script = run.script(
+        """
+        import os, pathlib, sys, time
+        pathlib.Path("ready-" + os.environ["RANK"]).touch()
+        if os.environ["GROUP_RANK"] == "1":
+            sys.exit(3)
+        time.sleep(300)
+        """
+    )
+    nodes = Nodes(run, script)
+    # The second is done for before the first is there to hear it.
+    second, first = nodes.start(1), nodes.start(0)
+    assert second.finish() == 3
+    assert first.finish() == 1
+    assert "on node 1" in first.err
 
 
 @pytest.mark.parametrize("told", [0, 1])

@@ -23,6 +23,7 @@ __all__ = [
     "hear",
     "init",
     "np",
+    "open_files",
     "os",
     "px",
     "say",
@@ -94,7 +95,7 @@ def expect(call: Callable[[], Any], event: str = "raised") -> None:
         say(event, type="", kinds=[], text=f"returned {result!r}", took=time.monotonic() - began)
 
 
-def descriptors() -> list[str]:
+def open_files() -> list[str]:
     """What is open in this process, without the descriptor that looks."""
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -102,7 +103,12 @@ def descriptors() -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:
             continue
-    return sorted(kind.split(":", 1)[0] for kind in found)
+    return found
+
+
+def descriptors() -> list[str]:
+    """The kinds of what is open in this process."""
+    return sorted(name if name.startswith("/") else name.split("[", 1)[0] for name in open_files())
 
 
 def threads() -> int:

@@ -1,4 +1,4 @@
-"""Ranks that close on purpose: what was sent before still arrives, what waits for more raises `ChannelClosed` at once."""
+"""Ranks that close on purpose: what was sent before still arrives, what waits for more raises `ChannelClosed`."""
 
 from __future__ import annotations
 

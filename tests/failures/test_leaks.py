@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
@@ -11,7 +10,7 @@ from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
 COUNT = """
 import gc
 def listening():
-    mine = {os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if f.isdigit() and os.path.exists(f"/proc/self/fd/{f}")}
+    mine = set(open_files())
     found = 0
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in open(table).read().splitlines()[1:]:
@@ -177,8 +176,16 @@ say("counted", before=before, most=most, after=after)
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
-def test_no_private_file_outlives_the_forming_of_a_world(worlds: Worlds, tmp_path: Path) -> None:
-    world = worlds(2, "world = init()\nworld.barrier()\nsay('files', names=os.listdir(os.environ['XDG_RUNTIME_DIR']))\nhear()")
+def test_no_private_file_outlives_the_forming_of_a_world(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        say("files", names=os.listdir(os.environ["XDG_RUNTIME_DIR"]))
+        hear()
+        """,
+    )
     for rank in world:
         assert rank.wait("files")["names"] == []
     # Not even a rank 0 that is killed now can leave one.

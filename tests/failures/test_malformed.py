@@ -1,4 +1,4 @@
-"""Bytes that are no frame, on a channel that was opened properly: it is closed with a clear error, nothing is allocated."""
+"""Bytes that are no frame, on a channel that was opened properly: it is closed, and nothing is allocated."""
 
 from __future__ import annotations
 

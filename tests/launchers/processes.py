@@ -28,7 +28,8 @@ _FOREIGN = ("PHALANX_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "MPI_", "SLUR
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what any launcher may have set, the session's runtime folder included."""
-    known = {variable.name for variable in VARIABLES} - {"TMPDIR"}
+    # With byte code that is kept, as in any normal start: dozens of processes would compile all of it otherwise.
+    known = {variable.name for variable in VARIABLES} - {"TMPDIR"} | {"PYTHONDONTWRITEBYTECODE"}
     # One thread: without it torchrun speaks of it at length, and ranks on two cores get in each other's way.
     kept = {name: value for name, value in os.environ.items() if name not in known and not name.startswith(_FOREIGN)}
     return {**kept, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

@@ -21,6 +21,7 @@ from tests.rendezvous.support import (
     Ranks,
     check,
     directory,
+    eventually,
     free_port,
     ranks,
 )
@@ -222,12 +223,18 @@ def relay(source: Address, target: Address) -> Iterator[list[bytes]]:
             thread.join(LIMIT)
 
 
+def is_open(address: Address) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
 def test_somebody_who_sits_on_a_candidate_and_passes_everything_on() -> None:
     """Any user of the machine can take a port. What he passes on must not let him in between."""
     port, candidates = master_with_free_candidates(2)
     with relay(candidates[0], candidates[1]) as heard, ranks() as group:
-        for rank in (0, 1):
-            group.start(torchrun(rank, 2, 1, port, "run", PHALANX_TOKEN="a token"))
+        group.start(torchrun(0, 2, 1, port, "run", PHALANX_TOKEN="a token"))
+        eventually(lambda: is_open(candidates[1]), "the directory")
+        group.start(torchrun(1, 2, 1, port, "run", PHALANX_TOKEN="a token"))
         check(group)
         assert met_at(group) == [candidates[1]]
     said = b"".join(heard)

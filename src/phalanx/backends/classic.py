@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from ..config import Options
@@ -30,6 +31,8 @@ __all__ = ["CLASSIC_BIND", "ClassicWorld"]
 
 CLASSIC_BIND = Address("127.0.0.1", 0)
 LANE_ID_SIZE = 16
+REMEMBERED = 1024
+"""Closed lanes that are remembered, to drop what comes late."""
 
 
 class ClassicWorld(ControlPlane):
@@ -44,6 +47,7 @@ class ClassicWorld(ControlPlane):
         self._lock = threading.Lock()
         self._mailboxes: dict[bytes, Mailbox] = {}
         self._lanes: list[_ClassicLane] = []
+        self._closed_lanes: OrderedDict[bytes, None] = OrderedDict()
         self.inbound = {
             peer: _ClassicInbound(stream, peer, self, options.max_message, options.max_object)
             for peer, stream in streams.items()
@@ -67,6 +71,13 @@ class ClassicWorld(ControlPlane):
         with self._lock:
             return self._mailboxes.setdefault(lane_id, Mailbox())
 
+    def mailbox_for(self, lane_id: bytes) -> Mailbox:
+        """Where a message goes. What comes for a lane that was closed here goes nowhere."""
+        with self._lock:
+            if lane_id in self._closed_lanes:
+                return Mailbox()
+        return self.mailbox(lane_id)
+
     def wake_lanes(self) -> None:
         """Makes every waiting thread look again: all lanes share the connections."""
         with self._lock:
@@ -80,6 +91,9 @@ class ClassicWorld(ControlPlane):
             if lane in self._lanes:
                 self._lanes.remove(lane)
             self._mailboxes.pop(lane.lane_id, None)
+            self._closed_lanes[lane.lane_id] = None
+            while len(self._closed_lanes) > REMEMBERED:
+                self._closed_lanes.popitem(last=False)
 
     def _sending_ended(self, peer: int, reason: str, _goodbye: bool) -> PhalanxError:
         # What that rank sent before it went can still be read. That there is no more, the reader will see.
@@ -98,6 +112,10 @@ class ClassicWorld(ControlPlane):
     def close(self, timeout: float) -> None:
         """Closes all connections."""
         closed = ChannelClosed(self.rank, "this backend was closed on this rank")
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:  # of groups that outlive their backend
+            lane.close()
         for peer, sender in self.outbound.items():
             sender.stream.finish_sending()
             # Unread bytes would turn the close into a reset, which could overtake what was sent last.
@@ -136,12 +154,11 @@ class _ClassicInbound(Inbound):
             world.mailbox(bytes(LANE_ID_SIZE)),
             max_message=max_message,
             max_object=max_object,
-            on_end=lambda channel, reason, _goodbye: world.lost(channel.src, reason),
+            on_end=lambda channel, ended, _goodbye: world.lost(channel.src, str(ended)),
         )
         self._world = world
         self._escaped = False
         self._target = self._mailbox
-        self._current = self._mailbox
 
     def _first_need(self) -> int:
         return wire.LENGTH_SIZE
@@ -151,7 +168,7 @@ class _ClassicInbound(Inbound):
             header, self._header, self._escaped = self._header, None, False
             return self._begin(self._target, header, head)
         if self._escaped:
-            self._target = self._world.mailbox(head[:LANE_ID_SIZE])
+            self._target = self._world.mailbox_for(head[:LANE_ID_SIZE])
             header = parse_header(head[LANE_ID_SIZE:], max_message=self._max_message, max_object=self._max_object)
             if header.description:
                 self._header = header
@@ -166,14 +183,11 @@ class _ClassicInbound(Inbound):
         return self._begin(self._mailbox, Header(Kind.RAW, 0, 0, length), b"")
 
     def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
-        self._current = mailbox
+        if header.kind is Kind.GOODBYE:  # of one lane: the connection serves the others
+            self._need = self._first_need()
+            mailbox.gone(self.src, ChannelClosed(self.src, "it has closed this group"))
+            return None
         return super()._begin(mailbox, header, description)
-
-    def _finish(self, arrival: Arrival) -> None:
-        self._current.finish(arrival)
-
-    def _cut(self, arrival: Arrival, error: BaseException) -> None:
-        self._current.cut(arrival, error)
 
 
 class _ClassicLane(Lane):
@@ -223,6 +237,9 @@ class _ClassicLane(Lane):
     def wake_readers(self) -> None:
         self._world.wake_lanes()
 
+    def streams(self) -> list[Stream]:
+        return [channel.stream for peer, channel in self._world.inbound.items() if peer in self.members]
+
     def unsent(self) -> list[Operation]:
         return [outgoing for channel in self._world.outbound.values() for outgoing in channel.unsent()]
 
@@ -241,3 +258,11 @@ class _ClassicLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self)
+        if not goodbye or self._plain:  # the classic wire itself has no word for it
+            return
+        word = wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE) + self.lane_id + pack_header(Kind.GOODBYE, 0, 0, 0)
+        for member in self.members:
+            channel = self._world.outbound.get(member)
+            if channel is not None:
+                channel.queue([word])
+                channel.push()

@@ -46,6 +46,8 @@ class ControlPlane:
         self._lost: dict[int, PhalanxError] = {}
         self._left: set[int] = set()
         self._broken: dict[bytes, PhalanxError] = {}
+        self.directory_host: int | None = None
+        """The rank that hosts the directory, if one does: when nobody answers, it is the one that does not."""
 
     # -- for groups --------------------------------------------------------------------------------------------------
 
@@ -92,6 +94,10 @@ class ControlPlane:
     def statuses(self, context: bytes) -> Statuses:
         """What the other ranks are doing in a group, where they can be asked."""
         return Statuses(None)
+
+    def answers(self, rank: int) -> bool:
+        """Whether a rank says, when asked now, that it is alive."""
+        return rank in self.statuses(b"").replies
 
     # -- what happens ------------------------------------------------------------------------------------------------
 

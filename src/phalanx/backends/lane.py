@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PeerLost, PhalanxError
+from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
 from ..transports.channel import Inbound, Outbound, Outgoing
 from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
-from ..transports.stream import Buffer
+from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
 from ..wire.frames import Kind
 
@@ -43,6 +43,7 @@ class Lane(ABC):
         self.members = tuple(members)
         self.size = len(self.members)
         self.mailbox = Mailbox()
+        self.mailbox.sources = frozenset(range(self.size)) - {rank}
         self._control = control
         self._guard = threading.Lock()
         self._sleepers: set[Waker] = set()
@@ -75,6 +76,10 @@ class Lane(ABC):
     def mailbox_source(self, src: int) -> int:
         """What the mailbox calls a member."""
         return src
+
+    def streams(self) -> list[Stream]:
+        """The connections that carry this lane now."""
+        return []
 
     def source_of(self, envelope: Envelope) -> int:
         """The member that a message came from."""
@@ -194,11 +199,18 @@ class Lane(ABC):
             return known
         if self._control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
+        if self._control.answers(rank):
+            return ChannelClosed(rank, f"it is alive, but this channel has ended: {reason}")
         return PeerLost(rank, reason)
 
-    def inbound_ended(self, channel: Inbound, reason: str, goodbye: bool) -> PhalanxError:
+    def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
         """An inbound channel is over: receives from its source fail, and so will later ones."""
-        error = self.channel_error(channel.src, reason, goodbye)
+        error: PhalanxError
+        if isinstance(ended, ProtocolError):
+            rank = self.members[channel.src]
+            error = ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
+        else:
+            error = self.channel_error(channel.src, str(ended), goodbye)
         self.mailbox.gone(channel.src, error)
         return error
 
@@ -280,21 +292,25 @@ class _Mover:
         lane._sleepers.add(waker)  # whoever starts this thread holds the lane's guard
         self._ready.set()
         while not self._stopping:
-            waker.clear()
-            with self._lock:
-                self._jobs = [job for job in self._jobs if not job[0].done]
-                jobs = list(self._jobs)
-            for operation, deadline, expire in jobs:
-                if deadline.expired and not operation.done:
-                    expire()
-            operations = [operation for operation, _, _ in jobs if not operation.done]
-            polled = lane._drive(operations)
-            for operation in operations:
-                operation.add_waker(waker)  # another thread may complete it
-            if not any(operation.done for operation in operations):
-                _sleep(waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
-            for operation in operations:
-                operation.remove_waker(waker)
+            self._turn(lane, waker)
+
+    def _turn(self, lane: Lane, waker: Waker) -> None:
+        # A function of its own: what is done must not stay in its variables, which would keep the group alive.
+        waker.clear()
+        with self._lock:
+            self._jobs = [job for job in self._jobs if not job[0].done]
+            jobs = list(self._jobs)
+        for operation, deadline, expire in jobs:
+            if deadline.expired and not operation.done:
+                expire()
+        operations = [operation for operation, _, _ in jobs if not operation.done]
+        polled = lane._drive(operations)
+        for operation in operations:
+            operation.add_waker(waker)  # another thread may complete it
+        if not any(operation.done for operation in operations):
+            _sleep(waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
+        for operation in operations:
+            operation.remove_waker(waker)
 
 
 _NEVER = Deadline(float("inf"))

@@ -6,6 +6,7 @@ both ends, a flood on one group cannot hold up another, and closing one says goo
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .mesh_world import MeshWorld
 
 __all__ = ["LaneKey", "MeshLane"]
+
+logger = logging.getLogger("phalanx.backends")
 
 LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
@@ -62,7 +65,9 @@ class MeshLane(Lane):
             if not taken:
                 self._inbound[src] = channel
         if taken:
-            stream.close()  # a member opens one channel; a second is a mistake of its side
+            # A member opens one channel; a second is a mistake of its side.
+            logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
+            stream.close()
         else:
             self.wake_all()
 
@@ -87,6 +92,10 @@ class MeshLane(Lane):
             return list(self._inbound.values())
         channel = self._inbound.get(src)
         return () if channel is None else (channel,)
+
+    def streams(self) -> list[Stream]:
+        with self._guard:
+            return [c.stream for c in self._inbound.values()] + [c.stream for c in self._outbound.values()]
 
     def unsent(self) -> list[Operation]:
         with self._guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -36,8 +37,10 @@ The directory itself waits half of it.
 """
 REMEMBERED = 1024
 """Closed lanes that are remembered, to tell a late sender that the group is closed."""
-PARKED = 4096
-"""Connections that may wait for this rank to make their group."""
+PARKED = 256
+"""Connections of one rank that may wait for this rank to make their groups."""
+
+logger = logging.getLogger("phalanx.backends")
 
 
 class MeshWorld(ControlPlane):
@@ -59,7 +62,7 @@ class MeshWorld(ControlPlane):
         self._closed_lanes: OrderedDict[LaneKey, None] = OrderedDict()
         self._lock = threading.Lock()
         self._closing = False
-        self._hosted_by_rank_0 = launch.directory is None
+        self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
         self.meeting = arrange(launch, auth=auth, options=options, deadline=deadline)
         self._reactor = Reactor("phalanx-control")
@@ -108,8 +111,8 @@ class MeshWorld(ControlPlane):
         return self._client.statuses(context, STATUS_TIMEOUT)
 
     def on_directory_lost(self, reason: str) -> None:
-        if self._hosted_by_rank_0:
-            self.on_lost(0, f"{reason} (it hosted the directory)")
+        if self.directory_host is not None:
+            self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
         elif self.roster[0].host_id != self.roster[self.rank].host_id:
             # The launcher that hosts it runs beside rank 0, and all ranks there end with it.
             for member in self.roster:
@@ -157,13 +160,15 @@ class MeshWorld(ControlPlane):
         key = (hello.context, hello.lane)
         with self._lock:
             lane = self._lanes.get(key)
-            if lane is None:
-                if sum(map(len, self._parked.values())) >= PARKED:
-                    stream.close()
-                else:
-                    self._parked.setdefault(key, []).append((hello.rank, stream))
+            waiting = sum(rank == hello.rank for streams in self._parked.values() for rank, _ in streams)
+            if lane is None and waiting < PARKED:
+                self._parked.setdefault(key, []).append((hello.rank, stream))
+                return
         if lane is not None:
             lane.attach(hello.rank, stream)
+        else:
+            logger.warning("rank %d: dropped a channel of rank %d: too many wait for a group", self.rank, hello.rank)
+            stream.close()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +177,8 @@ class MeshWorld(ControlPlane):
 
         The rank that hosts the directory stays until the others have left, for `timeout` at most.
         """
+        for lane in list(self._lanes.values()):  # of groups that outlive their backend
+            lane.close()
         self._client.leave()
         if self.meeting.directory is not None:
             if self._ended is None and not self._lost:

@@ -63,6 +63,7 @@ class _LocalControl(ControlPlane):
 class _LocalLane(Lane):
     def __init__(self, world: _World, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, members, world.planes[members[rank]])
+        self.mailbox.sources = None  # a rank may still send to itself when all others are gone
         self._world = world
         self._name = (context, number)
         key = (context, number, members[rank])
@@ -72,6 +73,9 @@ class _LocalLane(Lane):
             # Still under the lock: a message that is sent now must not overtake those that came early.
             for envelope, payload in world.early.pop(key, []):
                 self.mailbox.deliver(envelope, memoryview(payload))
+            gone = [src for src, member in enumerate(members) if (context, number, member) in world.closed]
+        for src in gone:
+            self.mailbox.gone(src, ChannelClosed(members[src], "it has closed this group"))
 
     def start_send(
         self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
@@ -141,4 +145,8 @@ class SimulatedBackend(LaneBackend):
         return _LocalLane(self._world, context, number, list(ranks).index(self._rank), tuple(ranks))
 
     def _close(self) -> None:
+        with self._world.lock:
+            lanes = [lane for key, lane in self._world.lanes.items() if key[2] == self._rank]
+        for lane in lanes:  # of groups that outlive their backend
+            lane.close()
         self._world.planes[self._rank].leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class SubBackend(LaneBackend):
         self.members = tuple(chosen)
         """The parent's rank of each member."""
         self._share_stream = share_stream
+        self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         super().__init__(
             chosen.index(parent.rank),
             [parent.world_ranks[member] for member in chosen],
@@ -96,4 +98,10 @@ class SubBackend(LaneBackend):
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        return self.parent.open_lane(context, number, [self.members[rank] for rank in ranks])
+        lane = self.parent.open_lane(context, number, [self.members[rank] for rank in ranks])
+        self._lanes.add(lane)
+        return lane
+
+    def _close(self) -> None:
+        for lane in list(self._lanes):  # of groups that outlive their backend
+            lane.close()

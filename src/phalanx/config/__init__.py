@@ -6,7 +6,7 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 from __future__ import annotations
 
 from .detect import Launch, detect
-from .environment import inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from .environment import adopt, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions
 from .variables import VARIABLES, Variable
 
@@ -16,6 +16,7 @@ __all__ = [
     "Options",
     "TlsOptions",
     "Variable",
+    "adopt",
     "detect",
     "inherited",
     "log_level",

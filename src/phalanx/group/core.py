@@ -166,7 +166,10 @@ class GroupCore:
             waiting: Ranks of the group that this rank waits for, as far as it can see itself.
             sequence: Of the collective; None for a message.
         """
-        found = self._control.statuses(self._context) if deadline.seconds >= WORTH_ASKING else Statuses(None)
+        asking = deadline.seconds >= WORTH_ASKING
+        found = self._control.statuses(self._context) if asking else Statuses(None)
+        host = self._control.directory_host
+        silent_host = host if asking and not found.answered and host is not None and self._is_waited_for(host) else None
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         asked = others if sequence is not None else list(waiting)
         arrived = [self.rank] if sequence is not None else []
@@ -184,9 +187,15 @@ class GroupCore:
                 words = f"does not answer (last heard of {seconds:.1f} s ago); when last seen it {describe(last)}"
             elif found.answered:
                 words = "has left the world or is lost"
+            elif name == silent_host:
+                words = "does not answer; it hosts the directory, so nobody could be asked about the others"
             else:
                 words = "is unknown, because nobody could be asked"
                 if rank not in waiting:
+                    continue
+                if sequence is not None and silent_host is not None:
+                    # It may itself wait for the one that is known to be silent.
+                    lines.append(f"  rank {name} {words}")
                     continue
             missing.append(rank)
             lines.append(f"  rank {name} {words}")
@@ -206,6 +215,10 @@ class GroupCore:
             peer=names[0] if len(names) == 1 else None,
             operation=what,
         )
+
+    def _is_waited_for(self, name: int) -> bool:
+        """Whether a world rank is another member, and has not left."""
+        return name in self.members and name != self._world_rank and not self._control.has_left(name)
 
 
 def _release(control: ControlPlane, context: bytes, closers: list[Callable[[], None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ProtocolError, SizeMismatch, UsageError
@@ -13,39 +14,50 @@ from .arrays import Adapted, Description, empty, make, memory_of
 __all__ = ["ArraySink", "NewArraySink", "ObjectSink"]
 
 
-def _expect(envelope: Envelope, kind: Kind, verb: str) -> None:
+Naming = Callable[[Envelope], int]
+"""Tells the world rank that a message came from, for errors."""
+
+
+def _expect(envelope: Envelope, kind: Kind, verb: str, src: int) -> None:
     if envelope.kind is not kind:
         sent = {Kind.ARRAY: "an array", Kind.OBJECT: "an object"}.get(envelope.kind, envelope.kind.name)
         raise UsageError(
-            f"rank {envelope.src} sent {sent} with tag {envelope.tag}, but this rank called {verb} "
+            f"rank {src} sent {sent} with tag {envelope.tag}, but this rank called {verb} "
             f"(expected recv for arrays, recv_object for objects); the message is dropped",
-            peer=envelope.src,
+            peer=src,
             operation=verb,
         )
+
+
+def _describe(envelope: Envelope, src: int) -> Description:
+    try:
+        return Description.parse(envelope.description, envelope.size)
+    except ProtocolError as error:
+        raise ProtocolError(f"from rank {src}: {error}", peer=src) from None
 
 
 class ArraySink(Sink):
     """An array of the receiver's, to be filled by one of the same dtype and number of elements."""
 
-    def __init__(self, target: Adapted) -> None:
+    def __init__(self, target: Adapted, naming: Naming) -> None:
         self._target = target
+        self._naming = naming
 
     def open(self, envelope: Envelope) -> memoryview:
-        _expect(envelope, Kind.ARRAY, "recv")
-        sent = Description.parse(envelope.description, envelope.size)
+        src = self._naming(envelope)
+        _expect(envelope, Kind.ARRAY, "recv", src)
+        sent = _describe(envelope, src)
         mine = self._target.description
         if envelope.size != self._target.array.nbytes:
             raise SizeMismatch(
                 self._target.array.nbytes,
                 envelope.size,
-                f"rank {envelope.src} sent {sent} ({envelope.size} bytes), but out is {mine} "
+                f"rank {src} sent {sent} ({envelope.size} bytes), but out is {mine} "
                 f"({self._target.array.nbytes} bytes)",
-                peer=envelope.src,
+                peer=src,
             )
         if sent.dtype != mine.dtype:
-            raise UsageError(
-                f"rank {envelope.src} sent {sent}, but out is {mine} (expected the same dtype)", peer=envelope.src
-            )
+            raise UsageError(f"rank {src} sent {sent}, but out is {mine} (expected the same dtype)", peer=src)
         return self._target.bytes
 
     def result(self) -> Any:
@@ -56,13 +68,15 @@ class ArraySink(Sink):
 class NewArraySink(Sink):
     """A new array of the sender's dtype and shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, naming: Naming) -> None:
+        self._naming = naming
         self._description: Description | None = None
         self._array: Any = None
 
     def open(self, envelope: Envelope) -> memoryview:
-        _expect(envelope, Kind.ARRAY, "recv")
-        self._description = Description.parse(envelope.description, envelope.size)
+        src = self._naming(envelope)
+        _expect(envelope, Kind.ARRAY, "recv", src)
+        self._description = _describe(envelope, src)
         self._array = empty(self._description.shape, self._description.numpy_dtype())
         return memory_of(self._array)
 
@@ -75,14 +89,16 @@ class NewArraySink(Sink):
 class ObjectSink(Sink):
     """An object; its arrays are received in place."""
 
-    def __init__(self, limits: codec.Limits, *, allow_pickle: bool) -> None:
+    def __init__(self, limits: codec.Limits, naming: Naming, *, allow_pickle: bool) -> None:
+        self._naming = naming
         self._limits = limits
         self._allow_pickle = allow_pickle
         self._plan: codec.Plan | None = None
         self._target: memoryview | None = None
 
     def open(self, envelope: Envelope) -> memoryview:
-        _expect(envelope, Kind.OBJECT, "recv_object")
+        src = self._naming(envelope)
+        _expect(envelope, Kind.OBJECT, "recv_object", src)
         try:
             self._plan = codec.decode_head(
                 envelope.description,
@@ -91,7 +107,7 @@ class ObjectSink(Sink):
                 allow_pickle=self._allow_pickle,
             )
         except ProtocolError as error:
-            raise ProtocolError(f"from rank {envelope.src}: {error}", peer=envelope.src) from None
+            raise ProtocolError(f"from rank {src}: {error}", peer=src) from None
         self._target = self._plan.allocate()
         return self._target
 

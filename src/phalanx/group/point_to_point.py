@@ -8,7 +8,7 @@ from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidRank, PeerLost, Timeout, UsageError
 from ..transports.channel import Outgoing
-from ..transports.mailbox import Operation, Receive
+from ..transports.mailbox import Envelope, Operation, Receive
 from ..types import Received
 from ..wire import codec
 from ..wire.frames import MAX_TAG, Kind
@@ -77,7 +77,7 @@ class PointToPoint(GroupCore):
             PeerLost: The sender is gone.
         """
         self._check_source(src, tag)
-        sink = NewArraySink() if out is None else ArraySink(adapt(out, write=True))
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
         what = _describe("recv", src, tag)
         return self._receive(what, src, tag, sink, timeout, async_op)
 
@@ -114,7 +114,7 @@ class PointToPoint(GroupCore):
         self._check_source(src, tag)
         adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
-        sink = NewArraySink() if out is None else ArraySink(adapt(out, write=True))
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
         deadline = self._deadline(timeout)
         source = "any" if src is None else src
         entry = self._journal.begin(
@@ -175,7 +175,7 @@ class PointToPoint(GroupCore):
             As `recv`.
         """
         self._check_source(src, tag)
-        sink = ObjectSink(self._limits, allow_pickle=allow_pickle)
+        sink = ObjectSink(self._limits, self._naming, allow_pickle=allow_pickle)
         return self._receive(_describe("recv_object", src, tag), src, tag, sink, timeout, async_op)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -244,6 +244,10 @@ class PointToPoint(GroupCore):
             )
         self._complete(entry, [receive], deadline, self._sources(src))
         return self._received(receive, sink, src)
+
+    def _naming(self, envelope: Envelope) -> int:
+        """The world rank that a message came from: what errors speak of."""
+        return self.members[self._messages.source_of(envelope)]
 
     def _sources(self, src: int | None) -> list[int]:
         return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]

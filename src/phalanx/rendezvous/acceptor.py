@@ -98,7 +98,7 @@ class Acceptor:
     def _accept(self, _events: int) -> None:
         for _ in range(ACCEPT_BURST):
             try:
-                sock, _ = self._listener.accept()
+                sock, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:  # it went away while it was in the queue
@@ -117,7 +117,7 @@ class Acceptor:
                 sock.close()
                 continue
             machine = ServerHandshake(self._token, self._admit_here, stream.binding)
-            pending = _Pending(stream, machine, time.monotonic())
+            pending = _Pending(stream, machine, Address(*peer[:2]), time.monotonic())
             self._pending[stream.fd] = pending
             self._advance(pending)
 
@@ -154,7 +154,7 @@ class Acceptor:
 
     def _drop(self, pending: _Pending, reason: str | None, *, level: int = logging.WARNING) -> None:
         if reason is not None:
-            logger.log(level, "%s: dropped a connection from %s: %s", self._name, pending.stream.peer, reason)
+            logger.log(level, "%s: dropped a connection from %s: %s", self._name, pending.peer, reason)
         self._forget(pending)
         pending.stream.close()
 
@@ -166,9 +166,10 @@ class Acceptor:
 class _Pending:
     """One handshake under way on the server's side."""
 
-    def __init__(self, stream: Stream, machine: ServerHandshake, since: float) -> None:
+    def __init__(self, stream: Stream, machine: ServerHandshake, peer: Address, since: float) -> None:
         self.stream = stream
         self.machine = machine
+        self.peer = peer  # the socket no longer knows it once the connection was reset
         self.since = since
         self.incoming = bytearray()
         self.outgoing = b""

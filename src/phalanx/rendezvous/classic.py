@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -49,9 +50,7 @@ def form_star(rank: int, world_size: int, master: str | Address | None, deadline
     """
     address = _check(rank, world_size, master)
     if rank != 0:
-        stream = _connect(address, deadline, rank)
-        write_all(stream, wire.pack_hello(rank), deadline, "hello")
-        return {0: stream}
+        return {0: _connect(address, deadline, rank, hello=wire.pack_hello(rank))}
     expected = set(range(1, world_size))
     with _listening(address) as listener:
         found = _accept(listener, expected, wire.HELLO_SIZE, deadline, rank)
@@ -83,9 +82,7 @@ def form_mesh(
             for peer, (stream, _) in _accept(listener, higher, wire.HELLO_SIZE, deadline, rank).items():
                 streams[peer] = stream
             for peer in range(rank):
-                stream = _connect(table[peer], deadline, rank, missing=peer)
-                streams[peer] = stream
-                write_all(stream, wire.pack_hello(rank), deadline, "hello")
+                streams[peer] = _connect(table[peer], deadline, rank, missing=peer, hello=wire.pack_hello(rank))
         except BaseException:
             for stream in streams.values():
                 stream.close()
@@ -98,9 +95,8 @@ def _exchange_table(
 ) -> list[Address]:
     table_size = world_size * wire.ADVERTISEMENT_SIZE
     if rank != 0:
-        stream = _connect(master, deadline, rank)
+        stream = _connect(master, deadline, rank, hello=wire.pack_hello(rank) + advertisement)
         try:
-            write_all(stream, wire.pack_hello(rank) + advertisement, deadline, "rendezvous")
             return wire.parse_table(read_exactly(stream, table_size, deadline, "rendezvous"), world_size)
         except Timeout:
             raise _not_formed(rank, deadline, []) from None
@@ -132,10 +128,17 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         listener.close()
 
 
-def _connect(address: Address, deadline: Deadline, rank: int, missing: int = 0) -> Stream:
+def _connect(address: Address, deadline: Deadline, rank: int, *, hello: bytes, missing: int = 0) -> Stream:
+    """Connects and says hello, again and again until the deadline: the other side may not be there yet."""
     while True:
         try:
-            return connect(address, deadline, None)
+            stream = connect(address, deadline, None)
+            try:
+                write_all(stream, hello, deadline, "hello")
+                return stream
+            except BaseException:
+                stream.close()
+                raise
         except StreamEnded as error:
             if deadline.remaining() <= RETRY_PAUSE:
                 raise WorldNotFormed(
@@ -152,64 +155,100 @@ def _accept(
     listener: socket.socket, expected: set[int], size: int, deadline: Deadline, rank: int
 ) -> dict[int, tuple[Stream, bytes]]:
     """Waits until each expected rank has connected and said who it is; returns its stream and the rest of its hello."""
-    import select
-
-    found: dict[int, tuple[Stream, bytes]] = {}
-    waiting: dict[int, tuple[Stream, bytearray, float]] = {}
-    poller = select.poll()
-    poller.register(listener, select.POLLIN)
-
-    def drop(fd: int, reason: str) -> None:
-        stream, _, _ = waiting.pop(fd)
-        logger.warning("rank %d: dropped a connection from %s: %s", rank, stream.peer, reason)
-        poller.unregister(fd)
-        stream.close()
-
+    door = _Door(listener, expected, size, rank)
     try:
-        while expected - found.keys():
-            for fd, _ in poller.poll(deadline.sooner(0.5).poll_ms()):
-                if fd == listener.fileno():
-                    with contextlib.suppress(BlockingIOError, ConnectionError):
-                        stream = Stream(listener.accept()[0])
-                        if len(waiting) >= MAX_WAITING:
-                            drop(next(iter(waiting)), "too many connections at once; it was the oldest")
-                        waiting[stream.fd] = (stream, bytearray(), time.monotonic())
-                        poller.register(stream.fd, select.POLLIN)
-                    continue
-                stream, data, _ = waiting[fd]
-                chunk = bytearray(size - len(data))
-                try:
-                    count = stream.receive_into(memoryview(chunk))
-                except StreamEnded as error:
-                    drop(fd, error.reason)
-                    continue
-                data += chunk[:count]
-                if len(data) < size:
-                    continue
-                try:
-                    peer = wire.parse_peer_hello(data[: wire.HELLO_SIZE], rank, max(expected) + 1)
-                except ProtocolError as error:
-                    drop(fd, str(error))
-                    continue
-                if peer in found:
-                    drop(fd, f"rank {peer} is here already")
-                    continue
-                poller.unregister(fd)
-                del waiting[fd]
-                found[peer] = (stream, bytes(data[wire.HELLO_SIZE :]))
-            old = time.monotonic() - HELLO_TIME
-            for fd in [fd for fd, (_, _, since) in waiting.items() if since < old]:
-                drop(fd, f"no hello within {HELLO_TIME:g} s")
-            if deadline.expired:
-                raise _not_formed(rank, deadline, sorted(expected - found.keys()))
+        while missing := sorted(expected - door.found.keys()):
+            door.serve(deadline.sooner(0.5))
+            if deadline.expired and expected - door.found.keys():
+                raise _not_formed(rank, deadline, missing)
     except BaseException:
-        for stream, _ in found.values():
+        for stream, _ in door.found.values():
             stream.close()
         raise
     finally:
-        for stream, _, _ in waiting.values():
+        door.close()
+    return door.found
+
+
+class _Door:
+    """Lets in each expected rank once, and turns away who says nothing, or something wrong.
+
+    Args:
+        size: Bytes of a hello: the rank, and on the way to the master of a mesh the advertisement.
+    """
+
+    def __init__(self, listener: socket.socket, expected: set[int], size: int, rank: int) -> None:
+        self.found: dict[int, tuple[Stream, bytes]] = {}
+        self._waiting: dict[int, tuple[Stream, bytearray, float]] = {}
+        self._listener = listener
+        self._world_size = max(expected, default=0) + 1
+        self._size = size
+        self._rank = rank
+        self._poller = select.poll()
+        self._poller.register(listener, select.POLLIN)
+
+    def serve(self, deadline: Deadline) -> None:
+        """Does what there is to do now, or waits for it."""
+        for fd, _ in self._poller.poll(deadline.poll_ms()):
+            if fd == self._listener.fileno():
+                self._welcome()
+            elif fd in self._waiting:
+                self._read(fd)
+            else:
+                self._forget(fd)
+        old = time.monotonic() - HELLO_TIME
+        for fd in [fd for fd, (_, _, since) in self._waiting.items() if since < old]:
+            self._drop(fd, f"no hello within {HELLO_TIME:g} s")
+
+    def close(self) -> None:
+        """Turns away those who have not said who they are."""
+        for stream, _, _ in self._waiting.values():
             stream.close()
-    return found
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            stream = Stream(self._listener.accept()[0])
+            if len(self._waiting) >= MAX_WAITING:
+                self._drop(next(iter(self._waiting)), "too many connections at once; it was the oldest")
+            self._waiting[stream.fd] = (stream, bytearray(), time.monotonic())
+            self._poller.register(stream.fd, select.POLLIN)
+
+    def _read(self, fd: int) -> None:
+        stream, data, _ = self._waiting[fd]
+        chunk = bytearray(self._size - len(data))
+        try:
+            data += chunk[: stream.receive_into(memoryview(chunk))]
+            if len(data) < self._size:
+                return
+            peer = wire.parse_peer_hello(data[: wire.HELLO_SIZE], self._rank, self._world_size)
+            rest = bytes(data[wire.HELLO_SIZE :])
+            if rest:
+                wire.parse_advertisement(rest)  # a wrong one would make the table useless for all
+        except (StreamEnded, ProtocolError) as error:
+            self._drop(fd, str(error))
+            return
+        if peer in self.found:
+            self._drop(fd, f"rank {peer} is here already")
+            return
+        del self._waiting[fd]
+        self.found[peer] = (stream, rest)
+        # From now on only its end counts; what it sends is for later.
+        self._poller.modify(fd, getattr(select, "POLLRDHUP", 0))
+
+    def _forget(self, fd: int) -> None:
+        """A rank that ended before the world was complete may come again."""
+        for peer, (stream, _) in list(self.found.items()):
+            if stream.fd == fd:
+                logger.warning("rank %d: rank %d went away before the world was complete", self._rank, peer)
+                self._poller.unregister(fd)
+                stream.close()
+                del self.found[peer]
+
+    def _drop(self, fd: int, reason: str) -> None:
+        stream, _, _ = self._waiting.pop(fd)
+        logger.warning("rank %d: dropped a connection from %s: %s", self._rank, stream.peer, reason)
+        self._poller.unregister(fd)
+        stream.close()
 
 
 def _not_formed(rank: int, deadline: Deadline, missing: list[int]) -> WorldNotFormed:

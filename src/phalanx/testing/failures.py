@@ -130,7 +130,7 @@ def _typed(error: Exception, message: str, cause: Failure) -> RankFailed | None:
     if isinstance(error, RankFailed):
         kind = kind.__bases__[1] if len(kind.__bases__) > 1 else Exception
     try:
-        made = type(f"RankFailed_{kind.__name__}", (RankFailed, kind), {"__module__": __name__})
+        made: Any = type(f"RankFailed_{kind.__name__}", (RankFailed, kind), {"__module__": __name__})
         # Not by calling it: the arguments of the other type are unknown here.
         failed: Any = made.__new__(made)
         failed.args = (message,)

@@ -31,9 +31,12 @@ def run_ranks(
 ) -> list[Any]:
     """Runs `fn(group, *args)` on `n` ranks and returns what each returned, in the order of ranks.
 
-    `"simulated"` ranks are threads; all others are processes, which take some milliseconds each to start. There `fn` may
-    be any function, also a lambda or a closure; what it closes over, `args` and results are copied. Modules that it uses are imported
-    anew in a process of their own, so what the calling process has changed in them is not seen.
+    `"simulated"` ranks are threads; all others are processes, which take some milliseconds each to start. There, too,
+    `fn` may be any function, also a lambda or a closure; what it closes over, `args` and results are copied. Modules
+    that it uses are imported anew, so what the calling process has changed in them is not seen.
+
+    The processes are forked from a helper that has no threads and has everything imported. It is started by the first
+    call, and ends with the calling process, or when it was not needed for two minutes.
 
     An operation of `group` may take half of `timeout` unless it is told otherwise, 30 s at most.
 

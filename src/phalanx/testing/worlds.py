@@ -84,10 +84,19 @@ def join(place: Place, rank: int, timeout: float) -> LaneBackend:
     size, options = place.world_size, place.options
     if place.factory is not None:
         return place.factory(rank, size, place.address)
-    if place.kind == "tcp":
-        return TcpBackend(rank, size, place.address, timeout=timeout, options=options)
-    if place.kind == "mesh-classic":
-        return MeshBackend(rank, size, place.address, wire="classic", timeout=timeout, options=options)
+    if place.kind in ("tcp", "mesh-classic"):
+        backend: LaneBackend
+        if place.kind == "tcp":
+            backend = TcpBackend(rank, size, place.address, timeout=timeout, options=options)
+        else:
+            backend = MeshBackend(rank, size, place.address, wire="classic", timeout=timeout, options=options)
+        # On this wire nobody is told that all have come: a rank that is done at once would be missed by the others.
+        try:
+            backend.barrier()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
     launch = Launch(
         rank=rank,
         world_size=size,

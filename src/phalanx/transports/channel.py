@@ -28,8 +28,8 @@ class Inbound:
 
     Args:
         src: The rank (of the lane) at the other end.
-        on_end: Called once when the stream is over, with the reason and whether the other side said goodbye first;
-            returns the error for a message that was cut short.
+        on_end: Called once when the stream is over, with what ended it (`ProtocolError` for bytes that are no frame)
+            and whether the other side said goodbye first; returns the error for a message that was cut short.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Inbound:
         *,
         max_message: int,
         max_object: int,
-        on_end: Callable[[Inbound, str, bool], BaseException],
+        on_end: Callable[[Inbound, Exception, bool], BaseException],
     ) -> None:
         self.stream = stream
         self.src = src
@@ -83,12 +83,6 @@ class Inbound:
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
         return mailbox.begin(envelope, self.lock)
 
-    def _finish(self, arrival: Arrival) -> None:
-        self._mailbox.finish(arrival)
-
-    def _cut(self, arrival: Arrival, error: BaseException) -> None:
-        self._mailbox.cut(arrival, error)
-
     # ------------------------------------------------------------------------------------------------------------------
 
     @property
@@ -101,7 +95,7 @@ class Inbound:
 
         Never raises for the stream's sake: an end is told by `on_end`.
         """
-        reason = ""
+        reason: Exception | None = None
         finished: Arrival | None = None
         with self.lock:
             if self.ended:
@@ -109,20 +103,20 @@ class Inbound:
             try:
                 finished = self._advance()
             except (StreamEnded, ProtocolError) as ended:
-                reason = str(ended)
+                reason = ended
             except MemoryError:
-                reason = "it announced a message for which there is no memory"
-            if reason:
+                reason = ProtocolError("it announced a message for which there is no memory")
+            if reason is not None:
                 self.ended = True
                 self.stream.close()
         if finished is not None:
-            self._finish(finished)
+            finished.mailbox.finish(finished)
             return True
-        if reason:
+        if reason is not None:
             error = self._on_end(self, reason, self._goodbye)
             arrival, self._arrival = self._arrival, None
             if arrival is not None:
-                self._cut(arrival, error)
+                arrival.mailbox.cut(arrival, error)
         return False
 
     def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
@@ -140,7 +134,7 @@ class Inbound:
                 self.stream.close()
             arrival, self._arrival = self._arrival, None
         if arrival is not None:
-            self._cut(arrival, error)
+            arrival.mailbox.cut(arrival, error)
 
     def _advance(self) -> Arrival | None:
         while True:

@@ -125,9 +125,10 @@ class Receive(Operation):
 class Arrival:
     """A message whose payload is on its way. `view` is where it goes; None means it is dropped."""
 
-    __slots__ = ("complete", "envelope", "lock", "owned", "receive", "received", "view")
+    __slots__ = ("complete", "envelope", "lock", "mailbox", "owned", "receive", "received", "view")
 
-    def __init__(self, envelope: Envelope, lock: threading.Lock | threading.RLock) -> None:
+    def __init__(self, mailbox: Mailbox, envelope: Envelope, lock: threading.Lock | threading.RLock) -> None:
+        self.mailbox = mailbox
         self.envelope = envelope
         self.lock = lock
         """Held by whoever writes to `view`."""
@@ -152,6 +153,8 @@ class Mailbox:
         self._waiting: list[Arrival] = []
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None
+        self.sources: frozenset[int] | None = None
+        """All who may ever send, where that is known: once they are gone, a receive from anyone is of no use."""
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
 
@@ -166,6 +169,8 @@ class Mailbox:
             if arrival is None:
                 if src is not None and src in self._gone:
                     receive.complete(self._gone[src])
+                elif src is None and self._nobody_left():
+                    receive.complete(next(reversed(self._gone.values())))
                 else:
                     self._posted.append(receive)
                 return receive
@@ -212,7 +217,7 @@ class Mailbox:
 
     def begin(self, envelope: Envelope, lock: threading.Lock | threading.RLock) -> Arrival:
         """A message begins to arrive: decides where its payload goes."""
-        arrival = Arrival(envelope, lock)
+        arrival = Arrival(self, envelope, lock)
         refused: BaseException | None = None
         with self._lock:
             receive = next((r for r in self._posted if r.matches(envelope)), None)
@@ -270,12 +275,15 @@ class Mailbox:
         """Nothing more will come from `src`. What has come can still be received."""
         with self._lock:
             self._gone.setdefault(src, error)
-            failed = [r for r in self._posted if r.src == src]
-            self._posted = [r for r in self._posted if r.src != src]
+            failed = [r for r in self._posted if r.src == src or (r.src is None and self._nobody_left())]
+            self._posted = [r for r in self._posted if r not in failed]
             cut = [a for a in self._waiting if a.envelope.src == src and not a.complete]
             self._waiting = [a for a in self._waiting if a not in cut]
         for receive in failed:
             receive.complete(error)
+
+    def _nobody_left(self) -> bool:
+        return bool(self.sources) and self._gone.keys() >= self.sources
 
     def cut(self, arrival: Arrival, error: BaseException) -> None:
         """The rest of a message will not come."""

@@ -145,6 +145,14 @@ class Stream:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
+    def sever(self) -> None:
+        """Breaks the connection in both directions, as a network that fails does: for `phalanx.testing.faults`.
+
+        The descriptor stays, because other threads may wait on it.
+        """
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which would go on in the clear
+
     def close(self) -> None:
         """Gives the socket back. May be called twice."""
         self._socket.close()

@@ -26,6 +26,8 @@ logger = logging.getLogger("phalanx.run")
 
 TRY = 1.0
 """Seconds of one attempt to reach the first node's launcher; between two it is seen whether the job is over."""
+LAST_TRY = 5.0
+"""Seconds that a launcher whose rank failed at once waits for the connection over which to say so."""
 WARN_AFTER = 15
 """Attempts after which the launcher says what it is waiting for."""
 
@@ -119,7 +121,9 @@ class WatchedWorld:
     ) -> None:
         self.address = address
         self._watch: DirectoryWatch | None = None
+        self._last_words: tuple[int, str, str] | None = None
         self._closed = threading.Event()
+        self._settled = threading.Event()
         self._lock = threading.Lock()
         self._on_end = on_end
         self._thread = threading.Thread(
@@ -151,13 +155,16 @@ class WatchedWorld:
                     logger.warning("still no answer from the first node's launcher: %s", error)
             except RendezvousError as error:
                 self._on_end(WorldEnd(None, str(error)))
-                return
+                break
             else:
                 with self._lock:
                     self._watch = watch
+                    if self._last_words is not None:
+                        watch.abort(*self._last_words)
                     if self._closed.is_set():
                         watch.close()
-                return
+                break
+        self._settled.set()
 
     def _ended(self, rank: int | None, reason: str, traceback: str) -> None:
         if rank is None:
@@ -166,15 +173,20 @@ class WatchedWorld:
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
-        if self._watch is not None:
-            self._watch.abort(rank, reason, traceback)
+        with self._lock:
+            if self._watch is not None:
+                self._watch.abort(rank, reason, traceback)
+            elif self._last_words is None:
+                self._last_words = (rank, reason, traceback)
 
     def others(self) -> int:
         """Nobody needs this launcher."""
         return 0
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops watching, once it has said what there was to say."""
+        if self._last_words is not None:
+            self._settled.wait(LAST_TRY)
         with self._lock:
             self._closed.set()
             if self._watch is not None:

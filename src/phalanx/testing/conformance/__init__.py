@@ -1,7 +1,7 @@
 """One suite for every backend. A new backend is one more parameter.
 
-A check is a function that every rank runs at the same time with its own backend. It talks to the other ranks only through
-that backend, so the ranks may be threads or processes:
+A check is a function that every rank runs at the same time with its own backend. It talks to the other ranks only
+through that backend, so the ranks may be threads or processes:
 
 ```python
 @pytest.mark.parametrize("check", conformance.checks(), ids=str)
@@ -10,23 +10,24 @@ def test_my_backend(check):
 
 
 def test_my_backend_in_processes():
-    run_ranks(4, conformance.on_group, "messages arrive intact", backend=my_factory)
+    run_ranks(3, conformance.on_group, "raw.messages_arrive_intact", backend=my_factory)
 ```
 
 Rules that only hold where a backend has what they are about look at it themselves: `topology` (is every rank connected
-with every other, or with rank 0 only?) and `self_send`. A backend without these is taken to be fully connected and without
-a way to itself. Checks of groups and sub-groups need a `LaneBackend`.
+with every other, or with rank 0 only?) and `self_send`. A backend without these is taken to be fully connected and
+without a way to itself. Checks of groups and sub-groups need a `LaneBackend`: leave them out with `lanes=False`.
 """
 
 from __future__ import annotations
 
-from . import closing, collectives, groups, large, messages, objects, raw, subgroups, threads, timeouts
+from . import asynchronous, closing, collectives, groups, large, messages, objects, raw, subgroups, threads, timeouts
 from .check import Check, Make, as_subgroup, checks, find, on_group, run
 
 __all__ = [
     "Check",
     "Make",
     "as_subgroup",
+    "asynchronous",
     "checks",
     "closing",
     "collectives",

@@ -30,6 +30,7 @@ class Check:
     """One rule: `function(backend)` runs on each of `ranks` ranks and raises if the rule does not hold."""
 
     name: str
+    """Such as `raw.messages_arrive_intact`."""
     ranks: int
     function: Callable[[Any], None]
     lanes: bool
@@ -37,18 +38,23 @@ class Check:
     large: bool
     """Whether it needs gigabytes of memory and some seconds."""
 
+    @property
+    def rule(self) -> str:
+        """What must hold, in words."""
+        return (self.function.__doc__ or "").split("\n", 1)[0]
+
     def __str__(self) -> str:
-        return self.name.replace(" ", "-")
+        return self.name
 
 
 _checks: dict[str, Check] = {}
 
 
-def check(name: str, *, ranks: int, lanes: bool = False, large: bool = False) -> Callable[[_F], _F]:
-    """Adds a function to the suite."""
+def check(*, ranks: int, lanes: bool = False, large: bool = False) -> Callable[[_F], _F]:
+    """Adds a function to the suite. It is named by its module and its own name; its docstring is the rule."""
 
     def add(function: _F) -> _F:
-        assert name not in _checks, name
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         _checks[name] = Check(name, ranks, function, lanes, large)
         return function
 
@@ -90,9 +96,7 @@ def run(one: Check | str, make: Make, *, timeout: float = LIMIT) -> None:
                 if isinstance(backend, LaneBackend) and not backend.is_unusable:
                     backend.control.abort(reason, "")
 
-        run_threads(
-            [functools.partial(one.function, backend) for backend in backends], timeout=timeout, abort=abort
-        )
+        run_threads([functools.partial(one.function, backend) for backend in backends], timeout=timeout, abort=abort)
 
 
 def on_group(group: Group, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SHORT", "connected", "expect", "has_self", "is_star", "noise", "pairs", "sync", "within"]
+__all__ = ["SHORT", "connected", "expect", "has_self", "is_classic", "is_star", "noise", "pairs", "sync", "within"]
 
 SHORT = 0.05
 """Seconds for a wait that is meant to end in a timeout."""
@@ -24,6 +25,12 @@ def is_star(backend: Any) -> bool:
 def has_self(backend: Any) -> bool:
     """Whether a rank may send to itself."""
     return bool(getattr(backend, "self_send", False))
+
+
+def is_classic(backend: Any) -> bool:
+    """Whether nobody can be asked how the others are: there is no directory."""
+    control = getattr(backend, "control", None)
+    return control is None or not control.statuses(backend.context).answered
 
 
 def connected(backend: Any, a: int, b: int) -> bool:
@@ -46,6 +53,7 @@ def expect(kind: type[_E], call: Callable[..., object], *args: Any, **kwargs: An
     raise AssertionError(f"{kind.__name__} was expected, but the call returned {result!r}")
 
 
+@functools.lru_cache(maxsize=16)
 def noise(size: int, *seed: int) -> bytes:
     """Bytes that are the same on both sides and different for every seed."""
     return np.random.default_rng([size, *seed]).bytes(size)

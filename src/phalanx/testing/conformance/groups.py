@@ -21,8 +21,9 @@ from .check import check
 from .common import connected, expect, has_self, is_star, sync
 
 
-@check("a group knows who is in it", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def who(backend: Any) -> None:
+    """A group knows who is in it."""
     with Group(backend) as group:
         assert (group.rank, group.world_size) == (backend.rank, 3)
         assert group.members == backend.world_ranks
@@ -32,8 +33,9 @@ def who(backend: Any) -> None:
         group.barrier()
 
 
-@check("sub-groups of a group", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def subgroups(backend: Any) -> None:
+    """Sub-groups of a group."""
     with Group(backend) as group:
         if group.rank != 1:
             with group.subgroup([3, 0, 2]) as some:
@@ -49,8 +51,9 @@ def subgroups(backend: Any) -> None:
         group.barrier()
 
 
-@check("a group is split by color and key", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def split(backend: Any) -> None:
+    """A group is split by color and key."""
     with Group(backend) as group:
         me = group.rank
         # Rank 0 is in every group that talks, and first there: on a star nobody else is connected with the others.
@@ -74,8 +77,9 @@ def split(backend: Any) -> None:
         alone.close()
 
 
-@check("two groups on one backend do not meet", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def two_groups(backend: Any) -> None:
+    """Two groups on one backend do not meet."""
     first, second = Group(backend), Group(backend)
     other = 1 - backend.rank
     first.send(np.array([1]), other)
@@ -94,8 +98,9 @@ def two_groups(backend: Any) -> None:
     second.close()
 
 
-@check("a closed group refuses everything", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def closed_group(backend: Any) -> None:
+    """A closed group refuses everything."""
     group = Group(backend)
     group.barrier()
     sync(backend)
@@ -120,8 +125,9 @@ def closed_group(backend: Any) -> None:
         sync(backend)
 
 
-@check("what cannot be is refused before anything is sent", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def refused(backend: Any) -> None:
+    """What cannot be is refused before anything is sent."""
     with Group(backend) as group:
         peer = 0 if group.rank else 1
         one = np.zeros(2, np.float32)
@@ -174,8 +180,9 @@ def refused(backend: Any) -> None:
         assert group.all_reduce(np.ones(1)).tolist() == [3]
 
 
-@check("a group on a star says NoConnection", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def star_messages(backend: Any) -> None:
+    """A group on a star says NoConnection."""
     with Group(backend) as group:
         if is_star(backend):
             for peer in (1, 2):

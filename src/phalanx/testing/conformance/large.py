@@ -19,8 +19,9 @@ def _marks() -> npt.NDArray[np.int64]:
     return np.unique(np.array([*around, *range(12_345, SIZE, (64 << 20) + 7)], np.int64))
 
 
-@check("a message of 3 GiB arrives intact", ranks=2, large=True)
+@check(ranks=2, large=True)
 def three_gib(backend: Any) -> None:
+    """A message of 3 GiB arrives intact."""
     marks = _marks()
     values = (marks % 251 + 1).astype(np.uint8)
     if backend.rank == 0:

@@ -21,8 +21,9 @@ DATA: list[Any] = [
 ]  # fmt: skip
 
 
-@check("objects arrive as equal values of the same types", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def objects_arrive(backend: Any) -> None:
+    """Objects arrive as equal values of the same types."""
     with Group(backend) as group:
         for a, b in pairs(backend):
             for value in DATA:
@@ -35,8 +36,9 @@ def objects_arrive(backend: Any) -> None:
         group.barrier()
 
 
-@check("objects with arrays in them", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def objects_with_arrays(backend: Any) -> None:
+    """Objects with arrays in them."""
     state = {
         "weights": [np.arange(100_000, dtype=np.float32), np.ones((3, 4))],
         "step": 7,
@@ -58,8 +60,9 @@ def objects_with_arrays(backend: Any) -> None:
         group.barrier()
 
 
-@check("objects, tags, anyone and asynchronous", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def objects_in_every_way(backend: Any) -> None:
+    """Objects, tags, anyone and asynchronous."""
     with Group(backend) as group:
         if group.rank:
             group.send_object({"from": group.rank}, 0, tag=group.rank)
@@ -77,8 +80,9 @@ def objects_in_every_way(backend: Any) -> None:
         group.barrier()
 
 
-@check("pickles need consent on both sides", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def pickles(backend: Any) -> None:
+    """Pickles need consent on both sides."""
     value = {"ratio": fractions.Fraction(1, 3)}
     with Group(backend) as group:
         other = 1 - group.rank
@@ -95,8 +99,9 @@ def pickles(backend: Any) -> None:
         group.barrier()
 
 
-@check("an object is not an array", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def wrong_verb(backend: Any) -> None:
+    """An object is not an array."""
     with Group(backend) as group:
         if group.rank == 0:
             group.send_object([1, 2], 1)

@@ -14,8 +14,9 @@ from .common import connected, expect, has_self, is_star, noise, pairs, sync
 SIZES = (0, 1, 2, 7, 8, 1000, 4096, 65_535, 65_536, 65_537, 1 << 20, (3 << 20) + 5)
 
 
-@check("ranks are numbered", ranks=3)
+@check(ranks=3)
 def ranks_are_numbered(backend: Any) -> None:
+    """Ranks are numbered."""
     assert backend.world_size == 3
     assert 0 <= backend.rank < 3
     if backend.rank:
@@ -27,8 +28,9 @@ def ranks_are_numbered(backend: Any) -> None:
             assert found[0] == peer, f"rank {peer} takes itself for rank {found[0]}"
 
 
-@check("messages arrive intact", ranks=3)
+@check(ranks=3)
 def messages_arrive_intact(backend: Any) -> None:
+    """Messages arrive intact."""
     for a, b in pairs(backend):
         for size in SIZES:
             if backend.rank == a:
@@ -39,8 +41,9 @@ def messages_arrive_intact(backend: Any) -> None:
                 assert target == noise(size, a, b), f"{size} bytes from rank {a} to rank {b} are not as they were sent"
 
 
-@check("messages keep their order", ranks=2)
+@check(ranks=2)
 def messages_keep_their_order(backend: Any) -> None:
+    """Messages keep their order."""
     other = 1 - backend.rank
     count = 300
     for number in range(count):
@@ -51,11 +54,18 @@ def messages_keep_their_order(backend: Any) -> None:
         assert int.from_bytes(target, "little") == number
 
 
-@check("buffers of every kind can be sent", ranks=2)
+@check(ranks=2)
 def buffers_of_every_kind(backend: Any) -> None:
+    """Buffers of every kind can be sent."""
     values = np.arange(12, dtype=np.float64).reshape(3, 4)
     sources: list[Any] = [b"0123456789ab" * 8, bytearray(96), memoryview(bytes(96)), values, values.reshape(-1)[::1]]
-    targets: list[Any] = [bytearray(96), memoryview(bytearray(128))[16:112], np.zeros(12), np.zeros((2, 6)), bytearray(96)]
+    targets: list[Any] = [
+        bytearray(96),
+        memoryview(bytearray(128))[16:112],
+        np.zeros(12),
+        np.zeros((2, 6)),
+        bytearray(96),
+    ]
     for source, target in zip(sources, targets, strict=True):
         if backend.rank == 0:
             backend.send(source, 1)
@@ -64,8 +74,9 @@ def buffers_of_every_kind(backend: Any) -> None:
             assert bytes(memoryview(target).cast("B")) == bytes(memoryview(source).cast("B"))
 
 
-@check("a sent buffer may be changed at once", ranks=2)
+@check(ranks=2)
 def sent_buffer_may_change(backend: Any) -> None:
+    """A sent buffer may be changed at once."""
     size = 1 << 18
     if backend.rank == 0:
         data = bytearray(size)
@@ -81,8 +92,9 @@ def sent_buffer_may_change(backend: Any) -> None:
         backend.send(b"k", 0)
 
 
-@check("another length is SizeMismatch", ranks=2)
+@check(ranks=2)
 def another_length(backend: Any) -> None:
+    """Another length is SizeMismatch."""
     # The message may be there before the receive or after it: both are tried. Each is dropped, and the next one is not.
     cases = [(10, 4), (4, 10), (0, 3), (3, 0), (100_000, 99_999), (99_999, 100_000)]
     for first in ("send", "recv"):
@@ -110,8 +122,9 @@ def another_length(backend: Any) -> None:
     sync(backend)
 
 
-@check("a refused message leaves the buffer alone", ranks=2)
+@check(ranks=2)
 def refused_message_leaves_the_buffer(backend: Any) -> None:
+    """A refused message leaves the buffer alone."""
     if backend.rank == 0:
         backend.send(b"x" * 10, 1)
     else:
@@ -121,8 +134,9 @@ def refused_message_leaves_the_buffer(backend: Any) -> None:
     sync(backend)
 
 
-@check("a message to oneself", ranks=2)
+@check(ranks=2)
 def message_to_oneself(backend: Any) -> None:
+    """A message to oneself."""
     me = backend.rank
     if has_self(backend):
         target = bytearray(5)
@@ -137,8 +151,9 @@ def message_to_oneself(backend: Any) -> None:
     sync(backend)
 
 
-@check("a rank that does not exist is InvalidRank", ranks=2)
+@check(ranks=2)
 def invalid_rank(backend: Any) -> None:
+    """A rank that does not exist is InvalidRank."""
     for rank in (-1, 2, 3, 1 << 40):
         for call in (lambda r=rank: backend.send(b"x", r), lambda r=rank: backend.recv(bytearray(1), r)):
             error = expect(InvalidRank, call)
@@ -148,15 +163,18 @@ def invalid_rank(backend: Any) -> None:
     sync(backend)
 
 
-@check("what has no buffer is refused", ranks=2)
+@check(ranks=2)
 def what_has_no_buffer(backend: Any) -> None:
+    """What has no buffer is refused."""
     other = 1 - backend.rank
     strided = np.zeros((4, 4))[:, ::2]
-    for bad in (None, 7, "text", [1, 2], strided):
+    unsendable: list[Any] = [None, 7, "text", [1, 2], strided]
+    for bad in unsendable:
         expect(UsageError, backend.send, bad, other)
     read_only = np.zeros(4)
     read_only.flags.writeable = False
-    for bad in (None, "text", b"read-only", read_only, np.zeros((4, 4))[:, ::2]):
+    unfillable: list[Any] = [None, "text", b"read-only", read_only, strided]
+    for bad in unfillable:
         expect(UsageError, backend.recv, bad, other, timeout=5)
     # Nothing of it was sent, and no receive is left over.
     backend.send(b"fine", other)
@@ -165,8 +183,9 @@ def what_has_no_buffer(backend: Any) -> None:
     assert target == b"fine"
 
 
-@check("every pair is connected, or says NoConnection", ranks=4)
+@check(ranks=4)
 def connections(backend: Any) -> None:
+    """Every pair is connected, or says NoConnection."""
     me = backend.rank
     for a, b in pairs(backend):
         if me == a:
@@ -186,8 +205,9 @@ def connections(backend: Any) -> None:
     sync(backend)
 
 
-@check("nobody leaves a barrier before all have come", ranks=4)
+@check(ranks=4)
 def barrier_holds(backend: Any) -> None:
+    """Nobody leaves a barrier before all have come."""
     for late in range(4):
         if backend.rank == late:
             time.sleep(0.03)
@@ -205,8 +225,9 @@ def barrier_holds(backend: Any) -> None:
             backend.send(np.array([entered, left]), 0)
 
 
-@check("barriers follow each other", ranks=3)
+@check(ranks=3)
 def barriers_follow(backend: Any) -> None:
+    """Barriers follow each other."""
     for number in range(30):
         backend.barrier()
         if number % 10 == 0:  # messages between barriers are not taken for them
@@ -218,8 +239,9 @@ def barriers_follow(backend: Any) -> None:
                 assert target == b"between"
 
 
-@check("a world of one", ranks=1)
+@check(ranks=1)
 def world_of_one(backend: Any) -> None:
+    """A world of one."""
     assert (backend.rank, backend.world_size) == (0, 1)
     backend.barrier()
     expect(InvalidRank, backend.send, b"x", 1)

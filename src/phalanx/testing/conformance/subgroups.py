@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ...backends import SubBackend
-from ...errors import Closed, InvalidRank, InvalidWorldSize, SizeMismatch, Timeout
+from ...errors import Closed, InvalidRank, InvalidWorldSize, PhalanxError, SizeMismatch, Timeout
+from ...group import Group
 from .check import check
-from .common import SHORT, expect, noise, sync
+from .common import SHORT, expect, noise, sync, within
 from .threads import together
 
 
-@check("members are sorted and counted once", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def members_are_sorted(backend: Any) -> None:
+    """Members are sorted and counted once."""
     me = backend.rank
     if me != 1:
         sub = SubBackend(backend, [3, 0, 2, 3, 0])
@@ -29,8 +34,9 @@ def members_are_sorted(backend: Any) -> None:
     sync(backend)
 
 
-@check("members that cannot be are refused", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def bad_members(backend: Any) -> None:
+    """Members that cannot be are refused."""
     me = backend.rank
     assert expect(InvalidWorldSize, SubBackend, backend, []).value == 0
     assert expect(InvalidRank, SubBackend, backend, [me, 3]).value == 3
@@ -42,11 +48,12 @@ def bad_members(backend: Any) -> None:
     sync(backend)
 
 
-@check("messages of a sub-group carry its ranks", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def subgroup_messages(backend: Any) -> None:
+    """Messages of a sub-group carry its ranks."""
     me = backend.rank
-    if me in (0, 3):
-        sub = SubBackend(backend, [0, 3])
+    sub = SubBackend(backend, [0, 3]) if me in (0, 3) else None
+    if sub is not None:
         other = 1 - sub.rank
         sub.send(noise(70_000, sub.rank), other)
         target = bytearray(70_000)
@@ -57,12 +64,13 @@ def subgroup_messages(backend: Any) -> None:
         # Errors speak of the world, whatever the group: that is what a person can look up.
         assert error.peer == backend.world_ranks[3 if me == 0 else 0]
     sync(backend)
-    if me in (0, 3):
+    if sub is not None:
         sub.close()
 
 
-@check("the traffic of a sub-group never meets the parent's", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def crossing_traffic(backend: Any) -> None:
+    """The traffic of a sub-group never meets the parent's."""
     me = backend.rank
     if me == 1:
         sync(backend)
@@ -93,8 +101,9 @@ def crossing_traffic(backend: Any) -> None:
     sync(backend)
 
 
-@check("a sub-group's barrier does not meet the parent's traffic", ranks=3, lanes=True)
+@check(ranks=3, lanes=True)
 def subgroup_barrier(backend: Any) -> None:
+    """A sub-group's barrier does not meet the parent's traffic."""
     me, count = backend.rank, 40
     sub = SubBackend(backend, [0, 2]) if me != 1 else None
 
@@ -119,8 +128,9 @@ def subgroup_barrier(backend: Any) -> None:
     sync(backend)
 
 
-@check("barriers of parent and sub-group in different orders", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def barriers_cross(backend: Any) -> None:
+    """Barriers of parent and sub-group in different orders."""
     sub = SubBackend(backend, [0, 1])
     for _ in range(10):
         together(backend.barrier, sub.barrier)
@@ -128,8 +138,9 @@ def barriers_cross(backend: Any) -> None:
     sync(backend)
 
 
-@check("sub-groups of sub-groups", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def nested(backend: Any) -> None:
+    """Sub-groups of sub-groups."""
     me = backend.rank
     if me != 1:
         outer = SubBackend(backend, [0, 2, 3])
@@ -154,9 +165,10 @@ def nested(backend: Any) -> None:
     sync(backend)
 
 
-@check("only members take part in making a sub-group", ranks=4, lanes=True)
+@check(ranks=4, lanes=True)
 def only_members(backend: Any) -> None:
-    # Every rank makes the sub-groups it is in, at its own time and in its own order; all contain rank 0 for the star's sake.
+    """Only members take part in making a sub-group."""
+    # Every rank makes the sub-groups it is in, in its own order. All contain rank 0, for the star's sake.
     me = backend.rank
     sets = [(0, 1), (0, 2), (0, 1, 2), (0, 3), (0, 2, 3)]
     mine = [members for members in sets if me in members]
@@ -181,8 +193,9 @@ def only_members(backend: Any) -> None:
     sync(backend)
 
 
-@check("a message may come before its sub-group is made", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def early_messages(backend: Any) -> None:
+    """A message may come before its sub-group is made."""
     if backend.rank == 0:
         sub = SubBackend(backend, [0, 1])
         for number in range(20):
@@ -200,8 +213,9 @@ def early_messages(backend: Any) -> None:
     sync(backend)
 
 
-@check("a sub-group of one", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def subgroup_of_one(backend: Any) -> None:
+    """A sub-group of one."""
     sub = SubBackend(backend, [backend.rank])
     assert (sub.rank, sub.world_size, sub.members) == (0, 1, (backend.rank,))
     sub.barrier()
@@ -209,8 +223,9 @@ def subgroup_of_one(backend: Any) -> None:
     sync(backend)
 
 
-@check("closing a sub-group leaves the parent alone", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
 def close_subgroup(backend: Any) -> None:
+    """Closing a sub-group leaves the parent alone."""
     other = 1 - backend.rank
     for _ in range(5):
         sub = SubBackend(backend, [0, 1])
@@ -224,8 +239,34 @@ def close_subgroup(backend: Any) -> None:
     sync(backend)
 
 
-@check("closing the parent ends its sub-groups", ranks=2, lanes=True)
+@check(ranks=2, lanes=True)
+def close_parent_while_waiting(backend: Any) -> None:
+    """Closing the parent ends what waits in its sub-groups."""
+    other = 1 - backend.rank
+    group = Group(SubBackend(backend, [0, 1]))
+    sub = SubBackend(backend, [0, 1])
+    group.barrier()
+    waiting = threading.Barrier(3)
+
+    def wait_in(receive: Callable[[], object]) -> None:
+        waiting.wait()
+        within(5, expect, PhalanxError, receive)
+
+    def close() -> None:
+        waiting.wait()
+        time.sleep(0.05)  # both wait by now, most likely; both ways must work
+        backend.close()
+
+    together(
+        lambda: wait_in(lambda: group.recv(src=other)), lambda: wait_in(lambda: sub.recv(bytearray(1), other)), close
+    )
+    group.close()
+    sub.close()
+
+
+@check(ranks=2, lanes=True)
 def close_parent(backend: Any) -> None:
+    """Closing the parent ends its sub-groups."""
     other = 1 - backend.rank
     sub = SubBackend(backend, [0, 1])
     sub.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import zlib
@@ -33,13 +34,14 @@ def together(*bodies: Callable[[], None]) -> None:
         raise errors[0]
 
 
-@check("all pairs talk at once, from many threads", ranks=4)
+@check(ranks=4)
 def all_pairs_at_once(backend: Any) -> None:
+    """All pairs talk at once, from many threads."""
     me = backend.rank
     peers = [peer for peer in range(backend.world_size) if peer != me and connected(backend, me, peer)]
 
     def sizes(a: int, b: int) -> list[int]:
-        chooser = random.Random(a * 100 + b)
+        chooser = random.Random(a * 100 + b)  # noqa: S311 - the same on both sides
         return [chooser.choice((0, 1, 13, 500, 5_000, 70_000, 300_000)) for _ in range(40)]
 
     def send(peer: int) -> None:
@@ -52,14 +54,12 @@ def all_pairs_at_once(backend: Any) -> None:
             backend.recv(target, peer)
             assert target == noise(size, peer, me, number), f"message {number} ({size} bytes) from rank {peer}"
 
-    def both(peer: int) -> list[Callable[[], None]]:
-        return [lambda: send(peer), lambda: receive(peer)]
-
-    together(*(body for peer in peers for body in both(peer)))
+    together(*(functools.partial(body, peer) for peer in peers for body in (send, receive)))
 
 
-@check("both directions at once do not block each other", ranks=2)
+@check(ranks=2)
 def both_directions(backend: Any) -> None:
+    """Both directions at once do not block each other."""
     other = 1 - backend.rank
     size, count = 8 << 20, 4
     data = noise(size, backend.rank)
@@ -77,17 +77,22 @@ def both_directions(backend: Any) -> None:
     together(send, receive)
 
 
-@check("threads share a connection without mixing messages", ranks=2)
+@check(ranks=2)
 def shared_connection(backend: Any) -> None:
-    # No tags here: which of the receiving threads gets which message is open, but each must be whole, and each must come.
+    """Threads share a connection without mixing messages."""
+    # No tags here: which of the receiving threads gets which message is open. Each must come, and be whole.
     senders, count, size = 4, 40, 20_000
 
     def message(thread: int, number: int) -> bytes:
         body = bytes([thread]) + number.to_bytes(2, "little") + noise(size, thread, number)
         return body + zlib.crc32(body).to_bytes(4, "little")
 
+    def send(thread: int) -> None:
+        for number in range(count):
+            backend.send(message(thread, number), 1)
+
     if backend.rank == 0:
-        together(*(lambda t=t: [backend.send(message(t, k), 1) for k in range(count)] for t in range(senders)))
+        together(*(functools.partial(send, thread) for thread in range(senders)))
         backend.recv(bytearray(1), 1)
         return
     found: list[tuple[int, int]] = []
@@ -100,7 +105,7 @@ def shared_connection(backend: Any) -> None:
             assert zlib.crc32(target[:-4]) == int.from_bytes(target[-4:], "little"), "a message is not whole"
             per_thread[slot].append((target[0], int.from_bytes(target[1:3], "little")))
 
-    together(*(lambda s=s: receive(s) for s in range(senders)))
+    together(*(functools.partial(receive, slot) for slot in range(senders)))
     for got in per_thread:
         found += got
         for thread in range(senders):  # what one thread received of one sender came in order
@@ -110,8 +115,9 @@ def shared_connection(backend: Any) -> None:
     backend.send(b"k", 0)
 
 
-@check("a ring of ranks turns in both directions", ranks=4)
+@check(ranks=4)
 def ring(backend: Any) -> None:
+    """A ring of ranks turns in both directions."""
     if not connected(backend, 1, 2):
         return  # there is no ring on a star
     me, size = backend.rank, backend.world_size
@@ -121,8 +127,7 @@ def ring(backend: Any) -> None:
     for turn in range(2 * size):
         ahead, behind = (right, left) if turn < size else (left, right)
         incoming = np.empty_like(value)
-        outgoing = value
-        together(lambda a=ahead, o=outgoing: backend.send(o, a), lambda b=behind, i=incoming: backend.recv(i, b))
+        together(functools.partial(backend.send, value, ahead), functools.partial(backend.recv, incoming, behind))
         value = incoming
         seen.append(int(value[0]))
         assert (value == value[0]).all()

@@ -1,0 +1,241 @@
+"""The nursery's own process: it has everything imported, runs no threads, and forks ranks.
+
+A fork of a process with threads can hang in a lock that somebody held at that moment. This process has none, so that
+its children start clean, and in milliseconds, because what they need is already in memory.
+
+It reads one request after another from its socket (see `Request`) and answers with the children's process ids. It ends,
+and kills what is left of its children, when the socket does, or when nobody has asked for anything in a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import warnings
+from typing import Any
+
+import msgspec
+
+from . import shipping
+
+__all__ = ["Ended", "Kill", "Start", "Started", "main", "read_message", "write_message"]
+
+IDLE = 120.0
+"""Seconds without a child and without a request after which the nursery ends by itself."""
+_LENGTH = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, tag="start"):
+    """Please fork these ranks.
+
+    With it come 2 + 2 · ranks descriptors: standard output and error, then the socket and the file of each rank.
+    """
+
+    ranks: int
+    modules: list[tuple[str, str | None]]
+    """To be imported here, once, so that no child has to."""
+    path: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+class Kill(msgspec.Struct, tag="kill"):
+    """Please end these children, and what they have started."""
+
+    pids: list[int]
+
+
+class Started(msgspec.Struct, tag="started"):
+    """The process ids, in the order of ranks."""
+
+    pids: list[int]
+
+
+class Ended(msgspec.Struct, tag="ended"):
+    """A child ended."""
+
+    pid: int
+    status: int
+    """As `os.waitpid` gives it."""
+
+
+Request = Start | Kill
+Answer = Started | Ended
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[Any, Any] = {}
+
+
+def write_message(sock: socket.socket, message: Request | Answer, fds: list[int] | None = None) -> None:
+    """Sends a message; descriptors ride with its first byte."""
+    data = _encode(message)
+    data = _LENGTH.pack(len(data)) + data
+    sent = socket.send_fds(sock, [data], fds) if fds else sock.send(data)
+    sock.sendall(data[sent:])
+
+
+def read_message(sock: socket.socket, kind: Any, max_fds: int = 0) -> tuple[Any, list[int]]:
+    """Reads a message and the descriptors that came with it.
+
+    Raises:
+        EOFError: The other side is gone.
+    """
+    head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, max_fds) if max_fds else (sock.recv(_LENGTH.size), [], 0, 0)
+    while len(head) < _LENGTH.size:
+        more = sock.recv(_LENGTH.size - len(head)) if head else b""
+        if not more:
+            raise EOFError
+        head += more
+    size = _LENGTH.unpack(head)[0]
+    data = bytearray()
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    return decoder.decode(data), list(fds)
+
+
+class _Server:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._children: set[int] = set()
+        # A child's end has to wake the wait below: a byte on a pipe does.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for the ranks decides what Ctrl-C means for them
+
+    def serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        try:
+            while True:
+                ready = poller.poll(IDLE * 1000)
+                if not ready and not self._children:
+                    return
+                for fd, _ in ready:
+                    if fd == self._wake_read:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_read, 4096)
+                    elif not self._take_request():
+                        return
+                self._reap()
+        except (EOFError, OSError):
+            return  # whoever asked is gone
+        finally:
+            self._kill(list(self._children))
+
+    def _take_request(self) -> bool:
+        request, fds = read_message(self._sock, Request, 256)
+        if isinstance(request, Kill):
+            self._kill([pid for pid in request.pids if pid in self._children])
+            return True
+        for where in request.modules:
+            sys.path[:] = request.path
+            # An import that fails here fails in the child, too, and there it can be reported.
+            with contextlib.suppress(Exception, SystemExit):
+                shipping.load_module(where)
+        pids = []
+        for rank in range(request.ranks):
+            with warnings.catch_warnings():
+                # The threads that newer Pythons warn of are those of a BLAS library, which is made for it.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                self._become(rank, request, fds)
+            pids.append(pid)
+            self._children.add(pid)
+        for fd in fds:
+            os.close(fd)
+        write_message(self._sock, Started(pids))
+        return True
+
+    def _become(self, rank: int, request: Start, fds: list[int]) -> None:
+        """What a child does; never returns."""
+        code = 70
+        try:
+            self._sock.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setpgid(0, 0)  # so that what a rank starts can be ended with it
+            _die_with_parent()
+            os.dup2(fds[0], 1)
+            os.dup2(fds[1], 2)
+            mine = fds[2 + 2 * rank : 4 + 2 * rank]
+            for fd in fds:
+                if fd not in mine:
+                    os.close(fd)
+            for output in (sys.stdout, sys.stderr):
+                if isinstance(output, io.TextIOWrapper):
+                    output.reconfigure(line_buffering=True)
+            sys.path[:] = request.path
+            os.chdir(request.folder)
+            from . import rank_process
+
+            code = rank_process.main(rank, mine[0], mine[1], request.environment)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)  # what it started and left behind
+            write_message(self._sock, Ended(pid, status))
+
+    @staticmethod
+    def _kill(pids: list[int]) -> None:
+        for pid in pids:
+            for end in (os.killpg, os.kill):  # the group may not exist yet
+                with contextlib.suppress(OSError):
+                    end(pid, signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def main(fd: int) -> None:
+    """Serves requests that come on a socket."""
+    import numpy as np  # noqa: F401 - every rank needs it
+
+    import phalanx  # noqa: F401
+    from phalanx import testing  # noqa: F401
+
+    from . import rank_process  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is here stays, so that children need not copy its pages to look at it
+    _Server(socket.socket(fileno=fd)).serve()
