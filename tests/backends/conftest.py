@@ -27,9 +27,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsOptions:
     openssl("req", *new_key, "-subj", "/CN=rank", "-keyout", "rank.key", "-out", "rank.csr")
     signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
     openssl("x509", "-req", "-in", "rank.csr", *signing, "-out", "rank.pem")
-    return TlsOptions(
-        certificate=str(folder / "rank.pem"), key=str(folder / "rank.key"), ca=str(folder / "ca.pem")
-    )
+    return TlsOptions(certificate=str(folder / "rank.pem"), key=str(folder / "rank.key"), ca=str(folder / "ca.pem"))
 
 
 def open_sockets() -> set[str]:

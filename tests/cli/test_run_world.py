@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import random
 import signal
 import socket
 import subprocess
@@ -117,16 +119,38 @@ def test_torch_gloo_runs_unchanged(run: Runner) -> None:
 
 
 def free_pair() -> int:
-    """A port that is free, and so is the next."""
+    """A port that is free, and so is the next; below those that the system hands out to anybody in the meantime."""
     while True:
+        port = random.randrange(10_000, 20_000, 2)
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return port
+
+
+def all_ready(run: Runner, *launchers: Launched) -> None:
+    """Waits for four ranks and the second node's connection; a launcher that ends before that says why."""
+
+    def check() -> bool:
+        for launcher in launchers:
+            if launcher.process.poll() is not None:
+                launcher.finish()
+                pytest.fail(f"a launcher ended with {launcher.process.returncode}: {launcher.err}")
+        return len(list(run.folder.glob("ready-*"))) == 4 and is_watched(launchers[1])
+
+    wait_for(check, "four ranks and a connection to the directory")
+
+
+def is_watched(launcher: Launched) -> bool:
+    """Whether the launcher of another node has a connection, which can only be the one to the directory."""
+    names = set()
+    for link in Path(f"/proc/{launcher.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names.add(link.readlink().name)
+    return any(name.startswith("socket:") for name in names)
 
 
 class Nodes:
@@ -188,8 +212,7 @@ def test_a_failure_on_one_node_ends_the_other(run: Runner, bad: int) -> None:
     culprit = 2 * bad + 1
     nodes = Nodes(run, script, str(culprit))
     launchers = [nodes.start(0), nodes.start(1)]
-    wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "four ranks")
-    wait_until_watched(launchers[1])
+    all_ready(run, *launchers)
     (run.folder / "go").touch()
     codes = [launcher.finish() for launcher in launchers]
     assert codes == [1, 1]
@@ -198,16 +221,6 @@ def test_a_failure_on_one_node_ends_the_other(run: Runner, bad: int) -> None:
     assert f"rank {culprit} on node {bad}" in far
     assert far.splitlines()[-1] == "ValueError: the root"
     run.assert_nothing_left()
-
-
-def wait_until_watched(launcher: Launched) -> None:
-    """Waits until the launcher of another node has its connection to the directory."""
-
-    def connected() -> bool:
-        sockets = {link.readlink().name for link in Path(f"/proc/{launcher.pid}/fd").iterdir() if link.is_symlink()}
-        return any(name.startswith("socket:") for name in sockets)
-
-    wait_for(connected, "a connection to the directory")
 
 
 SLEEP = """
@@ -239,8 +252,7 @@ def test_a_failure_at_once_is_still_told(run: Runner) -> None:
 def test_a_launcher_that_is_told_to_end_ends_the_other(run: Runner, told: int) -> None:
     nodes = Nodes(run, run.script(SLEEP), "300", "300")
     launchers = [nodes.start(0), nodes.start(1)]
-    wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "four ranks")
-    wait_until_watched(launchers[1])
+    all_ready(run, *launchers)
     launchers[told].process.send_signal(signal.SIGINT)
     assert launchers[told].finish() == 130
     assert launchers[1 - told].finish() == 1
@@ -252,8 +264,7 @@ def test_a_launcher_that_is_told_to_end_ends_the_other(run: Runner, told: int) -
 def test_the_first_node_is_killed(run: Runner) -> None:
     nodes = Nodes(run, run.script(SLEEP), "300", "300")
     first, second = nodes.start(0), nodes.start(1)
-    wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "four ranks")
-    wait_until_watched(second)
+    all_ready(run, first, second)
     first.process.kill()
     assert second.finish() == 1
     assert "the first node's launcher" in second.err
@@ -262,10 +273,19 @@ def test_the_first_node_is_killed(run: Runner) -> None:
 
 
 def test_the_first_node_waits_for_the_second(run: Runner) -> None:
-    nodes = Nodes(run, run.script(SLEEP), "0", "300")
+    script = run.script(
+        """
+        import os, pathlib, time
+        pathlib.Path("ready-" + os.environ["RANK"]).touch()
+        # The first node is done only once the second is connected: that is the moment this is about.
+        while os.environ["GROUP_RANK"] == "1" or not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        """
+    )
+    nodes = Nodes(run, script)
     second, first = nodes.start(1), nodes.start(0)
-    wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "four ranks")
-    wait_until_watched(second)
+    all_ready(run, first, second)
+    (run.folder / "go").touch()
     with pytest.raises(subprocess.TimeoutExpired):
         first.process.wait(1.5)
     second.process.terminate()

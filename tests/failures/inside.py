@@ -111,6 +111,9 @@ def descriptors() -> list[str]:
     return sorted(name if name.startswith("/") else name.split("[", 1)[0] for name in open_files())
 
 
-def threads() -> int:
-    """How many threads the kernel counts in this process."""
+def threads(expected: int | None = None) -> int:
+    """How many threads the kernel counts in this process. One that was joined may take a moment to leave its list."""
+    end = time.monotonic() + 2.0
+    while expected is not None and len(os.listdir("/proc/self/task")) > expected and time.monotonic() < end:
+        time.sleep(0.005)
     return len(os.listdir("/proc/self/task"))

@@ -13,6 +13,7 @@ def odd():
     {odd}
 def others():
     {others}
+say("ready")
 hear()
 expect(odd if world.rank == ODD else others)
 expect(lambda: world.barrier(), "again")
@@ -35,7 +36,7 @@ CASES = {
 def test_every_member_is_told(worlds: Worlds, case: str) -> None:
     odd, others = CASES[case]
     world = worlds(3, DESYNC.replace("{odd}", odd).replace("{others}", others), ODD=2, host="parent")
-    world.wait("joined")
+    world.wait("ready")
     for rank in world:
         rank.tell()
     for rank in world:

@@ -111,7 +111,7 @@ def test_ctrl_c_while_the_world_forms(worlds: Worlds) -> None:
         before = descriptors(), threads()
         say("enter")
         expect(lambda: init(timeout=60))
-        say("left", before=before, after=(descriptors(), threads()))
+        say("left", before=before, after=(descriptors(), threads(before[1])))
         """,
         started=2,
     )

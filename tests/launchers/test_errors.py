@@ -124,6 +124,12 @@ def test_the_port_is_taken(taken_port: int) -> None:
         px.init(rank=0, world_size=2, master=f"127.0.0.1:{taken_port}", timeout=5)
 
 
+def test_no_port_of_the_range_is_free(taken_port: int) -> None:
+    options = px.Options(port_range=(taken_port, taken_port))
+    with pytest.raises(px.ConfigError, match=f"cannot listen on 127.0.0.1 port {taken_port}: Address already in use"):
+        px.init(rank=0, world_size=2, master=f"127.0.0.1:{free_ports()[0]}", timeout=5, options=options)
+
+
 def test_the_master_is_not_the_host_of_rank_0() -> None:
     with pytest.raises(px.ConfigError, match=r"192\.0\.2\.1.*must be an address of the host that rank 0 runs on"):
         px.init(rank=0, world_size=2, master="192.0.2.1:29500", token="t", timeout=5)

@@ -230,6 +230,34 @@ class Stranger(contextlib.AbstractContextManager["Stranger"]):
         self.close()
 
 
+class Silent:
+    """Something else that listens on a port, as torchrun's store does; it says nothing."""
+
+    def __init__(self, port: int = 0, host: str = LOOPBACK) -> None:
+        self.socket = socket.create_server((host, port))
+        self.port: int = self.socket.getsockname()[1]
+        self._stop = threading.Event()
+        self.visits: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self.socket.settimeout(0.05)
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                self.visits.append(self.socket.accept()[0])
+
+    def __enter__(self) -> Silent:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT)
+        for visit in self.visits:
+            visit.close()
+        self.socket.close()
+
+
 def rank_hello(rank: int, size: int, role: Role = Role.RANK) -> Hello:
     """What a rank says to a directory."""
     return Hello(role, rank, size)

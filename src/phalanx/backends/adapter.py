@@ -11,32 +11,35 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PeerLost, PhalanxError, Timeout
+from ..errors import PeerLost, PhalanxError, Timeout
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Mailbox, Operation
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, Backend, LaneBackend, derive_context, payload_size
 from .control_plane import ControlPlane
-from .lane import Lane
+from .lane import STOP_WAIT, Lane
+from .recent import Recent
 
 __all__ = ["AdaptedBackend", "as_lane_backend"]
 
 LANE_ID_SIZE = 16
 LOOK_UP = 0.2
 
-_adapted: weakref.WeakKeyDictionary[Backend, AdaptedBackend] = weakref.WeakKeyDictionary()
+Outgoing = tuple[int, Sequence[Buffer], Operation]
+"""To whom, the parts of a message, and what waits for it."""
 
 
 def as_lane_backend(backend: Backend) -> LaneBackend:
     """The backend itself if it has lanes; else the one adapter of it, shared by all groups on it."""
     if isinstance(backend, LaneBackend):
         return backend
-    return _adapted.setdefault(backend, AdaptedBackend(backend))
+    if backend._adapter is None:
+        backend._adapter = AdaptedBackend(backend)
+    return backend._adapter
 
 
 class AdaptedBackend(LaneBackend):
@@ -49,9 +52,12 @@ class AdaptedBackend(LaneBackend):
         )
         self._plain = backend
         self._mailboxes: dict[bytes, Mailbox] = {}
+        self._gone: dict[int, PhalanxError] = {}
         self._open_lanes = 0
-        self._outgoing: queue.SimpleQueue[tuple[int, Sequence[Buffer], Operation] | None] = queue.SimpleQueue()
+        self._closed_lanes: Recent[bytes] = Recent()
         self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
@@ -60,11 +66,17 @@ class AdaptedBackend(LaneBackend):
             self._open_lanes += 1
             if not self._threads:
                 self._start()
-        return _AdaptedLane(self, lane_id, list(ranks).index(self._rank), ranks, self.mailbox(lane_id))
+        return _AdaptedLane(self, lane_id, list(ranks).index(self._rank), ranks, self._mailbox(lane_id))
 
-    def mailbox(self, lane_id: bytes) -> Mailbox:
+    def _mailbox(self, lane_id: bytes) -> Mailbox:
         """The mailbox of a lane, also of one that this rank has not opened yet."""
-        return self._mailboxes.setdefault(lane_id, Mailbox())
+        with self._lock:
+            mailbox = self._mailboxes.get(lane_id)
+            if mailbox is None:
+                mailbox = self._mailboxes[lane_id] = Mailbox()
+                for peer, error in self._gone.items():
+                    mailbox.gone(peer, error)
+            return mailbox
 
     def send_soon(self, dst: int, parts: Sequence[Buffer], operation: Operation) -> None:
         """Hands a message to the sending thread."""
@@ -74,52 +86,67 @@ class AdaptedBackend(LaneBackend):
         """The last lane that closes ends the threads."""
         with self._lock:
             self._mailboxes.pop(lane_id, None)
+            self._closed_lanes.add(lane_id)
             self._open_lanes -= 1
             if self._open_lanes:
                 return
             threads, self._threads = self._threads, []
-        self._outgoing.put(None)
+            self._stop.set()
+            self._outgoing.put(None)
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(STOP_WAIT)
 
     def _start(self) -> None:
+        # Of their own for each set of threads: those that were told to stop may take a moment.
+        self._stop, self._outgoing = threading.Event(), queue.SimpleQueue()
         peers = [rank for rank in range(self.world_size) if rank != self._rank]
-        targets: list[Callable[[], None]] = [self._send, *(functools.partial(self._receive, peer) for peer in peers)]
+        targets: list[Callable[[], None]] = [functools.partial(self._send, self._outgoing)]
+        targets += [functools.partial(self._receive, peer, self._stop) for peer in peers]
         self._threads = [threading.Thread(target=t, name="phalanx-adapter", daemon=True) for t in targets]
         for thread in self._threads:
             thread.start()
 
-    def _send(self) -> None:
-        while (item := self._outgoing.get()) is not None:
+    def _send(self, outgoing: queue.SimpleQueue[Outgoing | None]) -> None:
+        while (item := outgoing.get()) is not None:
             dst, parts, operation = item
+            error: PhalanxError | None = None
+            if operation.withdrawn:
+                continue
             try:
                 for part in parts:
                     self._plain.send(part, dst)
-            except Exception as error:
-                operation.complete(_as_phalanx_error(error, dst))
-            else:
-                operation.complete()
+            except Exception as failure:
+                error = _as_phalanx_error(failure, dst)
+            operation.complete(error)
 
-    def _receive(self, peer: int) -> None:
+    def _receive(self, peer: int, stop: threading.Event) -> None:
         head = bytearray(LANE_ID_SIZE + HEADER_SIZE)
-        while self._open_lanes:
+        while not stop.is_set():
             try:
-                self._plain.recv(head, peer, timeout=LOOK_UP)
-            except Timeout:
-                continue
-            except Exception as error:
-                for mailbox in list(self._mailboxes.values()):
-                    mailbox.gone(peer, _as_phalanx_error(error, peer))
+                try:
+                    self._plain.recv(head, peer, timeout=LOOK_UP)
+                except Timeout:
+                    continue
+                self._receive_body(bytes(head), peer)
+            except Exception as failure:
+                error = _as_phalanx_error(failure, peer)
+                with self._lock:
+                    self._gone[peer] = error
+                    mailboxes = list(self._mailboxes.values())
+                for mailbox in mailboxes:
+                    mailbox.gone(peer, error)
                 return
-            header = parse_header(
-                head[LANE_ID_SIZE:], max_message=self.options.max_message, max_object=self.options.max_object
-            )
-            body = memoryview(bytearray(header.description + header.payload))
-            if body:
-                self._plain.recv(body, peer)
+
+    def _receive_body(self, head: bytes, peer: int) -> None:
+        lane_id, limits = head[:LANE_ID_SIZE], self.options
+        header = parse_header(head[LANE_ID_SIZE:], max_message=limits.max_message, max_object=limits.max_object)
+        body = memoryview(bytearray(header.description + header.payload))
+        if body:
+            self._plain.recv(body, peer)
+        if lane_id not in self._closed_lanes:
             envelope = Envelope(peer, header.kind, header.tag, bytes(body[: header.description]), header.payload)
-            self.mailbox(bytes(head[:LANE_ID_SIZE])).deliver(envelope, body[header.description :])
+            self._mailbox(lane_id).deliver(envelope, body[header.description :])
 
 
 def _as_phalanx_error(error: Exception, peer: int) -> PhalanxError:
@@ -134,6 +161,7 @@ class _AdaptedLane(Lane):
     ) -> None:
         super().__init__(rank, members, adapter.control)
         self.mailbox = mailbox
+        self.mailbox.sources = frozenset(members) - {members[rank]}
         self._adapter = adapter
         self._lane_id = lane_id
         self._closed = False
@@ -159,7 +187,12 @@ class _AdaptedLane(Lane):
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
 
-    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
-        if not self._closed and isinstance(error, ChannelClosed):
-            self._closed = True
+    def close(self) -> None:
+        super().close()
+        with self._guard:
+            closed, self._closed = self._closed, True
+        if not closed:
             self._adapter.lane_closed(self._lane_id)
+
+    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        pass  # it has none of its own

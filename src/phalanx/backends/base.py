@@ -61,6 +61,9 @@ class Backend(ABC):
     A backend of your own needs only what is abstract here; `phalanx.Group` puts the collectives on it.
     """
 
+    _adapter: LaneBackend | None = None
+    """What gives lanes to a backend that has none; see `adapter`."""
+
     @property
     @abstractmethod
     def rank(self) -> int:
@@ -146,7 +149,7 @@ class LaneBackend(Backend):
         self._unusable: str | None = None
         self.forked = False
         """Whether this is a forked child's copy."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counters: dict[object, int] = {}
         _backends.add(self)
 
@@ -256,7 +259,11 @@ class LaneBackend(Backend):
         return self._raw
 
     def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
-        if not lane.wait([operation], deadline) and lane.withdraw(operation):
+        try:
+            lane.wait([operation], deadline)
+        finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
+            expired = lane.withdraw(operation)
+        if expired:
             world_rank = self.world_ranks[peer]
             raise Timeout(
                 f"{what}: not done within {deadline.seconds:g} s",
@@ -280,7 +287,7 @@ class LaneBackend(Backend):
         if self._raw is not None:
             self._raw.left(self.world_ranks.index(rank))
 
-    def status(self) -> OperationStatus:
+    def status(self, sequence: int = 0) -> OperationStatus:
         """Raw messages keep no journal."""
         return OperationStatus("", 0, 0, "", False, float("inf"))
 
@@ -291,7 +298,7 @@ class LaneBackend(Backend):
 
         Takes no locks: their owners are gone.
         """
-        self.forked = True
+        self.forked = self.control.forked = True
         self._unusable = (
             f"this process was forked from rank {self._rank} (process {parent_pid}), which still owns this group; "
             "a forked child cannot use it (call phalanx.init in the child to form a world of its own)"

@@ -7,9 +7,9 @@ plain messages only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from ..config import Options
@@ -26,13 +26,14 @@ from ..wire.frames import HEADER_SIZE, Header, Kind, pack_header, parse_header
 from .base import RAW_LANE, WORLD_CONTEXT, derive_context, payload_size
 from .control_plane import ControlPlane
 from .lane import Lane
+from .recent import Recent
 
 __all__ = ["CLASSIC_BIND", "ClassicWorld"]
 
 CLASSIC_BIND = Address("127.0.0.1", 0)
 LANE_ID_SIZE = 16
-REMEMBERED = 1024
-"""Closed lanes that are remembered, to drop what comes late."""
+LAST_READ = 1.0
+"""Seconds that closing reads what still comes from ranks that do not stop sending."""
 
 
 class ClassicWorld(ControlPlane):
@@ -44,10 +45,13 @@ class ClassicWorld(ControlPlane):
         self.options = options
         self.roster = [Member(peer, hostname(), host_id(), 0, "", 0, 0) for peer in range(size)]
         self.connected = frozenset(streams)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._mailboxes: dict[bytes, Mailbox] = {}
+        self._nowhere = Mailbox()
+        self._nowhere.fail(ChannelClosed(rank, "this group was closed on this rank"))
         self._lanes: list[_ClassicLane] = []
-        self._closed_lanes: OrderedDict[bytes, None] = OrderedDict()
+        self._closed_lanes: Recent[bytes] = Recent()
+        """To drop what comes late."""
         self.inbound = {
             peer: _ClassicInbound(stream, peer, self, options.max_message, options.max_object)
             for peer, stream in streams.items()
@@ -74,9 +78,7 @@ class ClassicWorld(ControlPlane):
     def mailbox_for(self, lane_id: bytes) -> Mailbox:
         """Where a message goes. What comes for a lane that was closed here goes nowhere."""
         with self._lock:
-            if lane_id in self._closed_lanes:
-                return Mailbox()
-        return self.mailbox(lane_id)
+            return self._nowhere if lane_id in self._closed_lanes else self.mailbox(lane_id)
 
     def wake_lanes(self) -> None:
         """Makes every waiting thread look again: all lanes share the connections."""
@@ -91,13 +93,11 @@ class ClassicWorld(ControlPlane):
             if lane in self._lanes:
                 self._lanes.remove(lane)
             self._mailboxes.pop(lane.lane_id, None)
-            self._closed_lanes[lane.lane_id] = None
-            while len(self._closed_lanes) > REMEMBERED:
-                self._closed_lanes.popitem(last=False)
+            self._closed_lanes.add(lane.lane_id)
 
-    def _sending_ended(self, peer: int, reason: str, _goodbye: bool) -> PhalanxError:
+    def _sending_ended(self, peer: int, ended: Exception, _goodbye: bool) -> PhalanxError:
         # What that rank sent before it went can still be read. That there is no more, the reader will see.
-        return self._lost.get(peer) or PeerLost(peer, reason)
+        return self._lost.get(peer) or PeerLost(peer, str(ended))
 
     def lost(self, peer: int, reason: str) -> PhalanxError:
         """A connection ended: nothing more will come from that rank, in any lane, nor in one that is opened later."""
@@ -116,15 +116,14 @@ class ClassicWorld(ControlPlane):
             lanes = list(self._lanes)
         for lane in lanes:  # of groups that outlive their backend
             lane.close()
+        deadline = Deadline(min(timeout, LAST_READ))
+        scratch = memoryview(bytearray(64 << 10))
         for peer, sender in self.outbound.items():
             sender.stream.finish_sending()
             # Unread bytes would turn the close into a reset, which could overtake what was sent last.
-            scratch = memoryview(bytearray(64 << 10))
-            try:
-                while self.inbound[peer].stream.receive_into(scratch):
+            with self.inbound[peer].lock, contextlib.suppress(StreamEnded, ValueError):
+                while self.inbound[peer].stream.receive_into(scratch) and not deadline.expired:
                     pass
-            except (StreamEnded, ValueError):
-                pass
             self.inbound[peer].end(closed)
             sender.end(closed)
 
@@ -185,7 +184,7 @@ class _ClassicInbound(Inbound):
     def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
         if header.kind is Kind.GOODBYE:  # of one lane: the connection serves the others
             self._need = self._first_need()
-            mailbox.gone(self.src, ChannelClosed(self.src, "it has closed this group"))
+            self._settled += mailbox.mark_gone(self.src, ChannelClosed(self.src, "it has closed this group"))
             return None
         return super()._begin(mailbox, header, description)
 
@@ -198,6 +197,7 @@ class _ClassicLane(Lane):
     ) -> None:
         super().__init__(members.index(world.rank), members, world)
         self.mailbox = mailbox
+        self.mailbox.sources = frozenset(members) & world.connected
         self.lane_id = lane_id
         self._world = world
         self._plain = plain
@@ -220,14 +220,11 @@ class _ClassicLane(Lane):
         channel = self._world.outbound[self.members[dst]]
         size = payload_size(payload)
         if self._plain:
-            outgoing = channel.queue([wire.pack_length(size), *payload])
-        else:
-            header = pack_header(kind, tag, len(description), size)
-            length = LANE_ID_SIZE + HEADER_SIZE + len(description) + size
-            head = wire.pack_escaped_length(length) + self.lane_id + header
-            outgoing = channel.queue([head, description, *payload])
-        channel.push()
-        return outgoing
+            return channel.send([wire.pack_length(size), *payload])
+        header = pack_header(kind, tag, len(description), size)
+        length = LANE_ID_SIZE + HEADER_SIZE + len(description) + size
+        head = wire.pack_escaped_length(length) + self.lane_id + header
+        return channel.send([head, description, *payload])
 
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         if src is None:
@@ -258,11 +255,12 @@ class _ClassicLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self)
+        for channel in self._world.inbound.values():
+            channel.release(self.mailbox, error)
         if not goodbye or self._plain:  # the classic wire itself has no word for it
             return
         word = wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE) + self.lane_id + pack_header(Kind.GOODBYE, 0, 0, 0)
         for member in self.members:
-            channel = self._world.outbound.get(member)
-            if channel is not None:
-                channel.queue([word])
-                channel.push()
+            sender = self._world.outbound.get(member)
+            if sender is not None:
+                sender.send([word])

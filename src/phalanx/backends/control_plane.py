@@ -31,8 +31,8 @@ class Watcher(Protocol):
     def left(self, rank: int) -> None:
         """That world rank closed its world on purpose."""
 
-    def status(self) -> OperationStatus:
-        """What this rank is doing in it."""
+    def status(self, sequence: int = 0) -> OperationStatus:
+        """What this rank is doing in it, or did as its collective of that number."""
 
 
 class ControlPlane:
@@ -46,6 +46,8 @@ class ControlPlane:
         self._lost: dict[int, PhalanxError] = {}
         self._left: set[int] = set()
         self._broken: dict[bytes, PhalanxError] = {}
+        self.forked = False
+        """Whether this is a forked child's copy, whose locks may be held by threads that exist only in the parent."""
         self.directory_host: int | None = None
         """The rank that hosts the directory, if one does: when nobody answers, it is the one that does not."""
 
@@ -91,8 +93,12 @@ class ControlPlane:
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         """Tells the other members of a group that it is broken, where there is a way to."""
 
-    def statuses(self, context: bytes) -> Statuses:
-        """What the other ranks are doing in a group, where they can be asked."""
+    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+        """What the other ranks are doing in a group, where they can be asked.
+
+        Args:
+            sequence: Ask for this collective, of those that have got so far.
+        """
         return Statuses(None)
 
     def answers(self, rank: int) -> bool:
@@ -143,12 +149,12 @@ class ControlPlane:
         """Nobody watches any more, and nobody said why."""
         self._end(RendezvousError(f"the launcher's directory went away: {reason}"))
 
-    def status(self, context: bytes | None) -> OperationStatus:
+    def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in a group; without one, what it began last."""
         if context is not None:
             reference = self._watchers.get(context)
             watcher = reference() if reference is not None else None
-            return watcher.status() if watcher is not None else IDLE
+            return watcher.status(sequence) if watcher is not None else IDLE
         found = [watcher.status() for watcher in self._alive()]
         return max(found, key=lambda s: (s.running, -s.seconds), default=IDLE)
 

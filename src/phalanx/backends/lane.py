@@ -6,15 +6,17 @@ own thread, which exists only once it is needed. Ranks here are those of the gro
 
 from __future__ import annotations
 
+import itertools
 import select
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
-from ..transports.channel import Inbound, Outbound, Outgoing
+from ..transports.channel import Inbound, Outbound, Outgoing, Torn
 from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
 from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane"]
 
+SLICE = 0.05
+"""Seconds that bytes are moved without a look at the deadline, as long as there are more."""
+STOP_WAIT = 5.0
+"""Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word, so that a rank's own traceback is raised, not an echo."""
 
@@ -45,8 +51,9 @@ class Lane(ABC):
         self.mailbox = Mailbox()
         self.mailbox.sources = frozenset(range(self.size)) - {rank}
         self._control = control
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._sleepers: set[Waker] = set()
+        self._turns = itertools.count()
         self._mover: _Mover | None = None
         self.error: BaseException | None = None
 
@@ -100,25 +107,28 @@ class Lane(ABC):
 
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
-        waker = Waker.mine()
-        with self._guard:
-            self._sleepers.add(waker)
-        for operation in operations:
-            operation.add_waker(waker)
+        waker = Waker.take()
         try:
+            with self._guard:
+                self._sleepers.add(waker)
+            for operation in operations:
+                operation.add_waker(waker)
             while True:
                 waker.clear()
                 waiting = _unfinished(operations)
                 polled = self._drive(waiting)
                 if not _unfinished(waiting):
                     return True
-                if not _sleep(waker, polled, deadline) and deadline.expired:
-                    return not _unfinished(waiting)
+                if deadline.expired:
+                    return False
+                if polled is not None:
+                    _sleep(waker, polled, deadline)
         finally:
             for operation in operations:
                 operation.remove_waker(waker)
             with self._guard:
                 self._sleepers.discard(waker)
+            waker.give_back()
 
     def withdraw(self, operation: Operation) -> bool:
         """Takes back an operation whose time is over; False if it was done after all.
@@ -127,12 +137,13 @@ class Lane(ABC):
         """
         if isinstance(operation, Receive):
             return self.mailbox.withdraw(operation)
-        if isinstance(operation, Outgoing) and not operation.done and not operation.withdrawn:
-            cut = ChannelClosed(
-                self.peer_of(operation.channel), "an earlier message to it was cut short by a timeout"
-            )
+        if operation.done or operation.withdrawn:
+            return False
+        if isinstance(operation, Outgoing):
+            cut = ChannelClosed(self.peer_of(operation.channel), "an earlier message to it was cut short")
             return operation.channel.withdraw(operation, cut)
-        return False
+        operation.withdrawn = True
+        return True
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Makes sure that somebody moves the bytes of an operation for which nobody waits.
@@ -147,8 +158,10 @@ class Lane(ABC):
         self._mover.add(operation, deadline, expire)
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until everything that was queued is on its way, or the deadline has come."""
-        self.wait(self.unsent(), deadline)
+        """Waits until everything that was queued is on its way or has failed, or the deadline has come."""
+        unsent = self.unsent()
+        while unsent and self.wait(unsent, deadline):
+            unsent = [operation for operation in unsent if not operation.done]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -187,56 +200,64 @@ class Lane(ABC):
         self._end_channels(error, goodbye)
         self.wake_all()
 
-    def channel_error(self, peer: int, reason: str, goodbye: bool) -> PhalanxError:
+    def channel_error(self, peer: int, ended: Exception, goodbye: bool) -> PhalanxError:
         """Why the connection to a member ended, in the words of whoever knows best."""
         rank = self.members[peer]
         if goodbye:
             return ChannelClosed(rank, "it has closed this group")
-        if isinstance(self.error, PhalanxError):
-            return self.error
-        known = self._control.verdict(rank, VERDICT_WAIT)
-        if known is not None:
+        if isinstance(ended, ProtocolError):
+            return ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
+        if isinstance(ended, Torn):
+            return ChannelClosed(rank, f"{ended}, so this channel is closed")
+        known = self.error or self._control.verdict(rank, VERDICT_WAIT) or self.error
+        if isinstance(known, PhalanxError):
             return known
         if self._control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
         if self._control.answers(rank):
-            return ChannelClosed(rank, f"it is alive, but this channel has ended: {reason}")
-        return PeerLost(rank, reason)
+            return ChannelClosed(rank, f"it is alive, but this channel has ended: {ended}")
+        return PeerLost(rank, str(ended))
 
     def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
         """An inbound channel is over: receives from its source fail, and so will later ones."""
-        error: PhalanxError
-        if isinstance(ended, ProtocolError):
-            rank = self.members[channel.src]
-            error = ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
-        else:
-            error = self.channel_error(channel.src, str(ended), goodbye)
+        error = self.channel_error(channel.src, ended, goodbye)
         self.mailbox.gone(channel.src, error)
         return error
 
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
-    def _drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]]:
-        """Moves what can be moved for these operations; returns what to poll for the rest."""
-        inbound: dict[int, Inbound] = {}
-        outbound: dict[int, Outbound] = {}
-        for operation in operations:
-            if isinstance(operation, Receive):
-                for channel in self.inbound(operation.src):
-                    inbound[id(channel)] = channel
-            elif isinstance(operation, Outgoing):
-                outbound[id(operation.channel)] = operation.channel
-        for sender in outbound.values():
+    def _drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+        """Moves what can be moved for these operations; returns what to poll for the rest, None if there is more."""
+        sources = {operation.src for operation in operations if isinstance(operation, Receive)}
+        inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
+        outbound = {id(op.channel): op.channel for op in operations if isinstance(op, Outgoing)}.values()
+        for sender in outbound:
             sender.push()
-        for channel in inbound.values():
-            while channel.pump():
-                if all(operation.done for operation in operations):
-                    if channel.read_ahead:  # another thread's message, and no poll will tell it so
-                        self.wake_readers()
-                    return []
-        polled = [(c.stream.fd, c.stream.read_events) for c in inbound.values() if not c.ended]
-        polled += [(c.stream.fd, c.stream.write_events) for c in outbound.values() if not c.idle]
+        if not self._read(inbound, operations):
+            if any(channel.read_ahead for channel in inbound):  # perhaps another thread's, and no poll will tell it so
+                self.wake_readers()
+            return None
+        polled = [(c.stream.fd, c.stream.read_events) for c in inbound if not c.ended]
+        polled += [(c.stream.fd, c.stream.write_events) for c in outbound if not c.idle]
         return polled
+
+    def _read(self, channels: list[Inbound], operations: Sequence[Operation]) -> bool:
+        """Reads in turns, so that nobody's flood keeps the others out; False if it stopped before all was read."""
+        if len(channels) > 1:  # nor shall the one that was opened first always be the first
+            first = next(self._turns) % len(channels)
+            channels = channels[first:] + channels[:first]
+        ends = time.monotonic() + SLICE
+        while channels:
+            more = []
+            for channel in channels:
+                if channel.pump():
+                    if all(operation.done for operation in operations):
+                        return False
+                    more.append(channel)
+            channels = more
+            if channels and time.monotonic() >= ends:
+                return False
+        return True
 
 
 def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
@@ -250,7 +271,7 @@ def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
     return waiting
 
 
-def _sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> bool:
+def _sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> None:
     poller = select.poll()
     poller.register(waker.fd, select.POLLIN)
     events: dict[int, int] = {}
@@ -259,58 +280,54 @@ def _sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) 
     for fd, wanted in events.items():
         if fd >= 0:
             poller.register(fd, wanted)
-    return bool(poller.poll(deadline.poll_ms()))
+    poller.poll(deadline.poll_ms())
 
 
 class _Mover:
-    """The lane's own thread, for operations that nobody waits for."""
+    """The lane's own thread, for operations that nobody waits for. Made by who holds the lane's guard."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stopping = False
-        self._ready = threading.Event()
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="phalanx-lane", daemon=True)
         self._thread.start()
-        self._ready.wait()
+        lane._sleepers.add(self._waker)
 
     def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
         with self._lock:
             self._jobs.append((operation, deadline, expire))
+        operation.add_waker(self._waker)  # another thread may complete it
         self._waker.set()
 
     def stop(self) -> None:
         self._stopping = True
         self._waker.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(STOP_WAIT)
 
     def _run(self) -> None:
-        lane, waker = self._lane, Waker.mine()
-        self._waker = waker
-        lane._sleepers.add(waker)  # whoever starts this thread holds the lane's guard
-        self._ready.set()
         while not self._stopping:
-            self._turn(lane, waker)
+            self._turn()
 
-    def _turn(self, lane: Lane, waker: Waker) -> None:
+    def _turn(self) -> None:
         # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        waker.clear()
+        self._waker.clear()
         with self._lock:
             self._jobs = [job for job in self._jobs if not job[0].done]
             jobs = list(self._jobs)
+        now = time.monotonic()
         for operation, deadline, expire in jobs:
-            if deadline.expired and not operation.done:
-                expire()
-        operations = [operation for operation, _, _ in jobs if not operation.done]
-        polled = lane._drive(operations)
-        for operation in operations:
-            operation.add_waker(waker)  # another thread may complete it
-        if not any(operation.done for operation in operations):
-            _sleep(waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
-        for operation in operations:
-            operation.remove_waker(waker)
+            if deadline.at <= now and not operation.done:
+                try:
+                    expire()
+                except Exception as error:  # it must not end the others' service
+                    operation.complete(error)
+        polled = self._lane._drive([operation for operation, _, _ in jobs if not operation.done])
+        if polled is not None:
+            _sleep(self._waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
 
 
 _NEVER = Deadline(float("inf"))

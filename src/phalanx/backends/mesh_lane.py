@@ -83,9 +83,7 @@ class MeshLane(Lane):
                 failed.complete(error)
                 return failed
         header = pack_header(kind, tag, len(description), payload_size(payload))
-        outgoing = channel.queue([header, description, *payload])
-        channel.push()
-        return outgoing
+        return channel.send([header, description, *payload])
 
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         if src is None:
@@ -110,7 +108,7 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
-                channel = Outbound(stream, dst, lambda reason, goodbye: self.channel_error(dst, reason, goodbye))
+                channel = Outbound(stream, dst, lambda ended, goodbye: self.channel_error(dst, ended, goodbye))
                 with self._guard:
                     if self.error is None:
                         self._outbound[dst] = channel
@@ -159,8 +157,7 @@ class MeshLane(Lane):
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
         for sender in outbound:
             if word:
-                sender.queue([word])
-                sender.push()
+                sender.send([word])
             sender.end(error)
         for channel in inbound:
             channel.end(error, goodbye=word)

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from typing import Literal
 
 from ..config import Launch, Options
@@ -27,6 +26,7 @@ from ..wire.handshake import Hello, Role, Status
 from .control_plane import ControlPlane
 from .lane import Lane
 from .mesh_lane import LaneKey, MeshLane
+from .recent import Recent
 
 __all__ = ["MeshWorld"]
 
@@ -35,8 +35,6 @@ STATUS_TIMEOUT = 0.6
 
 The directory itself waits half of it.
 """
-REMEMBERED = 1024
-"""Closed lanes that are remembered, to tell a late sender that the group is closed."""
 PARKED = 256
 """Connections of one rank that may wait for this rank to make their groups."""
 
@@ -59,8 +57,9 @@ class MeshWorld(ControlPlane):
         self.options = options
         self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
-        self._closed_lanes: OrderedDict[LaneKey, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._closed_lanes: Recent[LaneKey] = Recent()
+        """To tell a late sender that the group is closed."""
+        self._lock = threading.RLock()
         self._closing = False
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
@@ -107,8 +106,8 @@ class MeshWorld(ControlPlane):
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         self._client.break_group(context, error)
 
-    def statuses(self, context: bytes) -> Statuses:
-        return self._client.statuses(context, STATUS_TIMEOUT)
+    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+        return self._client.statuses(context, STATUS_TIMEOUT, sequence)
 
     def on_directory_lost(self, reason: str) -> None:
         if self.directory_host is not None:
@@ -139,9 +138,7 @@ class MeshWorld(ControlPlane):
         """Forgets a lane that was closed."""
         with self._lock:
             self._lanes.pop(key, None)
-            self._closed_lanes[key] = None
-            while len(self._closed_lanes) > REMEMBERED:
-                self._closed_lanes.popitem(last=False)
+            self._closed_lanes.add(key)
 
     def _admit(self, hello: Hello) -> Status:
         if hello.role is not Role.CHANNEL:
@@ -161,11 +158,14 @@ class MeshWorld(ControlPlane):
         with self._lock:
             lane = self._lanes.get(key)
             waiting = sum(rank == hello.rank for streams in self._parked.values() for rank, _ in streams)
-            if lane is None and waiting < PARKED:
+            closed = key in self._closed_lanes  # just now, after it was admitted
+            if lane is None and not closed and waiting < PARKED:
                 self._parked.setdefault(key, []).append((hello.rank, stream))
                 return
         if lane is not None:
             lane.attach(hello.rank, stream)
+        elif closed:
+            stream.close()
         else:
             logger.warning("rank %d: dropped a channel of rank %d: too many wait for a group", self.rank, hello.rank)
             stream.close()

@@ -25,7 +25,7 @@ class _World:
     """What the ranks of one process share."""
 
     def __init__(self, size: int) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.planes = [_LocalControl(rank, self) for rank in range(size)]
         self.lanes: dict[tuple[bytes, int, int], _LocalLane] = {}
         """By context, lane and world rank."""
@@ -50,8 +50,8 @@ class _LocalControl(ControlPlane):
             if plane is not self:
                 plane.on_break(context, self.rank, to_cause(error))
 
-    def statuses(self, context: bytes) -> Statuses:
-        replies = {plane.rank: plane.status(context) for plane in self._world.planes if plane is not self}
+    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+        replies = {plane.rank: plane.status(context, sequence) for plane in self._world.planes if plane is not self}
         return Statuses(StatusesMessage(0, replies, {}))
 
     def leave(self) -> None:
@@ -89,7 +89,7 @@ class _LocalLane(Lane):
         key = (*self._name, self.members[dst])
         with self._world.lock:
             lane = self._world.lanes.get(key)
-            closed = lane is None and key in self._world.closed
+            closed = lane is None and (key in self._world.closed or self._control.has_left(self.members[dst]))
             if lane is None and not closed:
                 self._world.early.setdefault(key, []).append((envelope, bytes(data)))
         if closed:
@@ -104,11 +104,14 @@ class _LocalLane(Lane):
         return ()
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        keys = [(*self._name, member) for member in self.members]
         with self._world.lock:
-            self._world.lanes.pop(self._key, None)
             self._world.early.pop(self._key, None)
-            self._world.closed.add(self._key)
-            others = [self._world.lanes.get((*self._name, member)) for member in self.members]
+            if self._world.lanes.pop(self._key, None) is not None:
+                self._world.closed.add(self._key)
+                if self._world.closed.issuperset(keys):  # the last one: nobody can send there any more
+                    self._world.closed.difference_update(keys)
+            others = [self._world.lanes.get(key) for key in keys]
         if goodbye:
             for lane in others:
                 if lane is not None:

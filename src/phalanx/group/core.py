@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -20,6 +22,8 @@ __all__ = ["GroupCore"]
 
 WORTH_ASKING = 0.05
 """Seconds: after a shorter wait nobody is asked what they are doing, so that polling with `timeout=0` stays cheap."""
+LATELY = 1.0
+"""Seconds for which an answer serves all messages that time out."""
 MESSAGES, COLLECTIVES = 1, 2  # the numbers of a group's lanes; 0 is the backend's own
 
 
@@ -35,7 +39,10 @@ class GroupCore:
         self._journal = Journal()
         self._cause: PhalanxError | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._asking = threading.RLock()
+        self._asked = (-math.inf, Statuses(None))
+        """When all were asked last for a message's sake, and what they said."""
+        self._lock = threading.RLock()
         everyone = range(backend.world_size)
         self._messages = backend.open_lane(self._context, MESSAGES, everyone)
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
@@ -143,9 +150,9 @@ class GroupCore:
         self._messages.left(member)
         self._collectives.left(member)
 
-    def status(self) -> OperationStatus:
+    def status(self, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in the group. Called by the control plane."""
-        return self._journal.status()
+        return self._journal.status(sequence)
 
     def _break(self, error: PhalanxError) -> NoReturn:
         """Breaks the group because of what this rank found, tells the others, and raises the first cause."""
@@ -167,7 +174,7 @@ class GroupCore:
             sequence: Of the collective; None for a message.
         """
         asking = deadline.seconds >= WORTH_ASKING
-        found = self._control.statuses(self._context) if asking else Statuses(None)
+        found = self._statuses(lately=sequence is None) if asking else Statuses(None)
         host = self._control.directory_host
         silent_host = host if asking and not found.answered and host is not None and self._is_waited_for(host) else None
         others = [rank for rank in range(self.world_size) if rank != self.rank]
@@ -216,6 +223,17 @@ class GroupCore:
             operation=what,
         )
 
+    def _statuses(self, *, lately: bool) -> Statuses:
+        """What the others are doing in this group: now, or lately, because many messages may time out together."""
+        if not lately:
+            return self._control.statuses(self._context)
+        with self._asking:
+            at, found = self._asked
+            if time.monotonic() - at > LATELY:
+                found = self._control.statuses(self._context)
+                self._asked = (time.monotonic(), found)
+            return found
+
     def _is_waited_for(self, name: int) -> bool:
         """Whether a world rank is another member, and has not left."""
         return name in self.members and name != self._world_rank and not self._control.has_left(name)
@@ -223,6 +241,8 @@ class GroupCore:
 
 def _release(control: ControlPlane, context: bytes, closers: list[Callable[[], None]]) -> None:
     """Gives back what a group holds, also when it is collected without having been closed."""
+    if control.forked:
+        return
     control.unwatch(context)
     for close in closers:
         close()

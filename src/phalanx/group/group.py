@@ -94,13 +94,13 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             if self._closed:
                 return
             self._closed = True
-        if self._cause is None and not self._backend.is_unusable:
-            deadline = Deadline(self._timeout)
-            with contextlib.suppress(PhalanxError):
-                self._messages.flush(deadline)
-        self._release()
-        if self._owns_backend:
-            self._backend.close()
+        try:
+            if self._cause is None and not self._backend.is_unusable:
+                self._messages.flush(Deadline(self._timeout))
+        finally:  # also after Ctrl-C: there will be no second try
+            self._release()
+            if self._owns_backend:
+                self._backend.close()
 
     def __enter__(self) -> Self:
         return self

@@ -75,11 +75,30 @@ class Journal:
         self._started = (entry.sequence, mark)  # in one step: others compare both
         return mark
 
-    def status(self) -> OperationStatus:
-        """What is going on: the oldest operation that still runs, else the one that ended last."""
+    def at(self, sequence: int) -> Entry | None:
+        """The collective of that number, if it has begun to run and is still kept."""
+        with self._lock:
+            entries = list(self._entries)
+        return next((e for e in entries if e.collective and e.sequence == sequence and e.mark), None)
+
+    def contradicts(self, status: OperationStatus) -> bool:
+        """Whether another rank's collective of some number is not what this rank has under that number."""
+        mine = self.at(status.sequence)
+        return mine is not None and status.mark not in (0, mine.mark)
+
+    def status(self, sequence: int = 0) -> OperationStatus:
+        """What is going on: the oldest operation that still runs, else the one that ended last.
+
+        Args:
+            sequence: Tell of this collective instead, if this rank has got so far.
+        """
         with self._lock:
             entries = list(self._entries)
         now = time.monotonic()
+        asked = self.at(sequence) if sequence else None
+        if asked is not None:
+            since = asked.began if asked.ended is None else asked.ended
+            return OperationStatus(asked.name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
         sequence, mark = self._started
         if not entries:
             return OperationStatus("", sequence, mark, "", False, 0.0)

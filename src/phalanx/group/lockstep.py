@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, InvalidRank, PeerLost, PhalanxError, Timeout, UsageError
 from . import executor
 from .core import GroupCore
-from .journal import Entry, describe
+from .journal import Entry
 from .work import Work
 
 __all__ = ["Lockstep", "Turn"]
@@ -56,8 +57,9 @@ class Turn:
     def _look_around(self) -> None:
         # Ranks in different operations may all wait without a byte on the wire: then only asking tells.
         group = self._group
-        for name, status in group._control.statuses(group._context).replies.items():
-            if name in group.members and status.sequence == self._entry.sequence and status.mark != self._mark:
+        # Some may be ahead: those tell what they had under this number. Others may be behind.
+        for name, status in group._control.statuses(group._context, self._entry.sequence).replies.items():
+            if name in group.members and group._journal.contradicts(status):
                 raise executor.FingerprintMismatch(group.members.index(name))
 
 
@@ -113,9 +115,14 @@ class Lockstep(GroupCore):
             if self._cause is None:
                 self._break(self._lost(error, entry))
             raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
-        except KeyboardInterrupt:
-            # The others are in the middle of it: the group cannot go on.
-            reason = PhalanxError(f"{entry.name} was interrupted on rank {self._world_rank}", rank=self._world_rank)
+        except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
+            # The others are in the middle of it: the group cannot go on. Whether the interrupt ends this program or is
+            # caught by it, they hear the same.
+            lines = [*traceback.format_stack(), *traceback.format_tb(interrupt.__traceback__)]
+            lines += traceback.format_exception_only(type(interrupt), interrupt)
+            text = f"Traceback (most recent call last):\n{''.join(lines)}"
+            words = f"it raised {type(interrupt).__name__} in {entry.name}"
+            reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=text)
             self.fail(reason)
             self._control.break_group(self._context, reason)
             raise
@@ -133,15 +140,16 @@ class Lockstep(GroupCore):
 
     def _desync(self, entry: Entry, peer: int) -> Desync:
         name = self.members[peer]
-        status = self._control.statuses(self._context).replies.get(name)
+        status = self._control.statuses(self._context, entry.sequence).replies.get(name)
+        if status is not None and status.sequence < entry.sequence and self._journal.contradicts(status):
+            entry = self._journal.at(status.sequence) or entry  # that is where the two parted
         mine = f"{entry.name} at {entry.site}"
         theirs = (
             f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
         )
-        words = describe(status) if status is not None else "called another operation"
         return Desync(
-            f"rank {self.members[self.rank]} called {mine}, but rank {name} {words}. All ranks of a group must call "
-            "the same operations, with the same sizes, dtypes, roots and reductions, in the same order",
+            f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call the "
+            "same operations, with the same sizes, dtypes, roots and reductions, in the same order",
             mine=mine,
             theirs=theirs,
             rank=self._world_rank,

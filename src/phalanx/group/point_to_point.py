@@ -120,11 +120,14 @@ class PointToPoint(GroupCore):
         entry = self._journal.begin(
             f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
         )
+        description, payload = adapted.description.pack(), [adapted.bytes]
+        receive: Receive | None = None
         try:
             receive = self._messages.post(src, tag, sink)
-            description, payload = adapted.description.pack(), [adapted.bytes]
             outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
         except BaseException:
+            if receive is not None:
+                self._messages.withdraw(receive)
             entry.end()
             raise
         self._complete(entry, [outgoing, receive], deadline, self._sources(src))
@@ -262,18 +265,21 @@ class PointToPoint(GroupCore):
 
     def _complete(self, entry: Entry, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
         """Waits in the caller's thread. Whatever is not done at the end is taken back."""
+        lane = self._messages
         try:
-            self._messages.wait(operations, deadline)
-            failed = next((operation for operation in operations if operation.error is not None), None)
+            try:
+                lane.wait(operations, deadline)
+                if any(isinstance(operation.error, UsageError) for operation in operations):
+                    # What came does not fit, which is no reason to cut short what is sent.
+                    lane.wait([operation for operation in operations if operation.error is None], deadline)
+            finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
+                expired = [operation for operation in operations if lane.withdraw(operation)]
+            failed = next((operation.error for operation in operations if operation.error is not None), None)
             if failed is not None:
-                assert failed.error is not None
-                raise self._failure(failed.error, entry)
-            unfinished = [operation for operation in operations if self._messages.withdraw(operation)]
-            if unfinished:
-                raise self._message_timed_out(entry, unfinished[0], deadline, waiting)
+                raise self._failure(failed, entry)
+            if expired:
+                raise self._message_timed_out(entry, expired[0], deadline, waiting)
         finally:
-            for operation in operations:
-                self._messages.withdraw(operation)
             entry.end()
 
     def _in_background(
@@ -298,7 +304,11 @@ class PointToPoint(GroupCore):
                 operation.complete(self._message_timed_out(entry, operation, deadline, waiting))
 
         operation.on_done(finished)
-        lane.move_in_background(operation, deadline, expire)
+        try:
+            lane.move_in_background(operation, deadline, expire)
+        except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
+            lane.withdraw(operation)
+            raise
         return work
 
     def _failure(self, error: BaseException, entry: Entry) -> BaseException:

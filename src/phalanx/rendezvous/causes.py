@@ -25,7 +25,8 @@ def to_cause(error: BaseException) -> Cause:
     if isinstance(error, Desync):
         return Cause("Desync", tail(str(error)), peer, mine=error.mine, theirs=error.theirs)
     if isinstance(error, Timeout):
-        return Cause("Timeout", tail(str(error)), error.missing[0] if len(error.missing) == 1 else peer)
+        missing, arrived = list(error.missing), list(error.arrived)
+        return Cause("Timeout", tail(str(error)), peer, missing=missing, arrived=arrived)
     return Cause("PhalanxError", tail(f"{type(error).__name__}: {error}"), peer)
 
 
@@ -39,5 +40,6 @@ def from_cause(cause: Cause, reporter: int) -> PhalanxError:
     if cause.kind == "Desync":
         return Desync(cause.message, mine=cause.mine, theirs=cause.theirs, peer=peer)
     if cause.kind == "Timeout":
-        return Timeout(f"on rank {reporter}: {cause.message}", missing=() if peer is None else (peer,), peer=peer)
+        words = f"on rank {reporter}: {cause.message}"
+        return Timeout(words, missing=cause.missing, arrived=cause.arrived, peer=peer)
     return PhalanxError(f"on rank {reporter}: {cause.message}", peer=reporter)

@@ -39,8 +39,8 @@ class ControlEvents(Protocol):
     def on_directory_lost(self, reason: str) -> None:
         """The directory went away without a word."""
 
-    def status(self, context: bytes | None) -> say.OperationStatus:
-        """What this rank is doing in a group; None for any."""
+    def status(self, context: bytes | None, sequence: int = 0) -> say.OperationStatus:
+        """What this rank is doing in a group (None for any), or did as its collective of that number."""
 
 
 class Statuses:
@@ -116,13 +116,13 @@ class ControlClient:
         """Tells the other members that a group is broken."""
         self._send(say.Break(context, self._rank, to_cause(error)))
 
-    def statuses(self, context: bytes, timeout: float) -> Statuses:
+    def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> Statuses:
         """Asks all ranks what they are doing in a group. Never raises: it serves error messages."""
         number = next(self._queries)
         deadline = Deadline(timeout)
         with self._condition:
             self._answers[number] = None
-            self._send(say.StatusQuery(number, context))
+            self._send(say.StatusQuery(number, context, sequence))
             while self._answers[number] is None and self._failure is None:
                 if not self._condition.wait(deadline.remaining()):
                     break
@@ -160,7 +160,8 @@ class ControlClient:
         elif isinstance(message, say.Break):
             self._events.on_break(message.context, message.rank, message.cause)
         elif isinstance(message, say.StatusQuery):
-            self.link.send(say.StatusReply(message.query, self._events.status(message.context)))
+            status = self._events.status(message.context, message.sequence)
+            self.link.send(say.StatusReply(message.query, status))
         elif isinstance(message, say.Shutdown):
             self._leaving = True  # the end that follows is no loss
         else:

@@ -346,7 +346,7 @@ class Directory:
         self._queries[number] = query
         for rank in list(query.waiting):
             if (entry := self._ranks.get(rank)) is not None:
-                entry.link.send(say.StatusQuery(number, message.context))
+                entry.link.send(say.StatusQuery(number, message.context, message.sequence))
         self._conclude_if_done(query)
         self._reactor.call_later(STATUS_WAIT, lambda: self._conclude(number))
 

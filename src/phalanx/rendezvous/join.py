@@ -120,7 +120,7 @@ def _try_once(
     check: Callable[[], None],
 ) -> Stream:
     attempt = deadline.sooner(options.handshake_timeout)
-    stream = connect(address, attempt, options.tls)
+    stream = connect(address, attempt, options.tls, check)
     try:
         shake_hands(stream, replace(hello, port=address.port), token, attempt, check)
     except StreamEnded as error:

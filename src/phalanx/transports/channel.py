@@ -16,11 +16,17 @@ from ..wire.frames import HEADER_SIZE, Header, Kind, parse_header
 from .mailbox import Arrival, Envelope, Mailbox, Operation
 from .stream import Buffer, Stream, StreamEnded
 
-__all__ = ["Inbound", "Outbound", "Outgoing"]
+__all__ = ["Inbound", "Outbound", "Outgoing", "Torn"]
 
 READ_AHEAD = 64 << 10
 """Bytes read at once where a header is expected: a small message costs one call. Long payloads are read in place."""
 SCRATCH = 256 << 10
+SLICE = 16 << 20
+"""Bytes moved in one go: whoever wants to end a channel waits for its lock, and must not wait for gigabytes."""
+
+
+class Torn(Exception):
+    """An interrupt came between moving bytes and noting how many, so nobody knows where the next frame begins."""
 
 
 class Inbound:
@@ -28,8 +34,9 @@ class Inbound:
 
     Args:
         src: The rank (of the lane) at the other end.
-        on_end: Called once when the stream is over, with what ended it (`ProtocolError` for bytes that are no frame)
-            and whether the other side said goodbye first; returns the error for a message that was cut short.
+        on_end: Called once when the stream is over, with what ended it (`ProtocolError` for bytes that are no frame,
+            `Torn`, or `StreamEnded`) and whether the other side said goodbye first; returns the error for a message
+            that was cut short.
     """
 
     def __init__(
@@ -44,7 +51,7 @@ class Inbound:
     ) -> None:
         self.stream = stream
         self.src = src
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.ended = False
         self._mailbox = mailbox
         self._max_message = max_message
@@ -56,6 +63,9 @@ class Inbound:
         self._head = bytearray()
         self._header: Header | None = None
         self._arrival: Arrival | None = None
+        self._settled: list[Operation] = []
+        """What was decided under the lock, to be announced without it."""
+        self._paused = False
         self._goodbye = False
 
     # -- what a wire decides; the classic wire overrides these ---------------------------------------------------------
@@ -81,7 +91,10 @@ class Inbound:
             self._goodbye = True
             return None
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
-        return mailbox.begin(envelope, self.lock)
+        arrival = mailbox.begin(envelope, self.lock)
+        if arrival.refused_by is not None:
+            self._settled.append(arrival.refused_by)
+        return arrival
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -91,33 +104,41 @@ class Inbound:
         return self._stop > self._start or self.stream.pending
 
     def pump(self) -> bool:
-        """Reads on until a message is complete or nothing is there. True if a message was completed.
+        """Reads on until a message is complete or nothing is there. True if there may be more at once.
 
         Never raises for the stream's sake: an end is told by `on_end`.
         """
         reason: Exception | None = None
+        interrupt: BaseException | None = None
         finished: Arrival | None = None
         with self.lock:
             if self.ended:
                 return False
+            self._paused = False
             try:
                 finished = self._advance()
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
             except MemoryError:
                 reason = ProtocolError("it announced a message for which there is no memory")
+            except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
+                reason, interrupt = Torn("a receive from it was interrupted halfway"), error
             if reason is not None:
                 self.ended = True
                 self.stream.close()
+            settled, self._settled = self._settled, []
+        for operation in settled:
+            operation.announce()
         if finished is not None:
             finished.mailbox.finish(finished)
-            return True
         if reason is not None:
-            error = self._on_end(self, reason, self._goodbye)
+            failure = self._on_end(self, reason, self._goodbye)
             arrival, self._arrival = self._arrival, None
             if arrival is not None:
-                arrival.mailbox.cut(arrival, error)
-        return False
+                arrival.mailbox.cut(arrival, failure)
+        if interrupt is not None:
+            raise interrupt
+        return finished is not None or self._paused
 
     def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
         """Closes the stream from this side; a message that is half here fails with `error`.
@@ -135,6 +156,15 @@ class Inbound:
             arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival.mailbox.cut(arrival, error)
+
+    def release(self, mailbox: Mailbox, error: BaseException) -> None:
+        """A mailbox is closed while others still use the stream: its message that is half here is dropped."""
+        with self.lock:
+            arrival = self._arrival
+            if arrival is None or arrival.mailbox is not mailbox:
+                return
+            arrival.view = None
+        mailbox.cut(arrival, error)
 
     def _advance(self) -> Arrival | None:
         while True:
@@ -166,7 +196,11 @@ class Inbound:
 
     def _read_payload(self, arrival: Arrival) -> bool:
         size = arrival.envelope.size
+        enough = arrival.received + SLICE
         while arrival.received < size:
+            if arrival.received >= enough:
+                self._paused = True
+                return False
             missing = size - arrival.received
             available = self._stop - self._start
             if available:
@@ -204,14 +238,14 @@ class Outbound:
     """Writes frames to a stream, in the order in which they were queued.
 
     Args:
-        on_end: Turns the reason of an end, and whether the other side said goodbye, into the error for what was queued.
+        on_end: Turns what ended the stream, and whether the other side said goodbye, into the error for the queue.
     """
 
-    def __init__(self, stream: Stream, dst: int, on_end: Callable[[str, bool], BaseException]) -> None:
+    def __init__(self, stream: Stream, dst: int, on_end: Callable[[Exception, bool], BaseException]) -> None:
         self.stream = stream
         self.dst = dst
         self._on_end = on_end
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._queue: deque[Outgoing] = deque()
         self._ended: BaseException | None = None
 
@@ -225,33 +259,47 @@ class Outbound:
         with self.lock:
             return list(self._queue)
 
-    def queue(self, views: Sequence[Buffer]) -> Outgoing:
-        """Adds a frame to the queue. Its memory must stay as it is until it is done."""
+    def send(self, views: Sequence[Buffer]) -> Outgoing:
+        """Adds a frame to the queue, and writes what goes at once. Its memory must stay as it is until it is done."""
         outgoing = Outgoing(views, self)
         with self.lock:
-            if self._ended is None:
-                self._queue.append(outgoing)
+            if self._ended is not None:
+                outgoing.settle(self._ended)
                 return outgoing
-        outgoing.complete(self._ended)
+            self._queue.append(outgoing)
+        try:
+            self.push()
+        except BaseException:
+            # Ctrl-C: the caller will never know of this frame. (If it had begun, the channel has ended.)
+            with self.lock:
+                if outgoing in self._queue:
+                    self._queue.remove(outgoing)
+            raise
         return outgoing
 
     def push(self) -> None:
         """Writes on until the queue is empty or the stream takes no more."""
         completed: list[Outgoing] = []
-        reason: str | None = None
+        reason: Exception | None = None
+        interrupt: BaseException | None = None
+        goodbye = False
         with self.lock:
             try:
-                while self._queue:
-                    outgoing = self._queue[0]
-                    if not self._write(outgoing):
-                        break
+                while self._queue and self._write(self._queue[0]):
                     completed.append(self._queue.popleft())
+                    completed[-1].settle()
             except StreamEnded as ended:
-                reason = ended.reason
+                reason, goodbye = ended, self.said_goodbye()
+            except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
+                interrupt = error
+                if self._queue and self._queue[0].begun:
+                    reason = Torn("a message to it was interrupted halfway")
         for outgoing in completed:
-            outgoing.complete()
+            outgoing.announce()
         if reason is not None:
-            self.end(self._on_end(reason, self.said_goodbye()))
+            self.end(self._on_end(reason, goodbye))
+        if interrupt is not None:
+            raise interrupt
 
     def withdraw(self, outgoing: Outgoing, cut: BaseException) -> bool:
         """Takes a frame back; False if all of it was sent.
@@ -274,8 +322,10 @@ class Outbound:
                 self._ended = error
             queue, self._queue = self._queue, deque()
             self._close_stream()
+            for outgoing in queue:
+                outgoing.settle(self._ended)
         for outgoing in queue:
-            outgoing.complete(self._ended)
+            outgoing.announce()
 
     def _close_stream(self) -> None:
         self.stream.close()
@@ -290,12 +340,17 @@ class Outbound:
 
     def _write(self, outgoing: Outgoing) -> bool:
         views = outgoing.views
+        total = 0
         while views:
+            if total >= SLICE:
+                return False
+            # Before it has: an interrupt may come as soon as bytes have left.
+            begun, outgoing.begun = outgoing.begun, True
             count = self.stream.send(tuple(views) if len(views) <= 64 else [views[i] for i in range(64)])
             if not count:
-                outgoing.begun = outgoing.begun or self.stream.must_repeat
+                outgoing.begun = begun or self.stream.must_repeat
                 return False
-            outgoing.begun = True
+            total += count
             while views and count >= len(views[0]):
                 count -= len(views.popleft())
             if count:

@@ -7,8 +7,9 @@ they were sent, receives in the order in which they were posted.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -79,8 +80,9 @@ class Operation:
             waker.set()
 
     def remove_waker(self, waker: Waker) -> None:
-        """Undoes `add_waker`."""
-        self._wakers.remove(waker)
+        """Undoes `add_waker`, also of one that was never added."""
+        if waker in self._wakers:
+            self._wakers.remove(waker)
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls back once, from the thread that completes the operation; at once if it is done."""
@@ -89,9 +91,17 @@ class Operation:
             self._run_callbacks()
 
     def complete(self, error: BaseException | None = None) -> None:
-        """Marks the operation as done."""
+        """Marks the operation as done and tells everybody."""
+        self.settle(error)
+        self.announce()
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Marks the operation as done. For whoever holds a lock: `announce` follows when it is released."""
         self.error = error
         self.done = True
+
+    def announce(self) -> None:
+        """Tells everybody that it is done. Callbacks may do anything, so no lock may be held."""
         for waker in tuple(self._wakers):
             waker.set()
         self._run_callbacks()
@@ -125,14 +135,32 @@ class Receive(Operation):
 class Arrival:
     """A message whose payload is on its way. `view` is where it goes; None means it is dropped."""
 
-    __slots__ = ("complete", "envelope", "lock", "mailbox", "owned", "receive", "received", "view")
+    __slots__ = (
+        "complete",
+        "envelope",
+        "handing",
+        "lock",
+        "mailbox",
+        "number",
+        "owned",
+        "receive",
+        "received",
+        "refused_by",
+        "view",
+    )
 
-    def __init__(self, mailbox: Mailbox, envelope: Envelope, lock: threading.Lock | threading.RLock) -> None:
+    def __init__(self, mailbox: Mailbox, envelope: Envelope, number: int, lock: threading.RLock) -> None:
         self.mailbox = mailbox
         self.envelope = envelope
+        self.number = number
+        """Counts the messages of a mailbox in the order in which they began."""
         self.lock = lock
         """Held by whoever writes to `view`."""
+        self.handing = threading.RLock()
+        """Held by whoever copies from `owned` into the receiver's memory."""
         self.receive: Receive | None = None
+        self.refused_by: Receive | None = None
+        """A receive that failed because of this message: still to be announced."""
         self.owned: memoryview | None = None
         self.view: memoryview | None = None
         self.received = 0
@@ -143,14 +171,24 @@ class Arrival:
         self.owned = self.view = np.empty(self.envelope.size, np.uint8).data
         return self.owned
 
+    def give_to(self, receive: Receive) -> None:
+        """Brings the two together."""
+        self.receive = receive
+        receive.arrival = self
+        receive.envelope = self.envelope
+
 
 class Mailbox:
     """The receives and messages of one lane."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant, as all locks of lanes and channels: a signal handler that ends the world, or the collection of a
+        # group that nobody holds any more, may come at any point of a thread that has the lock.
+        self._lock = threading.RLock()
         self._posted: list[Receive] = []
         self._waiting: list[Arrival] = []
+        """Messages without a receive, in the order in which they began."""
+        self._numbers = itertools.count()
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None
         self.sources: frozenset[int] | None = None
@@ -163,79 +201,82 @@ class Mailbox:
         receive = Receive(src, tag, sink)
         with self._lock:
             if self._error is not None:
-                receive.complete(self._error)
+                receive.settle(self._error)
                 return receive
             arrival = next((a for a in self._waiting if receive.matches(a.envelope)), None)
             if arrival is None:
                 if src is not None and src in self._gone:
-                    receive.complete(self._gone[src])
+                    receive.settle(self._gone[src])
                 elif src is None and self._nobody_left():
-                    receive.complete(next(reversed(self._gone.values())))
+                    receive.settle(next(reversed(self._gone.values())))
                 else:
                     self._posted.append(receive)
                 return receive
             self._waiting.remove(arrival)
-            receive.envelope = arrival.envelope
+            arrival.give_to(receive)
             if not arrival.complete:
-                receive.arrival = arrival
-                arrival.receive = receive
                 return receive
-        self._hand_over(receive, arrival)
+        try:
+            self._hand_over(arrival)
+        except BaseException:  # Ctrl-C: the caller will never know of this receive
+            self.withdraw(receive)
+            raise
         return receive
 
     def withdraw(self, receive: Receive) -> bool:
         """Takes a receive back, as after a timeout.
 
-        False if it was done already, or taken back before. Its message, if any, stays for a later one.
+        False if it was done already, or taken back before. Its message, if any, stays for the next receive.
         """
         with self._lock:
-            if receive in self._posted:
+            if receive.done or receive.withdrawn:
+                return False
+            arrival = receive.arrival
+            if arrival is None:
                 self._posted.remove(receive)
                 receive.withdrawn = True
                 return True
-            arrival = receive.arrival
-        if receive.done or receive.withdrawn or arrival is None:
-            return False
-        # The payload is on its way into the receiver's memory: bend the rest of it elsewhere.
-        with arrival.lock, self._lock:
-            if not arrival.complete and arrival.receive is receive:
-                if arrival.owned is None:
-                    filled = arrival.view
-                    kept = arrival.own()
-                    if filled is not None:
-                        kept[: arrival.received] = filled[: arrival.received]
-                arrival.receive = None
-                self._waiting.append(arrival)
-                receive.withdrawn = True
-                return True
-        # Another thread has the whole message and is handing it over: a copy in memory, which ends soon.
-        while not receive.done:
-            time.sleep(0.0005)
-        return False
+        # The payload is on its way into the receiver's memory. Whoever writes there holds one of these locks.
+        with arrival.lock, arrival.handing, self._lock:
+            if receive.done or receive.withdrawn:
+                return False
+            if arrival.owned is None:  # bend the rest of it elsewhere
+                filled = arrival.view
+                kept = arrival.own()
+                if filled is not None:
+                    kept[: arrival.received] = filled[: arrival.received]
+            receive.withdrawn = True
+            arrival.receive = None
+            # Another receive may have been posted in the meantime, and must not be overtaken by what comes later.
+            if self._pair(arrival) is None:
+                bisect.insort(self._waiting, arrival, key=lambda waiting: waiting.number)
+            complete = arrival.complete
+        if complete:
+            self._hand_over(arrival)
+        return True
 
     # -- the sender's side, called by whoever moves the bytes ----------------------------------------------------------
 
-    def begin(self, envelope: Envelope, lock: threading.Lock | threading.RLock) -> Arrival:
-        """A message begins to arrive: decides where its payload goes."""
-        arrival = Arrival(self, envelope, lock)
-        refused: BaseException | None = None
+    def begin(self, envelope: Envelope, lock: threading.RLock) -> Arrival:
+        """A message begins to arrive: decides where its payload goes.
+
+        The caller, who holds `lock`, announces `refused_by` when it is released.
+        """
+        arrival = Arrival(self, envelope, next(self._numbers), lock)
         with self._lock:
-            receive = next((r for r in self._posted if r.matches(envelope)), None)
+            if self._error is not None:
+                return arrival  # nobody will ever receive it
+            receive = self._pair(arrival)
             if receive is None:
                 arrival.own()
                 self._waiting.append(arrival)
                 return arrival
-            self._posted.remove(receive)
-            receive.envelope = envelope
-            receive.arrival = arrival
-            arrival.receive = receive
             try:
                 arrival.view = receive.sink.open(envelope)
             except Exception as error:
-                refused = error
                 arrival.receive = None
-        if refused is not None:
-            receive.complete(refused)
+                arrival.refused_by = receive
+                receive.settle(error)
         return arrival
 
     def finish(self, arrival: Arrival) -> None:
@@ -245,55 +286,82 @@ class Mailbox:
             receive = arrival.receive
             if receive is None:
                 return
-        if arrival.owned is None:
-            receive.complete()
+            in_place = arrival.owned is None
+            if in_place:
+                receive.settle()
+        if in_place:
+            receive.announce()
         else:
-            self._hand_over(receive, arrival)
+            self._hand_over(arrival)
 
     def deliver(self, envelope: Envelope, payload: memoryview) -> None:
         """A whole message at once; the payload is copied."""
-        lock = threading.Lock()
+        lock = threading.RLock()
         with lock:
             arrival = self.begin(envelope, lock)
             if arrival.view is not None:
                 arrival.view[:] = payload
             arrival.received = envelope.size
+        if arrival.refused_by is not None:
+            arrival.refused_by.announce()
         self.finish(arrival)
 
-    def _hand_over(self, receive: Receive, arrival: Arrival) -> None:
+    def _pair(self, arrival: Arrival) -> Receive | None:
+        """Gives a message to the first receive that matches it; whoever calls holds the lock."""
+        receive = next((r for r in self._posted if r.matches(arrival.envelope)), None)
+        if receive is not None:
+            self._posted.remove(receive)
+            arrival.give_to(receive)
+        return receive
+
+    def _hand_over(self, arrival: Arrival) -> None:
+        """Copies a message that had to wait into the receiver's memory."""
         assert arrival.owned is not None
-        try:
-            receive.sink.take(arrival.envelope, arrival.owned)
-        except Exception as error:
-            receive.complete(error)
-        else:
-            receive.complete()
+        with arrival.handing:
+            receive = arrival.receive
+            if receive is None or receive.done:
+                return  # it was taken back just now
+            error: Exception | None = None
+            try:
+                receive.sink.take(arrival.envelope, arrival.owned)
+            except Exception as refused:
+                error = refused
+            receive.settle(error)
+        receive.announce()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def gone(self, src: int, error: BaseException) -> None:
         """Nothing more will come from `src`. What has come can still be received."""
+        for receive in self.mark_gone(src, error):
+            receive.announce()
+
+    def mark_gone(self, src: int, error: BaseException) -> list[Receive]:
+        """As `gone`, for whoever holds a lock: returns the receives that failed, still to be announced."""
         with self._lock:
             self._gone.setdefault(src, error)
-            failed = [r for r in self._posted if r.src == src or (r.src is None and self._nobody_left())]
-            self._posted = [r for r in self._posted if r not in failed]
-            cut = [a for a in self._waiting if a.envelope.src == src and not a.complete]
-            self._waiting = [a for a in self._waiting if a not in cut]
-        for receive in failed:
-            receive.complete(error)
+            nobody_left = self._nobody_left()
+            failed = [r for r in self._posted if r.src == src or (r.src is None and nobody_left)]
+            for receive in failed:
+                receive.settle(error)
+            self._posted = [r for r in self._posted if not r.done]
+            self._waiting = [a for a in self._waiting if a.envelope.src != src or a.complete]
+        return failed
 
     def _nobody_left(self) -> bool:
-        return bool(self.sources) and self._gone.keys() >= self.sources
+        return bool(self.sources) and all(src in self._gone for src in self.sources or ())
 
     def cut(self, arrival: Arrival, error: BaseException) -> None:
         """The rest of a message will not come."""
         with self._lock:
-            receive = arrival.receive
+            receive, arrival.receive = arrival.receive, None
             arrival.complete = True
             if arrival in self._waiting:
                 self._waiting.remove(arrival)
-        if receive is not None and not receive.done:
-            receive.complete(error)
+            if receive is not None:
+                receive.settle(error)
+        if receive is not None:
+            receive.announce()
 
     def fail(self, error: BaseException) -> None:
         """Ends everything, for good, with the first error."""
@@ -301,7 +369,8 @@ class Mailbox:
             if self._error is None:
                 self._error = error
             failed, self._posted = self._posted, []
-            waiting, self._waiting = self._waiting, []
+            self._waiting = []
+            for receive in failed:
+                receive.settle(self._error)
         for receive in failed:
-            receive.complete(self._error)
-        del waiting
+            receive.announce()

@@ -39,7 +39,7 @@ class Reactor:
         self._order = itertools.count()
         self._stopping = False
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `call_soon` may be called by a signal handler in the middle of itself
         self._selector.register(self._wake_read, READ, self._drain_wake)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -85,6 +85,8 @@ class Reactor:
 
     def abandon(self) -> None:
         """In a forked child, where the thread does not exist: closes the descriptors only."""
+        if self._closed:
+            return  # they are given back, and their numbers may be another's by now
         self._closed = True
         self._selector.close()
         os.close(self._wake_read)

@@ -232,6 +232,7 @@ class TlsStream(Stream):
     def send(self, views: Sequence[Buffer]) -> int:
         total = 0
         with self._lock:
+            self.write_events = select.POLLOUT
             for view in views:
                 if not len(view):
                     continue
@@ -241,7 +242,6 @@ class TlsStream(Stream):
                     self.write_events = select.POLLIN
                     return total
                 except self._want_write:
-                    self.write_events = select.POLLOUT
                     return total
                 except self._error as error:
                     raise StreamEnded(f"TLS: {error.reason or error}") from None
@@ -259,21 +259,28 @@ CHECK_EVERY = 0.1
 """Seconds between looks at whether the wait still makes sense."""
 
 
-def _no_check() -> None:
-    pass
+def no_check() -> None:
+    """For waits that nothing but their deadline ends."""
 
 
-def _poll(fd: int, events: int, deadline: Deadline, what: str, check: Callable[[], None]) -> None:
+def wait_ready(fd: int, events: int, deadline: Deadline, check: Callable[[], None]) -> bool:
+    """Waits until a descriptor is ready for `events`; False if the deadline came first. `check` may raise to end it."""
     poller = select.poll()
     poller.register(fd, events)
     while not poller.poll(deadline.sooner(CHECK_EVERY).poll_ms()):
         check()
         if deadline.expired:
-            raise Timeout(f"{what}: no answer within {deadline.seconds:.3g} s")
+            return False
+    return True
+
+
+def _wait(fd: int, events: int, deadline: Deadline, what: str, check: Callable[[], None]) -> None:
+    if not wait_ready(fd, events, deadline, check):
+        raise Timeout(f"{what}: no answer within {deadline.seconds:.3g} s")
 
 
 def read_exactly(
-    stream: Stream, size: int, deadline: Deadline, what: str, check: Callable[[], None] = _no_check
+    stream: Stream, size: int, deadline: Deadline, what: str, check: Callable[[], None] = no_check
 ) -> bytes:
     """Reads exactly `size` bytes. `check` is called while it waits and may raise to end it.
 
@@ -287,12 +294,12 @@ def read_exactly(
         count = stream.receive_into(view)
         view = view[count:]
         if not count:
-            _poll(stream.fd, stream.read_events, deadline, what, check)
+            _wait(stream.fd, stream.read_events, deadline, what, check)
     return bytes(data)
 
 
 def write_all(
-    stream: Stream, data: bytes, deadline: Deadline, what: str, check: Callable[[], None] = _no_check
+    stream: Stream, data: bytes, deadline: Deadline, what: str, check: Callable[[], None] = no_check
 ) -> None:
     """Writes all of `data`. `check` is called while it waits and may raise to end it.
 
@@ -305,4 +312,4 @@ def write_all(
         count = stream.send([view])
         view = view[count:]
         if not count:
-            _poll(stream.fd, stream.write_events, deadline, what, check)
+            _wait(stream.fd, stream.write_events, deadline, what, check)

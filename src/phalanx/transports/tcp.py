@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
+import os
 import re
 import select
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config.options import TlsOptions
 from ..deadline import Deadline
-from ..errors import ConfigError, NoConnection
+from ..errors import ConfigError, NoConnection, PhalanxError
 from ..types import Address
-from .stream import Stream, StreamEnded, TlsStream
+from .stream import Stream, StreamEnded, TlsStream, no_check, wait_ready
 
 if TYPE_CHECKING:
     import ssl
@@ -144,34 +146,42 @@ def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
     return stream
 
 
-def connect(address: Address, deadline: Deadline, tls: TlsOptions | None) -> Stream:
-    """Connects to the first address of the host that answers.
+def connect(
+    address: Address, deadline: Deadline, tls: TlsOptions | None, check: Callable[[], None] = no_check
+) -> Stream:
+    """Connects to the first address of the host that answers; each gets its share of the time.
+
+    Args:
+        check: Called while it waits; it may raise to end it.
 
     Raises:
         StreamEnded: Nobody answers there now; trying again may help.
         NoConnection: The name cannot be resolved.
     """
     reason = "no address"
-    for family, sockaddr in resolve(address):
+    found = resolve(address)
+    for number, (family, sockaddr) in enumerate(found):
+        share = deadline.sooner(deadline.remaining() / (len(found) - number))
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            _connect(sock, sockaddr, deadline)
+            _connect(sock, sockaddr, share, check)
             if tls is None:
                 return Stream(sock)
             wrapped = _tls_context(tls, False).wrap_socket(sock, do_handshake_on_connect=False)
             sock = wrapped
             stream = TlsStream(wrapped)
             while not stream.handshake():
-                poller = select.poll()
-                poller.register(stream.fd, stream.read_events)
-                if not poller.poll(deadline.poll_ms()):
+                if not wait_ready(stream.fd, stream.read_events, share, check):
                     raise StreamEnded("no answer to the TLS handshake")
             stream.binding = hashlib.sha256(wrapped.getpeercert(binary_form=True) or b"").digest()
             return stream
         except StreamEnded as error:
             sock.close()
             reason = error.reason
+        except PhalanxError:  # of `check`; some are also an OSError
+            sock.close()
+            raise
         except OSError as error:
             sock.close()
             reason = error.strerror or str(error)
@@ -181,18 +191,14 @@ def connect(address: Address, deadline: Deadline, tls: TlsOptions | None) -> Str
     raise StreamEnded(reason)
 
 
-def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline) -> None:
+def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline, check: Callable[[], None]) -> None:
     try:
         sock.connect(sockaddr)
     except BlockingIOError:
-        poller = select.poll()
-        poller.register(sock, select.POLLOUT)
-        if not poller.poll(deadline.poll_ms()):
+        if not wait_ready(sock.fileno(), select.POLLOUT, deadline, check):
             raise StreamEnded("no answer") from None
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            import os
-
             raise OSError(code, os.strerror(code)) from None
     # A free port can connect to itself when the kernel picks it as the source: that is nobody.
     if sock.getsockname() == sock.getpeername():

@@ -1,4 +1,4 @@
-"""What wakes a thread that sleeps in `poll`: one descriptor per thread, reused for all its waits."""
+"""What wakes a thread that sleeps in `poll`: a descriptor per wait under way, kept by the thread for its next one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ __all__ = ["Waker"]
 _local = threading.local()
 
 
+def _spare() -> list[Waker]:
+    """The calling thread's wakers that are free."""
+    spare: list[Waker] | None = getattr(_local, "spare", None)
+    if spare is None:
+        spare = _local.spare = []
+    return spare
+
+
 class Waker:
-    """Belongs to one thread. `set` from anywhere makes `fd` readable until its owner calls `clear`."""
+    """Belongs to one wait. `set` from anywhere makes `fd` readable until its owner calls `clear`."""
 
     __slots__ = ("_is_set", "_pid", "_write", "fd")
 
@@ -27,13 +35,18 @@ class Waker:
             os.set_blocking(self._write, False)
 
     @classmethod
-    def mine(cls) -> Waker:
-        """The waker of the calling thread, given back when the thread ends."""
-        waker: Waker | None = getattr(_local, "waker", None)
-        # A forked child shares the parent's descriptor, so it needs one of its own.
-        if waker is None or waker._pid != os.getpid():
-            waker = _local.waker = cls()
-        return waker
+    def take(cls) -> Waker:
+        """One that nobody uses: a callback may wait in the middle of another wait of its thread, and needs its own."""
+        spare = _spare()
+        while spare:
+            waker = spare.pop()
+            if waker._pid == os.getpid():  # a forked child shares the parent's descriptors
+                return waker
+        return cls()
+
+    def give_back(self) -> None:
+        """The wait is over; the calling thread may use it for the next. All are closed when the thread ends."""
+        _spare().append(self)
 
     def set(self) -> None:
         """Wakes the owner, now or at its next wait."""

@@ -63,6 +63,8 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
     traceback: str = ""
     mine: str = ""
     theirs: str = ""
+    missing: list[int] = []
+    arrived: list[int] = []
 
 
 class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -145,6 +147,8 @@ class StatusQuery(_Struct, frozen=True):
 
     query: int
     context: bytes
+    sequence: int = 0
+    """A rank that has got so far tells of this collective instead of what it does now."""
 
 
 class StatusReply(_Struct, frozen=True):
