@@ -488,7 +488,7 @@ def test_options_reach_the_ranks() -> None:
         if group.rank == 0:
             group.send(np.zeros(101, np.uint8), 1)
 
-    with pytest.raises(ConfigError, match="max_message is 100"):
+    with pytest.raises(UsageError, match="max_message is 100"):
         run_ranks(2, send, backend="mesh", options=limit)
 
 

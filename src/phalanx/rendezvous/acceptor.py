@@ -40,8 +40,8 @@ _REFUSALS = {
 class Acceptor:
     """A listening socket whose strangers are dropped, each with one log line.
 
-    When too many handshakes are under way, the oldest is dropped: an honest one takes milliseconds, so under a flood it
-    is a stranger's that goes. (Should it ever be an honest one's, that rank tries again.)
+    When too many handshakes are under way, the oldest is dropped, silent ones first: an honest one takes milliseconds,
+    so under a flood it is a stranger's that goes. (Should it ever be an honest one's, that rank tries again.)
 
     Args:
         reactor: Whose thread serves the connections; all callbacks run there.
@@ -110,7 +110,7 @@ class Acceptor:
                 self._reactor.call_later(0.1, self._start)
                 return
             if len(self._pending) >= self._options.max_pending_handshakes:
-                self._drop(next(iter(self._pending.values())), "too many handshakes at once; it was the oldest")
+                self._drop(self._least_promising(), "too many handshakes at once; it was the oldest")
             try:
                 stream = server_stream(sock, self._options.tls)
             except OSError:  # it is gone already
@@ -120,6 +120,11 @@ class Acceptor:
             pending = _Pending(stream, machine, Address(*peer[:2]), time.monotonic())
             self._pending[stream.fd] = pending
             self._advance(pending)
+
+    def _least_promising(self) -> _Pending:
+        """The oldest of those that have not even said who they are, else the oldest."""
+        oldest = next(iter(self._pending.values()))
+        return next((pending for pending in self._pending.values() if pending.machine.hello is None), oldest)
 
     def _admit_here(self, hello: Hello) -> Status:
         # A client that dialled another port was passed on by somebody who listens there.
