@@ -15,7 +15,6 @@ from typing import Any, Literal
 from .backends.base import DEFAULT_TIMEOUT, LaneBackend
 from .backends.mesh import MeshBackend
 from .backends.simulated import SimulatedBackend
-from .backends.star import TcpBackend
 from .config import Launch, Options, detect, log_level
 from .errors import ConfigError, PhalanxError
 from .group import Group
@@ -97,6 +96,8 @@ def _backend(
             )
         if launch.master is None:
             raise ConfigError("backend='tcp' needs a master (set MASTER_ADDR and MASTER_PORT, or give master=)")
+        from .backends.star import TcpBackend
+
         return TcpBackend(launch.rank, launch.world_size, launch.master, timeout=timeout, options=options)
     return MeshBackend.from_launch(launch, auth=auth, timeout=timeout, options=options)
 

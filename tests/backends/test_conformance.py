@@ -54,7 +54,7 @@ def test_large(make: Make, check: Check) -> None:
     conformance.run(check, make, timeout=100)
 
 
-# -- in processes ------------------------------------------------------------------------------------------------------
+# -- in processes -----------------------------------------------------------------------------------------------------
 
 IN_PROCESSES = [
     "raw.messages_arrive_intact",
@@ -113,7 +113,7 @@ def simulated_without_core(_group: Group, names: list[str]) -> tuple[bool, int]:
     return _native.available, len(names)
 
 
-# -- the suite itself --------------------------------------------------------------------------------------------------
+# -- the suite itself -------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_check_is_refused() -> None:

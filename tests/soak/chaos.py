@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import random
 import secrets
@@ -150,7 +151,8 @@ class Chaos:
             "variables": {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             "address": self._address,
             "seed": plan.seed,
-            "join_timeout": 3.0 if plan.moment == "forming" else 20.0,
+            # Also how long a rank 0 that hosts the directory waits in close() for a stopped rank to leave.
+            "join_timeout": 3.0 if plan.moment == "forming" else 5.0 if stop else 20.0,
             "timeout": COLLECTIVE_TIMEOUT if stop else 20.0,
             "message_timeout": MESSAGE_TIMEOUT if stop else 20.0,
         }
@@ -321,12 +323,9 @@ def histogram(console: Console, times: list[float], bounds: Iterable[float]) -> 
     most = max(count for _, _, count in rows)
     for low, high, count in rows:
         if count or high != float("inf"):
-            label = (
-                f"{low * 1000:>6.0f} to {high * 1000:<5.0f} ms"
-                if high != float("inf")
-                else f"{low * 1000:>6.0f} ms and more"
-            )
-            console.print(f"  {label:<19}{count:>6} {'█' * round(40 * count / most)}", highlight=False)
+            open_ended = high == float("inf")
+            label = f"{low * 1000:.0f} ms and more" if open_ended else f"{low * 1000:.0f} to {high * 1000:.0f} ms"
+            console.print(f"  {label:>17}{count:>7} {'█' * round(40 * count / most)}", highlight=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -338,6 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
     console = Console(soft_wrap=True)
+    logging.getLogger("phalanx").setLevel(logging.ERROR)  # that ranks go away is the point here
     console.print(f"chaos with seeds from {seed} on")
     good = True
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:

@@ -94,8 +94,12 @@ def _work(world: px.Group, config: dict[str, Any]) -> None:
             data = world.all_reduce(np.ones(size, np.float32), timeout=collective)
             assert data[0] == data[-1] == world.world_size
         elif step == "half":
-            data = half.all_reduce(np.ones(size, np.float32), timeout=collective)
-            assert data[0] == half.world_size
+            try:
+                data = half.all_reduce(np.ones(size, np.float32), timeout=collective)
+                assert data[0] == half.world_size
+            except px.ChannelClosed:
+                # The lost rank is not in this half, but another member heard of it, gave up and closed its groups.
+                world.barrier(timeout=collective)
         elif step == "ring":
             _ring(world, size, 1 + shared.randrange(world.world_size - 1), message)
         elif step == "gather":

@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks ranks from that state: a start costs milliseconds, not half a second.
+"""A process that has imported everything and forks ranks from there: a start costs milliseconds, not half a second.
 
 It has no thread and no world of its own when it forks, so a rank begins as a fresh interpreter would.
 """
@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -63,6 +64,7 @@ def serve() -> None:
     """The zygote's side."""
     from tests.soak import chaos_rank
 
+    logging.getLogger("phalanx").setLevel(logging.ERROR)
     gc.freeze()  # what is here now is shared with the children, and none of their garbage
     for line in sys.stdin:
         question = json.loads(line)

@@ -15,7 +15,6 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
 import secrets
 import statistics
 import subprocess
@@ -29,42 +28,7 @@ from tests.launchers.processes import clean_environment, free_ports
 
 LIMIT = 600.0
 """Seconds for one world."""
-
-
-# -- one rank ----------------------------------------------------------------------------------------------------------
-
-
-def rank_main(kind: str) -> None:
-    """What each process runs. It talks to the parent by lines on its standard input and output."""
-    if kind == "phalanx":
-        import phalanx as px
-
-        _tell(imported=time.monotonic())
-        sys.stdin.readline()
-        world = px.init(timeout=LIMIT)
-        formed = time.monotonic()
-        world.barrier()
-        _tell(formed=formed, passed=time.monotonic())
-        sys.stdin.readline()
-        world.close()
-    else:
-        import torch.distributed as dist
-
-        _tell(imported=time.monotonic())
-        sys.stdin.readline()
-        dist.init_process_group("gloo")
-        formed = time.monotonic()
-        dist.barrier()
-        _tell(formed=formed, passed=time.monotonic())
-        sys.stdin.readline()
-        dist.destroy_process_group()
-
-
-def _tell(**values: float) -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    values["cpu"] = usage.ru_utime + usage.ru_stime
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
+RANK = Path(__file__).with_name("scale_rank.py")
 
 
 # -- one world ---------------------------------------------------------------------------------------------------------
@@ -76,6 +40,7 @@ class Round(NamedTuple):
     importing: float
     forming: float
     barrier: float
+    ending: float
     cpu: float
     """Of all ranks together, after the import."""
     imported_memory: float
@@ -102,9 +67,8 @@ def one_world(kind: str, ranks: int) -> Round:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "PHALANX_TOKEN": secrets.token_hex(16),
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
     }
-    command = [sys.executable, "-m", "tests.soak.scale", "--rank-of", kind]
+    command = [sys.executable, str(RANK), kind, str(LIMIT)]
     begin = time.monotonic()
     processes = [
         subprocess.Popen(
@@ -121,8 +85,10 @@ def one_world(kind: str, ranks: int) -> Round:
         memory = [pss(process.pid) for process in processes]
         threads = [len(os.listdir(f"/proc/{process.pid}/task")) for process in processes]
         descriptors = [len(os.listdir(f"/proc/{process.pid}/fd")) for process in processes]
+        leave = time.monotonic()
         _let_go(processes)
         codes = [process.wait(LIMIT) for process in processes]
+        ending = time.monotonic() - leave
     finally:
         for process in processes:
             process.kill()
@@ -137,6 +103,7 @@ def one_world(kind: str, ranks: int) -> Round:
         importing=max(line["imported"] for line in imported) - begin,
         forming=formed - go,
         barrier=max(line["passed"] for line in passed) - formed,
+        ending=ending,
         cpu=sum(after["cpu"] - first["cpu"] for first, after in zip(imported, passed, strict=True)),
         imported_memory=statistics.median(before),
         memory=statistics.median(memory),
@@ -173,6 +140,7 @@ def table(results: dict[str, list[Round]], ranks: int) -> str:
         ("and until all are through the barrier", lambda r: f"{r.barrier:.2f} s"),
         ("all after the import", lambda r: f"{r.forming + r.barrier:.2f} s"),
         ("all from the start", lambda r: f"{r.importing + r.forming + r.barrier:.2f} s"),
+        ("close until all processes have ended", lambda r: f"{r.ending:.2f} s"),
         ("CPU time after the import, all ranks", lambda r: f"{r.cpu:.2f} s"),
         ("memory per rank (PSS)", lambda r: f"{r.memory / 1024:.1f} MiB"),
         ("of it after the import", lambda r: f"{(r.memory - r.imported_memory) / 1024:.1f} MiB"),
@@ -235,11 +203,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("phalanx", "gloo"), help="leave the other one out")
-    parser.add_argument("--rank-of", choices=("phalanx", "gloo"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rank_of is not None:
-        rank_main(arguments.rank_of)
-        return
     kinds = [arguments.only] if arguments.only else ["phalanx", "gloo"]
     if "gloo" in kinds and importlib.util.find_spec("torch") is None:
         print("torch is not installed: Gloo is left out")

@@ -15,13 +15,13 @@ from phalanx.testing import Died, faults, open_world, run_ranks
 
 def survive(group: Group, victim: int, fault: str) -> tuple[int | None, float]:
     """What a rank sees of another's end, and how soon."""
-    group.barrier()
-    if group.rank == victim:
-        if fault == "kill":
-            faults.kill_self()
-        faults.exit_self(9)
     start = time.monotonic()
     try:
+        group.barrier()  # the victim may be gone before the others have left it
+        if group.rank == victim:
+            if fault == "kill":
+                faults.kill_self()
+            faults.exit_self(9)
         group.barrier()
     except PeerLost as error:
         return error.peer, time.monotonic() - start
@@ -78,10 +78,10 @@ def test_threads_cannot_be_killed(fault: object) -> None:
 
 
 def drop(group: Group, everything: bool) -> str:
-    group.barrier()
-    if group.rank == 1:
-        (faults.cut_off if everything else faults.drop_connections)(group)
     try:
+        group.barrier()  # the first may be through, and break it, while others are still inside
+        if group.rank == 1:
+            (faults.cut_off if everything else faults.drop_connections)(group)
         group.barrier(timeout=5)
     except PeerLost as error:
         return f"lost {error.peer}"
@@ -93,7 +93,8 @@ def drop(group: Group, everything: bool) -> str:
 @pytest.mark.parametrize("backend", ["mesh", "tcp", "mesh-classic"])
 def test_broken_connections(backend: str) -> None:
     found = run_ranks(3, drop, False, backend=backend)
-    assert found[0] == "lost 1", found
+    # Both ends of a connection miss the other one, and whoever is first tells the rest.
+    assert found[0] in ("lost 1", "lost 2"), found
     assert found[1] in ("lost 0", "lost 2"), found
 
 

@@ -384,8 +384,11 @@ def test_output_goes_where_the_callers_goes(capfd: pytest.CaptureFixture[str]) -
 
     run_ranks(2, speak, backend="mesh")
     out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["rank 0 speaks", "rank 1 speaks"]
-    assert err.splitlines() == ["and complains"] * 2
+    # Unbuffered, a line and its end are two writes, so that two ranks may mix them.
+    assert "rank 0 speaks" in out
+    assert "rank 1 speaks" in out
+    assert out.count("\n") == 2
+    assert err.count("and complains") == 2
 
 
 def test_ranks_do_not_share_a_random_state() -> None:

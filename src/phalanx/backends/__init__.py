@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .base import Backend
 from .mesh import MeshBackend
 from .simulated import SimulatedBackend
-from .star import TcpBackend
 from .subgroup import SubBackend
 
+if TYPE_CHECKING:
+    from .star import TcpBackend
+
 __all__ = ["Backend", "MeshBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TcpBackend":  # with all of the classic wire: imported when first used
+        from .star import TcpBackend
+
+        return TcpBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

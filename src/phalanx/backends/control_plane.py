@@ -71,12 +71,16 @@ class ControlPlane:
             self._watchers.pop(context, None)
             self._broken.pop(context, None)
 
-    def verdict(self, rank: int, wait: float) -> PhalanxError | None:
-        """What is known of the loss of a rank, after waiting a moment for word of it."""
+    def verdict(self, rank: int, members: Sequence[int], wait: float) -> PhalanxError | None:
+        """Why a rank is gone from a group, after waiting a moment for word of it.
+
+        It may be lost itself, or have left because another member is.
+        """
         end = time.monotonic() + wait
         with self._condition:
             while True:
-                known = self._ended or self._lost.get(rank)
+                lost = (self._lost[member] for member in (rank, *members) if member in self._lost)
+                known = self._ended or next(lost, None)
                 if known is not None or rank in self._left:
                     return known
                 if not self._condition.wait(max(0.0, end - time.monotonic())):
@@ -134,6 +138,9 @@ class ControlPlane:
     def on_break(self, context: bytes, rank: int, cause: Cause) -> None:
         """Another member found a group broken."""
         error = from_cause(cause, rank)
+        if isinstance(error, PeerLost) and error.peer == self.rank:
+            # Their connection broke while both are alive. Of oneself it makes no sense to hear that one is lost.
+            error = type(error)(rank, f"it has lost its connection to this rank: {error.reason}")
         with self._condition:
             reference = self._watchers.get(context)
             if reference is None:

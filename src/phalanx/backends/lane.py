@@ -209,7 +209,7 @@ class Lane(ABC):
             return ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
         if isinstance(ended, Torn):
             return ChannelClosed(rank, f"{ended}, so this channel is closed")
-        known = self.error or self._control.verdict(rank, VERDICT_WAIT) or self.error
+        known = self.error or self._control.verdict(rank, self.members, VERDICT_WAIT) or self.error
         if isinstance(known, PhalanxError):
             return known
         if self._control.has_left(rank):
@@ -315,6 +315,8 @@ class _Mover:
     def _turn(self) -> None:
         # A function of its own: what is done must not stay in its variables, which would keep the group alive.
         self._waker.clear()
+        if self._stopping:  # said just before: `clear` has forgotten the word
+            return
         with self._lock:
             self._jobs = [job for job in self._jobs if not job[0].done]
             jobs = list(self._jobs)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..config import Launch, Options, detect
 from ..deadline import Deadline
 from ..errors import ConfigError
-from ..rendezvous.classic import form_mesh
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
-from .classic import CLASSIC_BIND, ClassicWorld
 from .lane import Lane
 from .mesh_world import MeshWorld
+
+if TYPE_CHECKING:
+    from .classic import ClassicWorld
 
 __all__ = ["MeshBackend"]
 
@@ -52,6 +53,9 @@ class MeshBackend(LaneBackend):
     ) -> None:
         options = options or Options.from_env()
         if wire == "classic":
+            from ..rendezvous.classic import form_mesh  # most worlds never need it
+            from .classic import CLASSIC_BIND, ClassicWorld
+
             if token is not None or options.tls is not None:
                 raise ConfigError("the classic wire has neither token nor TLS (use wire='phalanx')")
             connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(timeout))

@@ -16,7 +16,7 @@ from ..errors import ChannelClosed, PhalanxError, Timeout, WorldNotFormed
 from ..rendezvous.join import dial
 from ..transports.channel import Inbound, Outbound
 from ..transports.mailbox import Operation
-from ..transports.stream import Buffer, Stream
+from ..transports.stream import Buffer, Stream, StreamEnded
 from ..wire.frames import Kind, pack_header
 from ..wire.handshake import Hello, Rejected, Role, Status
 from .base import payload_size
@@ -139,6 +139,8 @@ class MeshLane(Lane):
         except Rejected as error:
             if error.status is Status.CLOSED:
                 raise ChannelClosed(rank, "it has closed this group") from None
+            if error.status is Status.BROKEN:  # this rank will hear why in a moment
+                raise self.channel_error(dst, StreamEnded(error.message), False) from None
             raise
 
     def _no_answer(self, dst: int, deadline: Deadline) -> Timeout:
@@ -151,7 +153,7 @@ class MeshLane(Lane):
         )
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
-        self._world.remove_lane(self._key)
+        self._world.remove_lane(self._key, broken=not goodbye)
         word = pack_header(Kind.GOODBYE, 0, 0, 0) if goodbye else b""
         with self._guard:
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())

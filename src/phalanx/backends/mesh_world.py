@@ -58,6 +58,7 @@ class MeshWorld(ControlPlane):
         self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
         self._closed_lanes: Recent[LaneKey] = Recent()
+        self._broken_lanes: Recent[LaneKey] = Recent()
         """To tell a late sender that the group is closed."""
         self._lock = threading.RLock()
         self._closing = False
@@ -134,10 +135,12 @@ class MeshWorld(ControlPlane):
         for world_rank, stream in parked:
             lane.attach(world_rank, stream)
 
-    def remove_lane(self, key: LaneKey) -> None:
-        """Forgets a lane that was closed."""
+    def remove_lane(self, key: LaneKey, *, broken: bool) -> None:
+        """Forgets a lane that was closed, on purpose or because it broke."""
         with self._lock:
             self._lanes.pop(key, None)
+            if broken and key not in self._closed_lanes:
+                self._broken_lanes.add(key)
             self._closed_lanes.add(key)
 
     def _admit(self, hello: Hello) -> Status:
@@ -149,7 +152,10 @@ class MeshWorld(ControlPlane):
             return Status.RANK
         if hello.target != self.rank:
             return Status.TARGET
-        if self._closing or (hello.context, hello.lane) in self._closed_lanes:
+        key = (hello.context, hello.lane)
+        if key in self._broken_lanes or (self._closing and (self._ended is not None or self._lost)):
+            return Status.BROKEN
+        if self._closing or key in self._closed_lanes:
             return Status.CLOSED
         return Status.OK
 

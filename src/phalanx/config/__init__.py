@@ -6,8 +6,9 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 from __future__ import annotations
 
 from .detect import Launch, detect
-from .environment import adopt, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from .environment import inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions
+from .reader import adopt
 from .variables import VARIABLES, Variable
 
 __all__ = [

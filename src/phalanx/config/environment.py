@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .reader import Reader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
-__all__ = ["adopt", "inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
+__all__ = ["inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -49,12 +49,6 @@ def log_level(env: Mapping[str, str] | None = None) -> int | None:
 def inherited(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """A copy of the whole environment, for a launcher to build its children's on. Holds the token: never log it."""
     return dict(environment(env))
-
-
-def adopt(env: Mapping[str, str]) -> None:
-    """Makes this process's environment equal to another's: for one that was forked before it was known what for."""
-    os.environ.clear()
-    os.environ.update(env)
 
 
 def snapshot(env: Mapping[str, str] | None = None) -> dict[str, str]:

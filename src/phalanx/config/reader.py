@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from .variables import VARIABLES_BY_NAME
 
-__all__ = ["HIGHEST_PORT", "Reader", "Setting", "environment", "invalid", "parse_flag", "parse_integer"]
+__all__ = ["HIGHEST_PORT", "Reader", "Setting", "adopt", "environment", "invalid", "parse_flag", "parse_integer"]
 
 HIGHEST_PORT = 65535
 
@@ -25,6 +25,12 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 def environment(env: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """The mapping to read from: the one that was given, else the process's own."""
     return os.environ if env is None else env
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """Makes this process's environment equal to another's: for one that was forked before it was known what for."""
+    os.environ.clear()
+    os.environ.update(env)
 
 
 def parse_integer(text: str) -> int:

@@ -148,8 +148,8 @@ class Lockstep(GroupCore):
             f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
         )
         return Desync(
-            f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call the "
-            "same operations, with the same sizes, dtypes, roots and reductions, in the same order",
+            f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
+            "the same operations, with the same sizes, dtypes, roots and reductions, in the same order",
             mine=mine,
             theirs=theirs,
             rank=self._world_rank,

@@ -34,6 +34,7 @@ _REFUSALS = {
     Status.TAKEN: "the rank is taken",
     Status.TARGET: "it looked for another rank or port",
     Status.CLOSED: "the world or group has ended",
+    Status.BROKEN: "the group is broken",
 }
 
 
@@ -141,7 +142,8 @@ class Acceptor:
             return
         if pending.refused is not None:
             # A rank that comes between two worlds tries again until there is one: nothing to worry anybody with.
-            early = pending.machine.refused is Status.CLOSED
+            # So does one that has not heard yet that its group is broken.
+            early = pending.machine.refused in (Status.CLOSED, Status.BROKEN)
             self._drop(pending, pending.refused, level=logging.INFO if early else logging.WARNING)
             return
         wants_write = pending.outgoing or pending.stream.read_events == select.POLLOUT

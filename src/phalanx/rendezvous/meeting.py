@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..config import Launch
 from ..config.options import Options
@@ -14,7 +14,9 @@ from ..errors import ConfigError, MissingVariable
 from ..types import Address
 from . import token_file
 from .addresses import directory_candidates, directory_host, is_local, wait_for_name
-from .directory import Directory
+
+if TYPE_CHECKING:
+    from .directory import Directory
 
 __all__ = ["Meeting", "arrange"]
 
@@ -107,6 +109,8 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
 
 def _host(launch: Launch, token: bytes | None, candidates: list[Address], options: Options) -> Directory:
     """Starts the directory at the first of these addresses that is free."""
+    from .directory import Directory  # rank 0 alone needs it
+
     host = directory_host(candidates[0].host, all_local=launch.single_host)
     reason = ""
     for candidate in candidates:

@@ -218,8 +218,10 @@ class Mailbox:
                 return receive
         try:
             self._hand_over(arrival)
-        except BaseException:  # Ctrl-C: the caller will never know of this receive
-            self.withdraw(receive)
+        except BaseException:  # Ctrl-C: the caller will never know of this receive, even if it is done
+            with self._lock:
+                receive.withdrawn = True
+                self._put_back(arrival)
             raise
         return receive
 
@@ -246,10 +248,7 @@ class Mailbox:
                 if filled is not None:
                     kept[: arrival.received] = filled[: arrival.received]
             receive.withdrawn = True
-            arrival.receive = None
-            # Another receive may have been posted in the meantime, and must not be overtaken by what comes later.
-            if self._pair(arrival) is None:
-                bisect.insort(self._waiting, arrival, key=lambda waiting: waiting.number)
+            self._put_back(arrival)
             complete = arrival.complete
         if complete:
             self._hand_over(arrival)
@@ -313,6 +312,13 @@ class Mailbox:
             self._posted.remove(receive)
             arrival.give_to(receive)
         return receive
+
+    def _put_back(self, arrival: Arrival) -> None:
+        """A message has lost its receive; whoever calls holds the lock."""
+        arrival.receive = None
+        # Another may have been posted in the meantime, and must not be overtaken by what comes later.
+        if self._pair(arrival) is None:
+            bisect.insort(self._waiting, arrival, key=lambda waiting: waiting.number)
 
     def _hand_over(self, arrival: Arrival) -> None:
         """Copies a message that had to wait into the receiver's memory."""

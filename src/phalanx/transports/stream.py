@@ -298,9 +298,7 @@ def read_exactly(
     return bytes(data)
 
 
-def write_all(
-    stream: Stream, data: bytes, deadline: Deadline, what: str, check: Callable[[], None] = no_check
-) -> None:
+def write_all(stream: Stream, data: bytes, deadline: Deadline, what: str, check: Callable[[], None] = no_check) -> None:
     """Writes all of `data`. `check` is called while it waits and may raise to end it.
 
     Raises:

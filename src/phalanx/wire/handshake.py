@@ -84,6 +84,7 @@ class Status(enum.IntEnum):
     TAKEN = 7
     TARGET = 8
     CLOSED = 9
+    BROKEN = 10
 
 
 _STATUSES = {status.value: status for status in Status}
@@ -100,6 +101,7 @@ _WHY = {
     Status.TAKEN: "the rank is already taken by another process",
     Status.TARGET: "it is not the rank, or does not listen on the port, that was wanted",
     Status.CLOSED: "the world or group has ended",
+    Status.BROKEN: "it found the group broken",
 }
 
 
