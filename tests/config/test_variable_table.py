@@ -13,7 +13,7 @@ import phalanx
 from phalanx.config import VARIABLES, Variable
 from phalanx.config.reader import Reader
 
-PACKAGE = Path(phalanx.__path__[0])
+PACKAGE = Path(phalanx.__file__).parent
 CONFIG = PACKAGE / "config"
 NAME = re.compile(r"(PHALANX|OMPI|PMI|PMIX|MPI|HYDI|SLURM|TORCHELASTIC|XDG|MASTER|LOCAL|GROUP)_[A-Z0-9_]+")
 BARE = {"RANK", "WORLD_SIZE", "TMPDIR"}

@@ -95,18 +95,18 @@ class Rank:
         wait_for(lambda: self._state() == "T", f"the stop of rank {self.number}")
         return at
 
-    def wait_asleep(self) -> None:
-        """Waits until the main thread sleeps in the kernel, as it does in a blocked operation."""
+    def wait_asleep(self, thread: int | None = None) -> None:
+        """Waits until a thread (the main one) sleeps in the kernel, as it does in a blocked operation."""
         seen = 0
         end = time.monotonic() + LIMIT
         while seen < 3:
-            seen = seen + 1 if self._state() == "S" else 0
+            seen = seen + 1 if self._state(thread) == "S" else 0
             if time.monotonic() > end or self.process.poll() is not None:
                 pytest.fail(f"rank {self.number} never went to sleep (code {self.process.poll()})\n{self.errors}")
             time.sleep(0.01)
 
-    def _state(self) -> str:
-        return Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    def _state(self, thread: int | None = None) -> str:
+        return Path(f"/proc/{self.pid}/task/{thread or self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def finish(self, limit: float = LIMIT) -> int:
         """Waits for its end, and returns its exit code."""

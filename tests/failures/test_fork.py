@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.failures.ranks import HOSTS, Worlds, assert_lost, worlds  # noqa: F401
+from tests.failures.ranks import Worlds, assert_lost, worlds  # noqa: F401
 
 
-@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "world.close(); sys.exit(0)"])
+@pytest.mark.parametrize("ending", ["os._exit(0)", "world.close(); sys.exit(0)"])
 def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str) -> None:
     world = worlds(
         2,
@@ -49,8 +49,10 @@ def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str) 
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("child", ["fork", "multiprocessing", "subprocess", "pool"])
+@pytest.mark.parametrize(
+    ("child", "host"),
+    [("fork", "rank0"), ("fork", "parent"), ("multiprocessing", "rank0"), ("pool", "parent"), ("subprocess", "rank0")],
+)
 def test_a_child_that_outlives_its_parent_keeps_nothing_alive(worlds: Worlds, child: str, host: str) -> None:
     victim = 0 if host == "rank0" else 1
     world = worlds(
@@ -117,7 +119,7 @@ def test_children_that_are_forked_in_the_middle_of_everything(worlds: Worlds) ->
                     break
         thread = threading.Thread(target=chatter)
         thread.start()
-        for number in range(30):
+        for number in range(16):
             pid = os.fork()
             if pid == 0:
                 expect(lambda: world.barrier(), "child")
@@ -136,7 +138,7 @@ def test_children_that_are_forked_in_the_middle_of_everything(worlds: Worlds) ->
     )
     for rank in world:
         rank.wait("went on")
-        for count in range(1, 31):
+        for count in range(1, 17):
             assert rank.wait("child", count=count)["type"] == "Closed"
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 

@@ -10,12 +10,7 @@ from tests.failures.ranks import CONTRACT, Worlds, worlds  # noqa: F401
 
 @pytest.mark.parametrize(
     "call",
-    [
-        "world.recv(src=1)",
-        "world.recv()",
-        "world.irecv(src=1).wait()",
-        "world.backend.recv(bytearray(8), 1)",
-    ],
+    ["world.recv(src=1)", "world.recv()", "world.irecv(src=1).wait()", "world.backend.recv(bytearray(8), 1)"],
 )
 def test_an_interrupted_receive_leaves_the_group_usable(worlds: Worlds, call: str) -> None:
     world = worlds(

@@ -3,71 +3,111 @@
 from __future__ import annotations
 
 import pytest
-from tests.failures.ranks import CONTRACT, HOSTS, Worlds, assert_lost, worlds  # noqa: F401
+from tests.failures.ranks import CONTRACT, HOSTS, Worlds, assert_lost, wait_for, worlds  # noqa: F401
 
-BLOCKED = """
+ALL_AT_ONCE = """
 world = init()
-world.barrier()
-pair = world.subgroup([world.rank, VICTIM])
-big = np.zeros(32 << 20, np.uint8)
+everyone = range(world.world_size)
+big = np.zeros(16 << 20, np.uint8)
 small = np.zeros(4, np.float32)
+calls = {
+    "barrier": lambda g: g.barrier(),
+    "broadcast": lambda g: g.broadcast(small, VICTIM),
+    "all_reduce": lambda g: g.all_reduce(small),
+    "large all_reduce": lambda g: g.all_reduce(big),
+    "recv": lambda g: g.recv(src=VICTIM),
+    "recv from anyone": lambda g: g.recv(),
+    "recv_object": lambda g: g.recv_object(VICTIM),
+    "send": lambda g: g.send(big, VICTIM),
+    "sendrecv": lambda g: g.sendrecv(big, VICTIM, src=VICTIM),
+    "irecv": lambda g: g.irecv(src=VICTIM).wait(),
+    "irecv from anyone": lambda g: g.irecv().wait(),
+    "isend": lambda g: g.isend(big, VICTIM).wait(),
+    "asynchronous all_reduce": lambda g: g.all_reduce(small, async_op=True).wait(),
+    "split": lambda g: g.split(0),
+    "raw recv": lambda g: g.backend.recv(bytearray(8), VICTIM),
+    "raw send": lambda g: g.backend.send(big, VICTIM),
+    "raw barrier": lambda g: g.backend.barrier(),
+    "inner group": lambda g: g.subgroup([world.rank, VICTIM]).barrier(),
+}
+groups = {name: world.subgroup(everyone) for name in calls}
 world.barrier()
 if world.rank == VICTIM:
     say("ready")
     hear()
-say("enter")
-expect(lambda: {call})
-expect(lambda: world.barrier(), "again")
-expect(lambda: world.recv(src=VICTIM), "again")
-expect(lambda: world.send(small, (world.rank + 1) % world.world_size), "again")
+def run(name):
+    say("enter", name=name, thread=threading.get_native_id())
+    expect(lambda: calls[name](groups[name]), name)
+    expect(lambda: groups[name].barrier(), name + ", again")
+threads = [threading.Thread(target=run, args=(name,)) for name in calls]
+for thread in threads:
+    thread.start()
+expect(lambda: world.recv(src=VICTIM))
+for thread in threads:
+    thread.join()
 expect(lambda: world.subgroup([world.rank]), "again")
 world.close()
-say("closed")
+say("closed", calls=list(calls))
 """
 
-CALLS = {
-    "barrier": "world.barrier()",
-    "broadcast": "world.broadcast(small, VICTIM)",
-    "all_reduce": "world.all_reduce(small)",
-    "large all_reduce": "world.all_reduce(big)",
-    "recv": "world.recv(src=VICTIM)",
-    "recv from anyone": "world.recv()",
-    "recv_object": "world.recv_object(VICTIM)",
-    "send": "world.send(big, VICTIM)",
-    "sendrecv": "world.sendrecv(big, VICTIM, src=VICTIM)",
-    "irecv": "world.irecv(src=VICTIM).wait()",
-    "isend": "world.isend(big, VICTIM).wait()",
-    "asynchronous all_reduce": "world.all_reduce(small, async_op=True).wait()",
-    "split": "world.split(0)",
-    "raw recv": "world.backend.recv(bytearray(8), VICTIM)",
-    "raw send": "world.backend.send(big, VICTIM)",
-    "raw barrier": "world.backend.barrier()",
-    "sub-group": "pair.barrier()",
-}
 
-
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("call", CALLS)
-def test_blocked_operations_raise_within_a_second(worlds: Worlds, call: str, host: str) -> None:
-    # Half of them with the rank that hosts the directory as the victim.
-    victim = 0 if host == "rank0" else 2
-    world = worlds(3, BLOCKED.replace("{call}", CALLS[call]), host=host, VICTIM=victim)
-    survivors = world.but(victim)
+@pytest.mark.parametrize(("host", "victim"), [("rank0", 0), ("rank0", 1), ("parent", 2)], ids=str)
+def test_all_blocked_operations_raise_within_a_second(worlds: Worlds, host: str, victim: int) -> None:
+    # Every operation in a thread of its own, on a group of its own.
+    world = worlds(3, ALL_AT_ONCE, host=host, VICTIM=victim)
     world[victim].wait("ready")
+    survivors = world.but(victim)
     for rank in survivors:
-        rank.wait("enter")
+        for count in range(1, 19):
+            rank.wait_asleep(rank.wait("enter", count=count)["thread"])
         rank.wait_asleep()
     killed = world[victim].kill()
     for rank in survivors:
+        calls = rank.wait("closed")["calls"]
+        assert len(calls) == 18
+        for name in ["raised", *calls]:
+            event = rank.wait(name)
+            assert_lost(event, victim, killed)
+            assert (event["type"], event["rank"]) == ("PeerLost", rank.number), (name, event)
+        for name in ["again", *(f"{call}, again" for call in calls)]:
+            event = rank.wait(name)
+            assert (event["type"], event["peer"]) == ("PeerLost", victim), (name, event)
+            assert event["took"] < CONTRACT, (name, event)
+        assert rank.finish() == 0, rank.errors
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("call", ["barrier()", "recv(src=VICTIM)", "send(np.zeros(32 << 20, np.uint8), VICTIM)"])
+def test_a_blocked_operation_raises_within_a_second(worlds: Worlds, call: str, host: str) -> None:
+    # Half of them with the rank that hosts the directory as the victim.
+    victim = 0 if host == "rank0" else 2
+    world = worlds(
+        3,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == VICTIM:
+            say("ready")
+            hear()
+        say("enter")
+        expect(lambda: world.{call})
+        expect(lambda: world.barrier(), "again")
+        """.replace("{call}", call),
+        host=host,
+        VICTIM=victim,
+    )
+    world[victim].wait("ready")
+    for rank in world.but(victim):
+        rank.wait("enter")
+        rank.wait_asleep()
+    killed = world[victim].kill()
+    for rank in world.but(victim):
         event = rank.wait("raised")
         assert_lost(event, victim, killed)
-        assert event["type"] == "PeerLost"
-        assert event["rank"] == rank.number
-        for again in (1, 2, 3, 4):
-            event = rank.wait("again", count=again)
-            assert (event["type"], event["peer"]) == ("PeerLost", victim), event
-            assert event["took"] < CONTRACT
-        rank.wait("closed")
+        assert (event["type"], event["rank"]) == ("PeerLost", rank.number), event
+        event = rank.wait("again")
+        assert (event["type"], event["peer"]) == ("PeerLost", victim), event
+        assert event["took"] < CONTRACT
         assert rank.finish() == 0, rank.errors
 
 
@@ -123,7 +163,7 @@ def test_the_first_cause_stays(worlds: Worlds) -> None:
             assert (event["type"], event["peer"]) == ("PeerLost", 3), event
 
 
-@pytest.mark.parametrize("call", ["world.recv(src=1)", "world.recv()", "world.irecv(src=1).wait()"])
+@pytest.mark.parametrize("call", ["world.recv(src=1)", "world.irecv().wait()"])
 def test_half_a_message_is_no_message(worlds: Worlds, call: str) -> None:
     world = worlds(
         2,
@@ -218,11 +258,15 @@ def test_a_killed_launcher_ends_all_ranks(worlds: Worlds) -> None:
     world.wait("joined")
     for rank in world:
         rank.wait_asleep()
-    assert world.directory is not None
-    # Its thread ends and the kernel closes its connections, as when the process is killed: no word of goodbye.
-    world.directory._reactor.call_soon(
-        lambda: [entry.link.stream.close() for entry in world.directory._ranks.values()]  # type: ignore[union-attr]
-    )
+    directory = world.directory
+    assert directory is not None
+
+    def vanish() -> None:
+        # The kernel closes its connections, as when the process is killed: no word of goodbye.
+        for entry in directory._ranks.values():
+            entry.link.stream.close()
+
+    directory._reactor.call_soon(vanish)
     for rank in world:
         event = rank.wait("raised")
         assert event["type"] == "RendezvousError", event
@@ -230,14 +274,30 @@ def test_a_killed_launcher_ends_all_ranks(worlds: Worlds) -> None:
 
 
 def test_one_that_dies_while_joining_is_missing(worlds: Worlds) -> None:
-    script = """
-    expect(lambda: init(timeout=3.0))
-    """
-    world = worlds(3, script, started=3, host="parent")
+    world = worlds(3, "say('joining')\nexpect(lambda: init(timeout=3.0))", host="parent")
     # Rank 2 is killed on its way in; the directory forgets it, and the others say who is missing.
+    world[2].wait("joining")
     world[2].kill()
     for rank in world.but(2):
         event = rank.wait("raised")
         assert event["type"] == "WorldNotFormed", event
         assert event["missing"] == [2], event
-        assert "2" in event["text"]
+        assert "rank 2" in event["text"]
+
+
+def test_a_rank_0_that_dies_before_all_have_joined_is_missing(worlds: Worlds) -> None:
+    world = worlds(4, "say('joining')\nexpect(lambda: init(timeout=20.0))", started=3)
+    for rank in world:
+        rank.wait("joining")
+    wait_for(lambda: list(worlds.runtime.iterdir()), "rank 0 to host the directory")
+    for rank in world:
+        rank.wait_asleep()
+    killed = world[0].kill()
+    worlds.leaves_file = True
+    for rank in world.but(0):
+        event = rank.wait("raised")
+        assert event["type"] == "WorldNotFormed", event
+        assert 0 in event["missing"], event
+        assert "rank 0" in event["text"], event
+        # Who had reached the directory knows at once; who had not goes on looking for it until the deadline.
+        assert event["at"] - killed < 25.0

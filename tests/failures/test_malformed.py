@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.failures.ranks import CONTRACT, Worlds, assert_lost, worlds  # noqa: F401
 
 INPUTS = {
@@ -26,65 +25,83 @@ def memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 world = init()
 world.barrier()
-world.send(np.zeros(1), 1) if world.rank == 0 else world.recv(src=0) if world.rank == 1 else None
-before = memory()
-if world.rank == 0:
-    lane = world._{lane}
-    lane._outbound[1].stream._socket.send({data})
-    say("sent")
-    hear()
 """
 
 
-@pytest.mark.parametrize("data", INPUTS)
-def test_a_message_that_is_none(worlds: Worlds, data: str) -> None:
-    script = SCRIPT.replace("{lane}", "messages").replace("{data}", INPUTS[data])
-    verb = "recv_object" if "object" in data else "recv"
+def test_a_message_that_is_none(worlds: Worlds) -> None:
     world = worlds(
         3,
-        f"""{script}
-if world.rank == 1:
-    hear()
-    expect(lambda: world.{verb}(src=0))
-    expect(lambda: world.{verb}(src=0, timeout=0.5), "again")
-    say("memory", more=memory() - before)
-    world.send(np.zeros(1), 0)
-    world.send(np.zeros(1), 2)
-if world.rank != 1:
-    world.recv(src=1)
-world.barrier()
+        SCRIPT
+        + """
+for name, data in INPUTS.items():
+    group = world.subgroup([0, 1, 2])
+    group.barrier()
+    if world.rank == 0:
+        group.send(np.zeros(1), 1)
+        world.recv(src=1)
+        group._messages._outbound[1].stream._socket.send(eval(data))
+        world.send(np.zeros(1), 1)
+    elif world.rank == 1:
+        group.recv(src=0)
+        before = memory()
+        world.send(np.zeros(1), 0)
+        world.recv(src=0)
+        receive = group.recv_object if "object" in name else group.recv
+        expect(lambda: receive(src=0), name)
+        expect(lambda: receive(src=0, timeout=0.1), name + ", again")
+        say(name + ", memory", more=memory() - before)
+        group.send(np.zeros(1), 0)
+        group.send(np.zeros(1), 2)
+    if world.rank != 1:
+        group.recv(src=1)
+    group.barrier()
+    group.close()
 say("went on")
 """,
+        INPUTS=INPUTS,
     )
-    world[0].wait("sent")
-    world[1].tell()
-    event = world[1].wait("raised")
-    assert event["type"] == "ProtocolError", event
-    assert event["peer"] == 0
-    assert "rank 0" in event["text"]
-    event = world[1].wait("again")
-    # The rest of a connection that carried nonsense cannot be trusted; a frame that was whole leaves it usable.
-    assert event["type"] in ("ProtocolError", "Timeout"), event
-    assert world[1].wait("memory")["more"] < 32
-    world[0].tell()
     world.wait("went on")
+    for name in INPUTS:
+        event = world[1].wait(name)
+        assert event["type"] == "ProtocolError", (name, event)
+        assert event["peer"] == 0
+        assert "rank 0" in event["text"]
+        event = world[1].wait(f"{name}, again")
+        # The rest of a connection that carried nonsense cannot be trusted; a frame that was whole leaves it usable.
+        assert event["type"] in ("ProtocolError", "Timeout"), (name, event)
+        assert world[1].wait(f"{name}, memory")["more"] < 32
     assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
 
 
-@pytest.mark.parametrize("data", ["junk", "a huge payload"])
-def test_nonsense_in_a_collective_breaks_the_group_for_all(worlds: Worlds, data: str) -> None:
-    script = SCRIPT.replace("{lane}", "collectives").replace("{data}", INPUTS[data])
-    world = worlds(3, script + "expect(lambda: world.all_reduce(np.ones(3)))\nworld.close()")
-    world[0].wait("sent")
-    event = world[1].wait("raised")
-    assert event["type"] == "ProtocolError", event
-    assert event["peer"] == 0
-    world[0].tell()
-    for rank in world.but(1):
-        event = rank.wait("raised")
-        assert "PhalanxError" in event["kinds"], event
-        assert event["took"] < 3.0
-        assert "on rank 1: ProtocolError" in event["text"] or "rank 1" in event["text"], event
+def test_nonsense_in_a_collective_breaks_the_group_for_all(worlds: Worlds) -> None:
+    world = worlds(
+        3,
+        SCRIPT
+        + """
+for name in ("junk", "a huge payload"):
+    group = world.subgroup([0, 1, 2])
+    group.all_reduce(np.ones(3))
+    world.barrier()
+    if world.rank == 0:
+        group._collectives._outbound[1].stream._socket.send(eval(INPUTS[name]))
+        world.recv(src=1)
+    expect(lambda: group.all_reduce(np.ones(3)), name)
+    if world.rank == 1:
+        world.send(np.ones(1), 0)
+    group.close()
+    world.barrier()
+""",
+        INPUTS=INPUTS,
+    )
+    for name in ("junk", "a huge payload"):
+        event = world[1].wait(name)
+        assert event["type"] == "ProtocolError", event
+        assert event["peer"] == 0
+        for rank in world.but(1):
+            event = rank.wait(name)
+            assert "PhalanxError" in event["kinds"], event
+            assert event["took"] < 3.0
+            assert "on rank 1: ProtocolError" in event["text"], event
     assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
 
 

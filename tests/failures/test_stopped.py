@@ -29,9 +29,16 @@ expect(lambda: world.barrier(), "again")
 
 
 @pytest.mark.parametrize(
-    ("host", "victim"), [("parent", 0), ("parent", 2), ("rank0", 1), ("rank0", 0)], ids=lambda value: str(value)
+    ("call", "host", "victim"),
+    [
+        ("barrier", "parent", 0),
+        ("barrier", "parent", 2),
+        ("barrier", "rank0", 1),
+        ("barrier", "rank0", 0),
+        ("all_reduce", "rank0", 0),
+        ("all_reduce", "parent", 1),
+    ],
 )
-@pytest.mark.parametrize("call", ["barrier", "all_reduce"])
 def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: str) -> None:
     calls = {
         "barrier": f"world.barrier(timeout={PATIENCE})",

@@ -40,9 +40,9 @@ LIMIT = 40.0
 """Seconds after which a world that has not ended counts as hung."""
 COLLECTIVE_TIMEOUT = 1.5
 """Of worlds with a stopped rank."""
-MESSAGE_TIMEOUT = 4.0
-STOP_BOUND = MESSAGE_TIMEOUT + 2.0
-"""Seconds within which a stopped rank must have been named: a deadline, and the time to ask what others are doing."""
+MESSAGE_TIMEOUT = 2.5
+STOP_BOUND = MESSAGE_TIMEOUT + COLLECTIVE_TIMEOUT + 2.0
+"""Seconds within which a stopped rank must have been named: both deadlines, and the time to ask what others do."""
 
 Event = dict[str, Any]
 

@@ -100,17 +100,14 @@ def _work(world: px.Group, config: dict[str, Any]) -> None:
             except px.ChannelClosed:
                 # The lost rank is not in this half, but another member heard of it, gave up and closed its groups.
                 world.barrier(timeout=collective)
-        elif step == "ring":
-            _ring(world, size, 1 + shared.randrange(world.world_size - 1), message)
-        elif step == "gather":
-            _gather(world, size, root, number, message)
-        elif step == "objects":
-            if world.rank != root:
-                data = {"from": world.rank, "data": b"x" * min(size, 1000)}
-                world.send_object(data, root, tag=number, timeout=message)
-            else:
-                for _ in range(world.world_size - 1):
-                    world.recv_object(tag=number, timeout=message)
+        elif step in MESSAGES:
+            shift = 1 + shared.randrange(world.world_size - 1)
+            try:
+                MESSAGES[step](world, size, root, shift, number, message)
+            except px.Timeout:
+                # It names the rank that this one waits for, which may itself wait for the stopped one. A message that
+                # timed out does not break the group; the next collective does.
+                world.barrier(timeout=collective)
         elif step == "asynchronous":
             works = [world.all_reduce(np.ones(size // 4 + 1), async_op=True, timeout=collective) for _ in range(3)]
             for work in works:
@@ -133,7 +130,7 @@ STEPS_OF_WORK = (
 )
 
 
-def _ring(world: px.Group, size: int, shift: int, timeout: float) -> None:
+def _ring(world: px.Group, size: int, _root: int, shift: int, _number: int, timeout: float) -> None:
     to, source = (world.rank + shift) % world.world_size, (world.rank - shift) % world.world_size
     sending = world.isend(np.full(size, world.rank, np.int32), to, timeout=timeout)
     data = world.recv(src=source, timeout=timeout)
@@ -141,7 +138,7 @@ def _ring(world: px.Group, size: int, shift: int, timeout: float) -> None:
     sending.wait()
 
 
-def _gather(world: px.Group, size: int, root: int, number: int, timeout: float) -> None:
+def _gather(world: px.Group, size: int, root: int, _shift: int, number: int, timeout: float) -> None:
     # The tag is the step's number: a fast rank may already be at the next one.
     if world.rank != root:
         world.send(np.full(size, world.rank, np.int16), root, tag=number, timeout=timeout)
@@ -152,6 +149,18 @@ def _gather(world: px.Group, size: int, root: int, number: int, timeout: float) 
         assert received.data[0] == received.src
         seen.add(received.src)
     assert len(seen) == world.world_size - 1
+
+
+def _objects(world: px.Group, size: int, root: int, _shift: int, number: int, timeout: float) -> None:
+    if world.rank != root:
+        data = {"from": world.rank, "data": b"x" * min(size, 1000)}
+        world.send_object(data, root, tag=number, timeout=timeout)
+        return
+    for _ in range(world.world_size - 1):
+        world.recv_object(tag=number, timeout=timeout)
+
+
+MESSAGES = {"ring": _ring, "gather": _gather, "objects": _objects}
 
 
 def _describe(error: px.PhalanxError) -> dict[str, Any]:

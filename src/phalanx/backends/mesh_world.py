@@ -92,7 +92,7 @@ class MeshWorld(ControlPlane):
         self._client = ControlClient(self._reactor, stream, self.rank, options, self)
         port = self._acceptor.address.port
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank)
-        self.roster = self._client.join(member, deadline, meeting.hint)
+        self.roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
 
     # -- what groups ask -----------------------------------------------------------------------------------------------
 

@@ -75,11 +75,12 @@ class ControlClient:
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
 
-    def join(self, member: say.Member, deadline: Deadline, hint: str = "") -> list[say.Member]:
+    def join(self, member: say.Member, deadline: Deadline, hint: str = "", host: int | None = None) -> list[say.Member]:
         """Says where this rank is, and waits until all have done so.
 
         Args:
             hint: What to think of if some never come.
+            host: The rank that hosts the directory, if one does: it is the one that is missing if that goes away.
 
         Raises:
             WorldNotFormed: The deadline passed, or the directory gave up; names the ranks that are missing.
@@ -89,6 +90,8 @@ class ControlClient:
             while self._roster is None:
                 if self._failure is not None:
                     what = f"the directory went away ({self._failure}) before the world was complete"
+                    if host is not None and not self._leaving:  # without a word: it died
+                        self._waiting = say.Waiting([host])
                     raise self._not_formed(what, hint)
                 if not self._condition.wait(deadline.remaining()) and deadline.expired:
                     raise self._not_formed(f"the world did not form within {deadline.seconds:g} s", hint)

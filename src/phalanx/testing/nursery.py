@@ -39,6 +39,7 @@ class Nursery:
                 pass_fds=[its.fileno()],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
             )
         self._sock = mine
         self._ended: list[Ended] = []

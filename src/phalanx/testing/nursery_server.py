@@ -203,14 +203,16 @@ class _Server:
     def _reap(self) -> None:
         while self._children:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
-            self._children.discard(pid)
+            pid = ended.si_pid
             with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)  # what it started and left behind
+                os.killpg(pid, signal.SIGKILL)  # what it started and left behind, while the number is still its own
+            status = os.waitpid(pid, 0)[1]
+            self._children.discard(pid)
             write_message(self._sock, Ended(pid, status))
 
     @staticmethod

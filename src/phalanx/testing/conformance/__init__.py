@@ -15,12 +15,25 @@ def test_my_backend_in_processes():
 
 Rules that only hold where a backend has what they are about look at it themselves: `topology` (is every rank connected
 with every other, or with rank 0 only?) and `self_send`. A backend without these is taken to be fully connected and
-without a way to itself. Checks of groups and sub-groups need a `LaneBackend`: leave them out with `lanes=False`.
+without a way to itself. One that is no `LaneBackend` leaves out some checks: `conformance.checks(lanes=False)`.
 """
 
 from __future__ import annotations
 
-from . import asynchronous, closing, collectives, groups, large, messages, objects, raw, subgroups, threads, timeouts
+from . import (
+    asynchronous,
+    closing,
+    collectives,
+    gathers,
+    groups,
+    large,
+    messages,
+    objects,
+    raw,
+    subgroups,
+    threads,
+    timeouts,
+)
 from .check import Check, Make, as_subgroup, checks, find, on_group, run
 
 __all__ = [
@@ -32,6 +45,7 @@ __all__ = [
     "closing",
     "collectives",
     "find",
+    "gathers",
     "groups",
     "large",
     "messages",

@@ -21,7 +21,7 @@ from .threads import together
 BIG = 24 << 20
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def many_at_once(backend: Any) -> None:
     """Hundreds of messages under way at once."""
     count = 120
@@ -56,7 +56,7 @@ def many_at_once(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def threads_receive(backend: Any) -> None:
     """Receives in several threads of a rank."""
     # Each waits for its own tag, and whoever reads the connection also reads what belongs to the others.
@@ -81,7 +81,7 @@ def threads_receive(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def threads_ping_pong(backend: Any) -> None:
     """Ping-pong in several threads never sleeps through a message."""
     threads, turns = 4, 150
@@ -103,7 +103,7 @@ def threads_ping_pong(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def work_handles(backend: Any) -> None:
     """Work says how it stands."""
     with Group(backend) as group:
@@ -134,7 +134,7 @@ def work_handles(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def awaited(backend: Any) -> None:
     """Work can be awaited."""
     with Group(backend) as group:
@@ -179,7 +179,7 @@ async def _as_coroutine(work: Work) -> Any:
     return await work
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def failing_callback(backend: Any) -> None:
     """A callback that fails harms nobody else."""
     with Group(backend) as group:
@@ -205,7 +205,7 @@ def failing_callback(backend: Any) -> None:
             quiet.level = level
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def async_send_timeout(backend: Any) -> None:
     """Asynchronous sends to a rank that does not receive end in time."""
     with Group(backend) as group:

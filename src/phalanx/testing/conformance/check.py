@@ -34,7 +34,7 @@ class Check:
     ranks: int
     function: Callable[[Any], None]
     lanes: bool
-    """Whether it needs a backend that groups and sub-groups can be made on."""
+    """Whether it needs sub-groups, or the backend's own messages beside those of a group: a `LaneBackend`."""
     large: bool
     """Whether it needs gigabytes of memory and some seconds."""
 
@@ -65,7 +65,8 @@ def checks(*, lanes: bool = True, large: bool = False) -> list[Check]:
     """The checks that a backend must pass.
 
     Args:
-        lanes: Also those of groups and sub-groups, which need a `LaneBackend`.
+        lanes: Also those that need a `LaneBackend`. A backend with no more than the methods of `Backend` has to pass
+            the others.
         large: Those with messages of gigabytes, and only those.
     """
     return [one for one in _checks.values() if one.large == large and (lanes or not one.lanes)]

@@ -63,7 +63,7 @@ def agree(group: Group, array: npt.NDArray[Any]) -> None:
     assert np.array_equal(first, digest), f"rank {group.rank} has other bits than rank 0"
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def barrier(backend: Any) -> None:
     """A group's barrier."""
     with Group(backend) as group:
@@ -79,7 +79,7 @@ def barrier(backend: Any) -> None:
             group.barrier()
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def broadcast(backend: Any) -> None:
     """Broadcast from every root, of every dtype."""
     with Group(backend) as group:
@@ -96,7 +96,7 @@ def broadcast(backend: Any) -> None:
                 assert same(x, wanted)
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def odd_arrays(backend: Any) -> None:
     """Arrays that are not contiguous or not writable."""
     with Group(backend) as group:
@@ -129,7 +129,7 @@ def odd_arrays(backend: Any) -> None:
         assert scalar == 6
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def all_reduce(backend: Any) -> None:
     """All_reduce gives what NumPy gives."""
     with Group(backend) as group:
@@ -147,7 +147,7 @@ def all_reduce(backend: Any) -> None:
         assert group.all_reduce(np.array([2.0]), ReduceOp.MAX).tolist() == [2]
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def same_bits(backend: Any) -> None:
     """All_reduce of every size has the same bits on all ranks."""
     with Group(backend) as group:
@@ -164,7 +164,7 @@ def same_bits(backend: Any) -> None:
             assert same(x, y), "a second run gave other bits"
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def bfloat16(backend: Any) -> None:
     """Bfloat16 is reduced as bfloat16."""
     try:
@@ -189,7 +189,7 @@ def bfloat16(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def asynchronous(backend: Any) -> None:
     """Asynchronous collectives run in the order of issue."""
     with Group(backend) as group:
@@ -225,7 +225,7 @@ def asynchronous(backend: Any) -> None:
         assert asyncio.run(awaited()) == [[0], [3], [6], [9], [12]]
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def mixed(backend: Any) -> None:
     """Messages and collectives at the same time."""
     with Group(backend) as group:
@@ -248,7 +248,7 @@ def mixed(backend: Any) -> None:
         together(collect, talk)
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def crossing(backend: Any) -> None:
     """Collectives of sub-groups cross those of the parent."""
     with Group(backend) as group:

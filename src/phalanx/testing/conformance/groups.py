@@ -21,19 +21,19 @@ from .check import check
 from .common import connected, expect, has_self, is_star, sync
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def who(backend: Any) -> None:
     """A group knows who is in it."""
     with Group(backend) as group:
         assert (group.rank, group.world_size) == (backend.rank, 3)
-        assert group.members == backend.world_ranks
+        assert group.members == getattr(backend, "world_ranks", (0, 1, 2))
         assert len(group.hosts) == 3
         assert 0 <= group.local_rank < group.local_world_size <= 3
         assert str(group.rank) in repr(group)
         group.barrier()
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def subgroups(backend: Any) -> None:
     """Sub-groups of a group."""
     with Group(backend) as group:
@@ -51,7 +51,7 @@ def subgroups(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def split(backend: Any) -> None:
     """A group is split by color and key."""
     with Group(backend) as group:
@@ -125,7 +125,7 @@ def closed_group(backend: Any) -> None:
         sync(backend)
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def refused(backend: Any) -> None:
     """What cannot be is refused before anything is sent."""
     with Group(backend) as group:
@@ -180,7 +180,7 @@ def refused(backend: Any) -> None:
         assert group.all_reduce(np.ones(1)).tolist() == [3]
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def star_messages(backend: Any) -> None:
     """A group on a star says NoConnection."""
     with Group(backend) as group:

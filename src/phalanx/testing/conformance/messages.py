@@ -29,7 +29,7 @@ def arrays() -> list[Any]:
     return found
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def arrays_arrive(backend: Any) -> None:
     """Arrays arrive as they were sent."""
     with Group(backend) as group:
@@ -48,7 +48,7 @@ def arrays_arrive(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def buffers(backend: Any) -> None:
     """Buffers and read-only arrays."""
     with Group(backend) as group:
@@ -81,7 +81,7 @@ def buffers(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def mismatch(backend: Any) -> None:
     """An array of another size or dtype is refused."""
     with Group(backend) as group:
@@ -106,7 +106,7 @@ def mismatch(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def other_shape(backend: Any) -> None:
     """The same number of elements in another shape."""
     with Group(backend) as group:
@@ -119,7 +119,7 @@ def other_shape(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def tags(backend: Any) -> None:
     """Tags keep messages apart."""
     with Group(backend) as group:
@@ -136,7 +136,7 @@ def tags(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=4, lanes=True)
+@check(ranks=4)
 def from_anyone(backend: Any) -> None:
     """A receive from anyone."""
     with Group(backend) as group:
@@ -167,7 +167,7 @@ def from_anyone(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def to_oneself(backend: Any) -> None:
     """A message to oneself in a group."""
     if not connected(backend, 1, 1):
@@ -181,7 +181,7 @@ def to_oneself(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def exchange(backend: Any) -> None:
     """Sendrecv exchanges arrays of any size."""
     with Group(backend) as group:
@@ -198,7 +198,7 @@ def exchange(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def receive_timeout(backend: Any) -> None:
     """A receive that timed out leaves the group usable."""
     with Group(backend) as group:
@@ -220,7 +220,7 @@ def receive_timeout(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def timeout_in_the_middle(backend: Any) -> None:
     """A timeout in the middle of an array loses nothing."""
     with Group(backend) as group:
@@ -241,7 +241,7 @@ def timeout_in_the_middle(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def sent_before_close(backend: Any) -> None:
     """What was sent before a group closed still arrives."""
     group = Group(backend)

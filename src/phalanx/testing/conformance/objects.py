@@ -21,7 +21,7 @@ DATA: list[Any] = [
 ]  # fmt: skip
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def objects_arrive(backend: Any) -> None:
     """Objects arrive as equal values of the same types."""
     with Group(backend) as group:
@@ -36,7 +36,7 @@ def objects_arrive(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def objects_with_arrays(backend: Any) -> None:
     """Objects with arrays in them."""
     state = {
@@ -60,7 +60,7 @@ def objects_with_arrays(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=3, lanes=True)
+@check(ranks=3)
 def objects_in_every_way(backend: Any) -> None:
     """Objects, tags, anyone and asynchronous."""
     with Group(backend) as group:
@@ -80,7 +80,7 @@ def objects_in_every_way(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def pickles(backend: Any) -> None:
     """Pickles need consent on both sides."""
     value = {"ratio": fractions.Fraction(1, 3)}
@@ -99,7 +99,7 @@ def pickles(backend: Any) -> None:
         group.barrier()
 
 
-@check(ranks=2, lanes=True)
+@check(ranks=2)
 def wrong_verb(backend: Any) -> None:
     """An object is not an array."""
     with Group(backend) as group:
