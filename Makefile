@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 .PHONY: test
 test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
 	$(SAY) "tests"
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test ## ruff and mypy
@@ -52,11 +52,12 @@ lint: $(VENV)/.test ## ruff and mypy
 docs: $(VENV)/.docs ## the documentation as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
-.PHONY: chaos hostile fuzz
+.PHONY: chaos hostile fuzz scale
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
 fuzz: $(VENV)/.test ## a million inputs for every parser
-chaos hostile fuzz:
+scale: $(VENV)/.torch ## 64 processes form a world and pass a barrier, beside Gloo's
+chaos hostile fuzz scale:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
 SANITIZERS := address,undefined thread
