@@ -29,6 +29,11 @@ pack = msgspec.msgpack.encode
 Ext = msgspec.msgpack.Ext
 
 
+def stable_id(value: object) -> str | None:
+    """The same in every process: text that shows sets or addresses would not be, and xdist compares the names."""
+    return None if isinstance(value, (set, frozenset, dict, list, tuple)) else repr(value)[:60]
+
+
 def round_trip(obj: Any, **options: Any) -> Any:
     encoded = encode(obj, **options)
     return decode(encoded.head, b"".join(encoded.buffers), **options)
@@ -225,8 +230,8 @@ PADDED = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0,
 
 
 class TestArrays:
-    @pytest.mark.parametrize("dtype", [*SIMPLE_DTYPES, "S5", "<U7", "V6", STRUCTURED, PADDED], ids=str)
-    @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)], ids=str)
+    @pytest.mark.parametrize("dtype", [*SIMPLE_DTYPES, "S5", "<U7", "V6", STRUCTURED, PADDED], ids=stable_id)
+    @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)], ids=stable_id)
     def test_dtypes_and_shapes(self, dtype: Any, shape: tuple[int, ...]) -> None:
         array = np.zeros(shape, dtype)
         array.reshape(-1).view(np.uint8)[::2] = 1
@@ -290,7 +295,7 @@ class TestArrays:
             np.timedelta64(3, "h"),
             np.zeros((), STRUCTURED)[()],
         ],
-        ids=repr,
+        ids=stable_id,
     )
     def test_scalars(self, value: Any) -> None:
         assert same(round_trip(value), value)
