@@ -160,7 +160,7 @@ OBJECTS = st.recursive(
 
 
 class TestPlainData:
-    @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40])
+    @pytest.mark.parametrize("value", VALUES, ids=stable_id)
     def test_round_trip(self, value: Any) -> None:
         assert same(round_trip(value), value)
         nested = {"list": [value], "tuple": (value, 1), "deep": [[(value,)]]}
