@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
+
+
+@pytest.fixture(autouse=True)
+def the_same_log_level_for_the_next_test() -> Iterator[None]:
+    """A test may set the level of the package's loggers; the next one counts on seeing every warning."""
+    yield
+    logging.getLogger("phalanx").setLevel(logging.NOTSET)

@@ -73,9 +73,46 @@ def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: s
     world[victim].signal(signal.SIGCONT)
     world[victim].tell()
     world[victim].tell()
-    # It comes back to a world that went on without it, and says so.
-    event = world[victim].wait("raised")
+    # It comes back to a world that went on without it, and says so: with its second call, if what the others had sent
+    # before they gave up was all that it needed for the first.
+    event = world[victim].wait("again")
     assert event["type"] in ("Timeout", "PeerLost"), event
+
+
+def test_members_tell_each_other_where_no_directory_can(worlds: Worlds) -> None:
+    # Rank 0 hosts the directory and is stopped. Rank 2 waits for rank 1, which gives up waiting for rank 0.
+    world = worlds(
+        3,
+        """
+        world = init()
+        world.barrier()
+        for peer in (1, 2):
+            if world.rank == peer:
+                world.send(np.zeros(1), 3 - peer)
+            elif world.rank == 3 - peer:
+                world.recv(src=peer)
+        say("ready")
+        hear()
+        if world.rank == 1:
+            expect(lambda: world.barrier(timeout=1.0))
+        else:
+            say("enter")
+            expect(lambda: world.recv(src=1, timeout=20))
+            expect(lambda: world.barrier(), "again")
+        """,
+    )
+    world.wait("ready")
+    world[0].stop()
+    world[2].tell()
+    world[2].wait("enter")
+    world[1].tell()
+    first = world[1].wait("raised")
+    assert (first["type"], first["missing"]) == ("Timeout", [0]), first
+    for name in ("raised", "again"):
+        event = world[2].wait(name)
+        assert (event["type"], event["missing"]) == ("Timeout", [0]), event
+        assert "on rank 1: barrier #2" in event["text"], event
+    assert world[2].wait("raised")["at"] - first["at"] < CONTRACT
 
 
 def test_a_slow_rank_is_told_from_a_stopped_one(worlds: Worlds) -> None:

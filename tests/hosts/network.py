@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -132,3 +133,5 @@ class Network:
         for host in (self.first, self.second):
             subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, timeout=30, check=False)
             shutil.rmtree(Path("/etc/netns") / host.namespace, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            Path("/etc/netns").rmdir()

@@ -158,12 +158,17 @@ class ControlPlane:
 
     def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in a group; without one, what it began last."""
-        if context is not None:
-            reference = self._watchers.get(context)
-            watcher = reference() if reference is not None else None
-            return watcher.status(sequence) if watcher is not None else IDLE
         found = [watcher.status() for watcher in self._alive()]
-        return max(found, key=lambda s: (s.running, -s.seconds), default=IDLE)
+        last = max(found, key=lambda s: (s.running, -s.seconds), default=IDLE)
+        if context is None:
+            return last
+        reference = self._watchers.get(context)
+        watcher = reference() if reference is not None else None
+        here = watcher.status(sequence) if watcher is not None else IDLE
+        if here.running or here.sequence == sequence != 0 or not last.running:
+            return here
+        words = f"{last.operation} of another group"
+        return OperationStatus(words, here.sequence, here.mark, last.site, True, last.seconds)
 
     def _end(self, error: PhalanxError) -> None:
         with self._condition:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
+from ..rendezvous.causes import from_cause
 from ..transports.channel import Inbound, Outbound, Outgoing, Torn
 from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
 from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
+from ..wire.control import parse_cause
 from ..wire.frames import Kind
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ class Lane(ABC):
 
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
+        if not _unfinished(operations):  # most sends are done at once
+            return True
         waker = Waker.take()
         try:
             with self._guard:
@@ -200,7 +204,7 @@ class Lane(ABC):
         self._end_channels(error, goodbye)
         self.wake_all()
 
-    def channel_error(self, peer: int, ended: Exception, goodbye: bool) -> PhalanxError:
+    def channel_error(self, peer: int, ended: Exception, goodbye: bool, last_word: bytes = b"") -> PhalanxError:
         """Why the connection to a member ended, in the words of whoever knows best."""
         rank = self.members[peer]
         if goodbye:
@@ -212,15 +216,24 @@ class Lane(ABC):
         known = self.error or self._control.verdict(rank, self.members, VERDICT_WAIT) or self.error
         if isinstance(known, PhalanxError):
             return known
+        if last_word:  # the directory is silent, but the member was not
+            return self.told(rank, last_word)
         if self._control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
         if self._control.answers(rank):
             return ChannelClosed(rank, f"it is alive, but this channel has ended: {ended}")
         return PeerLost(rank, str(ended))
 
+    def told(self, rank: int, last_word: bytes) -> PhalanxError:
+        """What a member said of why it found the group broken."""
+        try:
+            return from_cause(parse_cause(last_word), rank)
+        except ProtocolError as error:
+            return ProtocolError(f"the last word of rank {rank} is no message: {error}", peer=rank)
+
     def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
         """An inbound channel is over: receives from its source fail, and so will later ones."""
-        error = self.channel_error(channel.src, ended, goodbye)
+        error = self.channel_error(channel.src, ended, goodbye, channel.last_word)
         self.mailbox.gone(channel.src, error)
         return error
 

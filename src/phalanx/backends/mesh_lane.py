@@ -6,6 +6,7 @@ both ends, a flood on one group cannot hold up another, and closing one says goo
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError, Timeout, WorldNotFormed
+from ..rendezvous.causes import in_brief, to_cause
 from ..rendezvous.join import dial
 from ..transports.channel import Inbound, Outbound
 from ..transports.mailbox import Operation
 from ..transports.stream import Buffer, Stream, StreamEnded
+from ..wire.control import pack_cause
 from ..wire.frames import Kind, pack_header
 from ..wire.handshake import Hello, Rejected, Role, Status
 from .base import payload_size
@@ -108,7 +111,7 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
-                channel = Outbound(stream, dst, lambda ended, goodbye: self.channel_error(dst, ended, goodbye))
+                channel = Outbound(stream, dst, functools.partial(self._sending_ended, dst))
                 with self._guard:
                     if self.error is None:
                         self._outbound[dst] = channel
@@ -118,6 +121,15 @@ class MeshLane(Lane):
             return channel
         finally:
             lock.release()
+
+    def _sending_ended(self, dst: int, ended: Exception, goodbye: bool) -> PhalanxError:
+        return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
+
+    def told(self, rank: int, last_word: bytes) -> PhalanxError:
+        error = super().told(rank, last_word)
+        # What breaks the group for one member breaks it for all, also where no directory can say so.
+        self._world.on_break(self._key[0], rank, to_cause(error))
+        return self.error if isinstance(self.error, PhalanxError) else error
 
     def _dial(self, dst: int, deadline: Deadline) -> Stream:
         world, rank = self._world, self.members[dst]
@@ -154,12 +166,15 @@ class MeshLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self._key, broken=not goodbye)
-        word = pack_header(Kind.GOODBYE, 0, 0, 0) if goodbye else b""
+        if goodbye:
+            word = pack_header(Kind.GOODBYE, 0, 0, 0)
+        else:
+            cause = pack_cause(in_brief(to_cause(error)))
+            word = pack_header(Kind.BROKEN, 0, len(cause), 0) + cause
         with self._guard:
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
         for sender in outbound:
-            if word:
-                sender.send([word])
+            sender.send([word])
             sender.end(error)
         for channel in inbound:
             channel.end(error, goodbye=word)

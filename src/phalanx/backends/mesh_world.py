@@ -58,10 +58,12 @@ class MeshWorld(ControlPlane):
         self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
         self._closed_lanes: Recent[LaneKey] = Recent()
-        self._broken_lanes: Recent[LaneKey] = Recent()
         """To tell a late sender that the group is closed."""
+        self._broken_lanes: Recent[LaneKey] = Recent()
+        """Those of them that did not close on purpose."""
         self._lock = threading.RLock()
         self._closing = False
+        self.roster: list[Member] = []
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
         self.meeting = arrange(launch, auth=auth, options=options, deadline=deadline)
@@ -113,7 +115,7 @@ class MeshWorld(ControlPlane):
     def on_directory_lost(self, reason: str) -> None:
         if self.directory_host is not None:
             self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
-        elif self.roster[0].host_id != self.roster[self.rank].host_id:
+        elif self.roster and self.roster[0].host_id != self.roster[self.rank].host_id:
             # The launcher that hosts it runs beside rank 0, and all ranks there end with it.
             for member in self.roster:
                 if member.host_id == self.roster[0].host_id:

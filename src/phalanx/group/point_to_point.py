@@ -287,7 +287,7 @@ class PointToPoint(GroupCore):
     ) -> Work:
         """Returns at once; the lane's own thread goes on if nobody waits."""
         lane = self._messages
-        work = Work(entry.name, deadline, drive=lambda until: void(lane.wait([operation], until)))
+        work = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
 
         def finished() -> None:
             entry.end()
@@ -330,7 +330,3 @@ class PointToPoint(GroupCore):
 def _describe(verb: str, src: int | None, tag: int) -> str:
     source = "any" if src is None else str(src)
     return f"{verb}(src={source}, tag={tag})" if tag else f"{verb}(src={source})"
-
-
-def void(_value: object) -> None:
-    """Drops a result."""

@@ -22,7 +22,9 @@ class Work:
     Work can be awaited in asyncio.
     """
 
-    def __init__(self, operation: str, deadline: Deadline, *, drive: Callable[[Deadline], None] | None = None) -> None:
+    def __init__(
+        self, operation: str, deadline: Deadline, *, drive: Callable[[Deadline], object] | None = None
+    ) -> None:
         self._operation = operation
         self._deadline = deadline
         self._drive = drive
@@ -76,7 +78,8 @@ class Work:
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         """Calls `callback(work)` once it is done, from the thread that ends it; at once if it is done already.
 
-        An exception of the callback is logged.
+        That thread has other work to do, perhaps for the whole process, so a callback should be short and not wait. An
+        exception of the callback is logged.
         """
         with self._lock:
             if not self._finished.is_set():

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout
 from ..wire.control import Cause
 
-__all__ = ["from_cause", "to_cause"]
+__all__ = ["from_cause", "in_brief", "to_cause"]
 
 MAX_TEXT = 64 << 10
 """Characters of a message or traceback that travel; the end of a traceback says the most."""
 
 
+BRIEF = 200
+"""Characters of each text where there is little room: even if each takes four bytes, all fit."""
+BRIEF_RANKS = 50
+
+
 def tail(text: str) -> str:
     """The last characters of a text that is too long."""
     return text if len(text) <= MAX_TEXT else "…" + text[-MAX_TEXT:]
+
+
+def in_brief(cause: Cause) -> Cause:
+    """The cause in words that fit the description of a frame (see `wire.frames.MAX_DESCRIPTION`)."""
+    return msgspec.structs.replace(
+        cause,
+        message=cause.message[:BRIEF],
+        traceback=cause.traceback[-BRIEF:],
+        mine=cause.mine[:BRIEF],
+        theirs=cause.theirs[:BRIEF],
+        missing=cause.missing[:BRIEF_RANKS],
+        arrived=cause.arrived[:BRIEF_RANKS],
+    )
 
 
 def to_cause(error: BaseException) -> Cause:
@@ -40,6 +60,7 @@ def from_cause(cause: Cause, reporter: int) -> PhalanxError:
     if cause.kind == "Desync":
         return Desync(cause.message, mine=cause.mine, theirs=cause.theirs, peer=peer)
     if cause.kind == "Timeout":
-        words = f"on rank {reporter}: {cause.message}"
+        told_by_another = cause.message.startswith("on rank ")
+        words = cause.message if told_by_another else f"on rank {reporter}: {cause.message}"
         return Timeout(words, missing=cause.missing, arrived=cause.arrived, peer=peer)
     return PhalanxError(f"on rank {reporter}: {cause.message}", peer=reporter)

@@ -125,11 +125,14 @@ class ControlClient:
         deadline = Deadline(timeout)
         with self._condition:
             self._answers[number] = None
-            self._send(say.StatusQuery(number, context, sequence))
-            while self._answers[number] is None and self._failure is None:
-                if not self._condition.wait(deadline.remaining()):
-                    break
-            return Statuses(self._answers.pop(number))
+            try:
+                self._send(say.StatusQuery(number, context, sequence))
+                while self._answers[number] is None and self._failure is None:
+                    if not self._condition.wait(deadline.remaining()):
+                        break
+            finally:
+                answer = self._answers.pop(number)
+            return Statuses(answer)
 
     def leave(self) -> None:
         """Says goodbye and closes the connection. May be called twice."""

@@ -65,8 +65,9 @@ class _Rank:
 
 @dataclass
 class _Query:
-    asker: int
-    number: int
+    askers: list[tuple[int, int]]
+    """Who asked, and under which number of its own."""
+    about: tuple[bytes, int]
     waiting: set[int]
     replies: dict[int, say.OperationStatus] = field(default_factory=dict)
 
@@ -341,12 +342,17 @@ class Directory:
     # -- what is everybody doing? --------------------------------------------------------------------------------------
 
     def _ask(self, asker: int, message: say.StatusQuery) -> None:
+        about = (message.context, message.sequence)
+        if message.sequence:  # all members of a slow collective ask at about the same time: one answer serves them
+            for query in self._queries.values():
+                if query.about == about:
+                    query.askers.append((asker, message.query))
+                    return
         number = next(self._query_numbers)
-        query = _Query(asker, message.query, set(self._ranks) - {asker})
-        self._queries[number] = query
+        query = self._queries[number] = _Query([(asker, message.query)], about, set(self._ranks))
         for rank in list(query.waiting):
             if (entry := self._ranks.get(rank)) is not None:
-                entry.link.send(say.StatusQuery(number, message.context, message.sequence))
+                entry.link.send(say.StatusQuery(number, *about))
         self._conclude_if_done(query)
         self._reactor.call_later(STATUS_WAIT, lambda: self._conclude(number))
 
@@ -364,11 +370,13 @@ class Directory:
 
     def _conclude(self, number: int) -> None:
         query = self._queries.pop(number, None)
-        if query is None or query.asker not in self._ranks:
+        if query is None:
             return
         now = time.monotonic()
         silent = {r: (now - e.seen, e.status) for r in query.waiting if (e := self._ranks.get(r)) is not None}
-        self._ranks[query.asker].link.send(say.Statuses(query.number, query.replies, silent))
+        for asker, asked in query.askers:
+            if (entry := self._ranks.get(asker)) is not None:
+                entry.link.send(say.Statuses(asked, query.replies, silent))
 
 
 def _describe(cause: EndCause) -> say.Message:

@@ -7,14 +7,15 @@ without waiting, and completes what it can, also for others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..errors import ProtocolError
-from ..wire.frames import HEADER_SIZE, Header, Kind, parse_header
+from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Header, Kind, parse_header
 from .mailbox import Arrival, Envelope, Mailbox, Operation
-from .stream import Buffer, Stream, StreamEnded
+from .stream import IOV_MAX, Buffer, Stream, StreamEnded
 
 __all__ = ["Inbound", "Outbound", "Outgoing", "Torn"]
 
@@ -67,6 +68,8 @@ class Inbound:
         """What was decided under the lock, to be announced without it."""
         self._paused = False
         self._goodbye = False
+        self.last_word = b""
+        """Why the other side found its group broken, if it said so before it closed."""
 
     # -- what a wire decides; the classic wire overrides these ---------------------------------------------------------
 
@@ -89,6 +92,9 @@ class Inbound:
         self._need = self._first_need()
         if header.kind is Kind.GOODBYE:
             self._goodbye = True
+            return None
+        if header.kind is Kind.BROKEN:
+            self.last_word = description
             return None
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
         arrival = mailbox.begin(envelope, self.lock)
@@ -127,6 +133,7 @@ class Inbound:
                 self.ended = True
                 self.stream.close()
             settled, self._settled = self._settled, []
+            more = finished is not None or self._paused
         for operation in settled:
             operation.announce()
         if finished is not None:
@@ -138,7 +145,7 @@ class Inbound:
                 arrival.mailbox.cut(arrival, failure)
         if interrupt is not None:
             raise interrupt
-        return finished is not None or self._paused
+        return more
 
     def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
         """Closes the stream from this side; a message that is half here fails with `error`.
@@ -248,6 +255,8 @@ class Outbound:
         self.lock = threading.RLock()
         self._queue: deque[Outgoing] = deque()
         self._ended: BaseException | None = None
+        self.last_word = b""
+        """Why the other side found its group broken, if it said so before it closed."""
 
     @property
     def idle(self) -> bool:
@@ -332,10 +341,13 @@ class Outbound:
 
     def said_goodbye(self) -> bool:
         """Whether the other side closed its half on purpose: looked for after a write has failed."""
-        last = bytearray(HEADER_SIZE)
+        last = bytearray(HEADER_SIZE + MAX_DESCRIPTION)
         with contextlib.suppress(StreamEnded, ProtocolError, ValueError):
-            if self.stream.receive_into(memoryview(last)) == HEADER_SIZE:
-                return parse_header(last, max_message=0, max_object=0).kind is Kind.GOODBYE
+            count = self.stream.receive_into(memoryview(last))
+            header = parse_header(last[:HEADER_SIZE], max_message=0, max_object=0)
+            if header.kind is Kind.BROKEN:
+                self.last_word = bytes(last[HEADER_SIZE:count])
+            return header.kind is Kind.GOODBYE
         return False
 
     def _write(self, outgoing: Outgoing) -> bool:
@@ -346,7 +358,7 @@ class Outbound:
                 return False
             # Before it has: an interrupt may come as soon as bytes have left.
             begun, outgoing.begun = outgoing.begun, True
-            count = self.stream.send(tuple(views) if len(views) <= 64 else [views[i] for i in range(64)])
+            count = self.stream.send([*itertools.islice(views, IOV_MAX)])
             if not count:
                 outgoing.begun = begun or self.stream.must_repeat
                 return False

@@ -233,9 +233,10 @@ class Mailbox:
         with self._lock:
             if receive.done or receive.withdrawn:
                 return False
+            if receive in self._posted:
+                self._posted.remove(receive)
             arrival = receive.arrival
             if arrival is None:
-                self._posted.remove(receive)
                 receive.withdrawn = True
                 return True
         # The payload is on its way into the receiver's memory. Whoever writes there holds one of these locks.
@@ -309,13 +310,15 @@ class Mailbox:
         """Gives a message to the first receive that matches it; whoever calls holds the lock."""
         receive = next((r for r in self._posted if r.matches(arrival.envelope)), None)
         if receive is not None:
+            arrival.give_to(receive)  # first: after an interrupt in between, it can still be taken back
             self._posted.remove(receive)
-            arrival.give_to(receive)
         return receive
 
     def _put_back(self, arrival: Arrival) -> None:
         """A message has lost its receive; whoever calls holds the lock."""
         arrival.receive = None
+        if not arrival.complete and arrival.envelope.src in self._gone:
+            return  # the rest of it will not come
         # Another may have been posted in the meantime, and must not be overtaken by what comes later.
         if self._pair(arrival) is None:
             bisect.insort(self._waiting, arrival, key=lambda waiting: waiting.number)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "read_exactly", "write_all"]
 
 Buffer = bytes | bytearray | memoryview
-IOV_MAX = 512
-"""Buffers handed to the kernel in one call; Linux takes 1024."""
+IOV_MAX = 64
+"""Buffers handed to the kernel in one call; Linux takes 1024, but then each of many calls would list them all again."""
 TLS_PIECE = 256 << 10
 """Bytes handed to OpenSSL in one call. Of a write that does not go through as a whole it reports no progress at all."""
 
@@ -114,13 +114,13 @@ class Stream:
         return count
 
     def send(self, views: Sequence[Buffer]) -> int:
-        """Sends as many bytes of `views` as fit now; 0 if none do.
+        """Sends as many bytes of `views` (at most `IOV_MAX` of them) as fit now; 0 if none do.
 
         Raises:
             StreamEnded: The connection broke.
         """
         try:
-            return self._socket.sendmsg(views[:IOV_MAX])
+            return self._socket.sendmsg(views)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:

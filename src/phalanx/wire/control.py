@@ -29,6 +29,8 @@ __all__ = [
     "Statuses",
     "Waiting",
     "pack",
+    "pack_cause",
+    "parse_cause",
 ]
 
 _LENGTH = struct.Struct("<I")
@@ -188,12 +190,30 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+_cause_decoder = msgspec.msgpack.Decoder(Cause)
 
 
 def pack(message: Message) -> bytes:
     """The bytes of one message."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def pack_cause(cause: Cause) -> bytes:
+    """The bytes of a cause, for a frame's description."""
+    return _encoder.encode(cause)
+
+
+def parse_cause(data: bytes) -> Cause:
+    """Reads what `pack_cause` wrote.
+
+    Raises:
+        ProtocolError: The bytes are no cause.
+    """
+    try:
+        return _cause_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a cause: {error}") from None
 
 
 class ControlReader:

@@ -3,7 +3,7 @@
 ```
 offset  size  field
 0       2     magic "PX"
-2       1     kind: RAW, ARRAY, OBJECT, STEP or GOODBYE
+2       1     kind: RAW, ARRAY, OBJECT, STEP, GOODBYE or BROKEN
 3       1     0
 4       4     length of the description (u32)
 8       8     tag of a message, fingerprint of a collective's step (u64)
@@ -45,6 +45,8 @@ class Kind(enum.IntEnum):
     """One transfer of a collective; the tag is the operation's fingerprint."""
     GOODBYE = 5
     """The sender closed its group: nothing follows."""
+    BROKEN = 6
+    """The sender found its group broken, the description says why: nothing follows."""
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -84,4 +86,6 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
     if kind is Kind.GOODBYE and (description or payload):
         raise ProtocolError(f"a goodbye announces {description + payload} bytes (it has none)")
+    if kind is Kind.BROKEN and payload:
+        raise ProtocolError(f"a last word announces a payload of {payload} bytes (it has none)")
     return Header(kind, tag, description, payload)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backends.base import LaneBackend
 from ...errors import SizeMismatch, Timeout, UsageError
 from ...group import Group
 from ...types import Received
@@ -254,4 +255,5 @@ def sent_before_close(backend: Any) -> None:
         for number in reversed(range(10)):
             assert (group.recv(src=0, tag=number) == number).all()
         group.close()
-    sync(backend)
+    if isinstance(backend, LaneBackend):  # on a plain one, raw messages must rest until all have closed their groups
+        sync(backend)

@@ -1,0 +1,57 @@
+"""Errors that travel to other ranks: with their type, their attributes, and in a size that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx import errors
+from phalanx.rendezvous.causes import from_cause, in_brief, to_cause
+from phalanx.wire.control import pack_cause, parse_cause
+from phalanx.wire.frames import MAX_DESCRIPTION
+
+LONG = "\N{GRINNING FACE}" * 100_000
+EXAMPLES = [
+    errors.PeerLost(3, "the connection was reset"),
+    errors.PeerLost(3, "it raised ValueError: words", remote_traceback="Traceback ...\nValueError: words\n"),
+    errors.ChannelClosed(2, "it has closed this group"),
+    errors.Timeout("barrier #2: not done", missing=[1, 4], arrived=[0, 2], operation="barrier #2"),
+    errors.Timeout("barrier #2: not done", missing=[7], peer=7),
+    errors.Desync("rank 0 called a, but rank 1 called b", mine="a at x.py:1", theirs="b at y.py:2", peer=1),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("brief", [False, True])
+def test_an_error_arrives_as_it_was(error: errors.PhalanxError, brief: bool) -> None:
+    cause = in_brief(to_cause(error)) if brief else to_cause(error)
+    found = from_cause(parse_cause(pack_cause(cause)), 5)
+    assert type(found) is type(error)
+    assert error.message in found.message
+    for name in ("peer", "missing", "arrived", "mine", "theirs", "reason", "remote_traceback"):
+        assert getattr(found, name, None) == getattr(error, name, None), name
+
+
+def test_a_timeout_says_on_which_rank_it_was_and_says_so_once() -> None:
+    first = from_cause(to_cause(errors.Timeout("barrier: not done", missing=[1])), 5)
+    assert str(first) == "on rank 5: barrier: not done"
+    assert str(from_cause(to_cause(first), 6)) == "on rank 5: barrier: not done"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.PeerLost(3, LONG, remote_traceback=LONG),
+        errors.Timeout(LONG, missing=range(60_000), arrived=range(60_000, 120_000)),
+        errors.Desync(LONG, mine=LONG, theirs=LONG),
+        errors.ProtocolError(LONG),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_longest_words_fit_a_frame(error: errors.PhalanxError) -> None:
+    assert len(pack_cause(in_brief(to_cause(error)))) <= MAX_DESCRIPTION
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\xff" * 100, pack_cause(to_cause(EXAMPLES[0]))[:-1]])
+def test_what_is_no_cause_is_refused(data: bytes) -> None:
+    with pytest.raises(errors.ProtocolError, match="not a cause"):
+        parse_cause(data)
