@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 .PHONY: test
 test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
 	$(SAY) "tests"
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 2 --reruns 2 $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test ## ruff and mypy

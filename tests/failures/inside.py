@@ -108,7 +108,7 @@ def open_files() -> list[str]:
 
 def descriptors() -> list[str]:
     """The kinds of what is open in this process."""
-    return sorted(name if name.startswith("/") else name.split("[", 1)[0] for name in open_files())
+    return sorted(name.split("[", 1)[0] if name.startswith(("socket", "pipe")) else name for name in open_files())
 
 
 def threads(expected: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
@@ -30,6 +31,15 @@ def count():
 """
 
 
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Checks that nothing was left, but for wakers: a thread keeps one, and one for a wait inside another."""
+    wakers = "anon_inode:[eventfd]"
+    assert after["descriptors"].count(wakers) <= 2
+    for counts in (before, after):
+        counts["descriptors"] = [name for name in counts["descriptors"] if name != wakers]
+    assert after == before
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_hundred_worlds_leave_nothing(worlds: Worlds, host: str) -> None:
     world = worlds(
@@ -48,26 +58,17 @@ def once(number):
         if number % 3 == 0:
             half.close()
 before = count()
-for number in range(3):
-    once(number)
-warm = count()
-for number in range(97):
+for number in range(100):
     once(number)
 after = count()
-say("counted", before=before, warm=warm, after=after)
+say("counted", before=before, after=after)
 """,
         host=host,
     )
     for rank in world:
         event = rank.wait("counted", limit=110)
-        assert event["after"]["listening"] == 0
-        assert event["after"]["files"] == []
-        assert event["after"]["memory"] == event["before"]["memory"]
-        assert event["after"]["threads"] == event["before"]["threads"]
-        assert event["after"]["descriptors"] == event["warm"]["descriptors"]
-        # The waker of the main thread is the one thing that stays, for the next world.
-        more = len(event["warm"]["descriptors"]) - len(event["before"]["descriptors"])
-        assert more <= 1, event["warm"]["descriptors"]
+        event["before"]["files"] = []  # a faster rank 0 may have written its own by then
+        assert_same(event["before"], event["after"])
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
@@ -105,7 +106,7 @@ def check_groups(worlds: Worlds, times: int, limit: float) -> None:
     world = worlds(2, GROUPS, TIMES=times, host="parent")
     for rank in world:
         event = rank.wait("counted", limit=limit)
-        assert event["after"] == event["before"]
+        assert_same(event["before"], event["after"])
         assert event["state"][0] <= 2
         assert event["state"][1] <= 3
         assert event["state"][2] == 0
@@ -180,7 +181,7 @@ say("counted", before=before, most=most, after=after)
     )
     for rank in world:
         event = rank.wait("counted")
-        assert event["after"] == event["before"]
+        assert_same(event["before"], event["after"])
         assert len(event["most"]["descriptors"]) >= len(event["before"]["descriptors"]) + 40
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
