@@ -150,12 +150,12 @@ def test_the_highest_rank_of_the_mesh() -> None:
             ports = [listener.getsockname()[1] for listener in (zero, one)]
             with listen(master) as listener, accept(listener) as sock:
                 hello = read(sock, 14)
+                place = (socket.inet_ntoa(hello[8:12]), hello[12] | hello[13] << 8)
+                with connect(place):  # it really listens there while it waits, though nobody is above it
+                    pass
                 lower = b"".join(bytes([127, 0, 0, 1]) + port_bytes(port) for port in ports)
                 sock.sendall(lower + hello[8:])
                 assert sock.recv(1) == b"", "it has nothing more to say to the master"
-            place = (socket.inet_ntoa(hello[8:12]), hello[12] | hello[13] << 8)
-            with connect(place):  # it really listens there, though nobody is above it
-                pass
             with accept(zero) as to_zero, accept(one) as to_one:
                 to_zero.sendall(BARRIER)
                 return hello, [rest(to_zero), rest(to_one)]
