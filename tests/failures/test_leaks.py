@@ -90,11 +90,13 @@ for number in range(20):
 world.barrier()
 fewest = threads()
 before = count()
+world.barrier()  # nobody goes on, and opens new channels, while others still count
 for number in range(TIMES):
     once(number)
 gc.collect()
 world.barrier()
 after = count()
+world.barrier()
 state = len(world._control._watchers), len(world.backend.world._lanes), len(world.backend.world._parked)
 say("counted", before=before, after=after, state=state)
 world.close()
@@ -165,6 +167,7 @@ world = init()
 world.barrier()
 fewest = threads()
 before = count()
+world.barrier()  # nobody goes on, and opens new channels, while others still count
 groups = [world.subgroup([0, 1]) for _ in range(10)]
 for group in groups:
     group.barrier()
@@ -172,10 +175,12 @@ for group in groups:
     group.recv(src=1 - group.rank)
 world.barrier()
 most = count()
+world.barrier()
 del groups, group
 gc.collect()
 world.barrier()
 after = count()
+world.barrier()
 say("counted", before=before, most=most, after=after)
 """,
     )
