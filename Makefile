@@ -36,6 +36,8 @@ help: ## this list
 demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 	@$(VENV)/bin/phalanx demo $(ARGS)
 
+# The failure contract is tested to the second, and a busy machine can be late: a test that failed is run again, twice at
+# most, and the summary says so.
 .PHONY: test
 test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
 	$(SAY) "tests"
