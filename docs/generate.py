@@ -122,7 +122,7 @@ PARTS = {
     **{f"variables-{name}": lambda name=name: variables(name) for name in SECTIONS},
     "options": lambda: options(config.Options),
     "tls-options": lambda: options(config.TlsOptions),
-    **{f"command-{name}": lambda name=name: command_options(name) for name in ("run", "doctor", "demo")},
+    **{f"command-{name}": lambda name=name: command_options(name) for name in ("run", "doctor", "demo", "bench")},
     "errors": error_tree,
 }
 

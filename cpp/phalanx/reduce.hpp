@@ -46,9 +46,11 @@ void store(std::byte* to, T value) noexcept {
 }
 
 template <class T, class F>
-void combine(std::byte* dst, const std::byte* src, std::size_t count, F op) noexcept {
+void combine(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, F op) noexcept {
+    // dst may be left or right, never anything between: so no turn of the loop reads what an earlier one wrote.
+#pragma GCC ivdep
     for (std::size_t i = 0; i < count * sizeof(T); i += sizeof(T))
-        store<T>(dst + i, op(load<T>(dst + i), load<T>(src + i)));
+        store<T>(dst + i, op(load<T>(left + i), load<T>(right + i)));
 }
 
 template <class T, class F>
@@ -62,40 +64,40 @@ using Wrapping = std::conditional_t<(sizeof(T) < sizeof(unsigned)), unsigned, st
 
 // Integers, kept as they are stored. Signedness matters to min and max only.
 template <class T>
-bool reduce_integer(std::byte* dst, const std::byte* src, std::size_t count, Op op) noexcept {
+bool reduce_integer(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, Op op) noexcept {
     using U = Wrapping<T>;
     switch (op) {
         case Op::sum:
-            combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>(static_cast<U>(a) + static_cast<U>(b)); });
+            combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>(static_cast<U>(a) + static_cast<U>(b)); });
             return true;
         case Op::prod:
-            combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>(static_cast<U>(a) * static_cast<U>(b)); });
+            combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>(static_cast<U>(a) * static_cast<U>(b)); });
             return true;
-        case Op::min: combine<T>(dst, src, count, [](T a, T b) { return a < b ? a : b; }); return true;
-        case Op::max: combine<T>(dst, src, count, [](T a, T b) { return a > b ? a : b; }); return true;
-        case Op::band: combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>(a & b); }); return true;
-        case Op::bor: combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>(a | b); }); return true;
-        case Op::bxor: combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>(a ^ b); }); return true;
+        case Op::min: combine<T>(dst, left, right, count, [](T a, T b) { return a < b ? a : b; }); return true;
+        case Op::max: combine<T>(dst, left, right, count, [](T a, T b) { return a > b ? a : b; }); return true;
+        case Op::band: combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>(a & b); }); return true;
+        case Op::bor: combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>(a | b); }); return true;
+        case Op::bxor: combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>(a ^ b); }); return true;
     }
     return false;
 }
 
 // Truth values, one byte each. As in NumPy, a sum is "or" and a product is "and". Any byte but 0 counts as true.
-inline bool reduce_boolean(std::byte* dst, const std::byte* src, std::size_t count, Op op) noexcept {
+inline bool reduce_boolean(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, Op op) noexcept {
     using T = std::uint8_t;
     switch (op) {
         case Op::sum:
         case Op::max:
         case Op::bor:
-            combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>((a | b) != 0); });
+            combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>((a | b) != 0); });
             return true;
         case Op::prod:
         case Op::min:
         case Op::band:
-            combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>((a != 0) & (b != 0)); });
+            combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>((a != 0) & (b != 0)); });
             return true;
         case Op::bxor:
-            combine<T>(dst, src, count, [](T a, T b) { return static_cast<T>((a != 0) != (b != 0)); });
+            combine<T>(dst, left, right, count, [](T a, T b) { return static_cast<T>((a != 0) != (b != 0)); });
             return true;
     }
     return false;
@@ -150,28 +152,28 @@ T maximum(T a, T b) noexcept {
 
 // The compiler has no vector form of the one-element functions above, so the loop is spelled out, two vectors a turn.
 template <class T, class V, class F>
-void combine_lanes(std::byte* dst, const std::byte* src, std::size_t count, V vector, F one) noexcept {
+void combine_lanes(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, V vector, F one) noexcept {
     using L = Lanes<T>;
     constexpr std::size_t width = L::count * sizeof(T);
     const std::size_t bytes = count * sizeof(T);
     std::size_t i = 0;
     for (; i + 2 * width <= bytes; i += 2 * width) {
-        const auto low = vector(L::load(dst + i), L::load(src + i));
-        const auto high = vector(L::load(dst + i + width), L::load(src + i + width));
+        const auto low = vector(L::load(left + i), L::load(right + i));
+        const auto high = vector(L::load(left + i + width), L::load(right + i + width));
         L::store(dst + i, low);
         L::store(dst + i + width, high);
     }
-    combine<T>(dst + i, src + i, (bytes - i) / sizeof(T), one);
+    combine<T>(dst + i, left + i, right + i, (bytes - i) / sizeof(T), one);
 }
 
 template <class T>
-void combine_minimum(std::byte* dst, const std::byte* src, std::size_t count) noexcept {
-    combine_lanes<T>(dst, src, count, Lanes<T>::min, minimum<T>);
+void combine_minimum(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count) noexcept {
+    combine_lanes<T>(dst, left, right, count, Lanes<T>::min, minimum<T>);
 }
 
 template <class T>
-void combine_maximum(std::byte* dst, const std::byte* src, std::size_t count) noexcept {
-    combine_lanes<T>(dst, src, count, Lanes<T>::max, maximum<T>);
+void combine_maximum(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count) noexcept {
+    combine_lanes<T>(dst, left, right, count, Lanes<T>::max, maximum<T>);
 }
 
 #else
@@ -187,24 +189,24 @@ T maximum(T a, T b) noexcept {
 }
 
 template <class T>
-void combine_minimum(std::byte* dst, const std::byte* src, std::size_t count) noexcept {
-    combine<T>(dst, src, count, minimum<T>);
+void combine_minimum(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count) noexcept {
+    combine<T>(dst, left, right, count, minimum<T>);
 }
 
 template <class T>
-void combine_maximum(std::byte* dst, const std::byte* src, std::size_t count) noexcept {
-    combine<T>(dst, src, count, maximum<T>);
+void combine_maximum(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count) noexcept {
+    combine<T>(dst, left, right, count, maximum<T>);
 }
 
 #endif
 
 template <class T>
-bool reduce_floating(std::byte* dst, const std::byte* src, std::size_t count, Op op) noexcept {
+bool reduce_floating(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, Op op) noexcept {
     switch (op) {
-        case Op::sum: combine<T>(dst, src, count, [](T a, T b) { return a + b; }); return true;
-        case Op::prod: combine<T>(dst, src, count, [](T a, T b) { return a * b; }); return true;
-        case Op::min: combine_minimum<T>(dst, src, count); return true;
-        case Op::max: combine_maximum<T>(dst, src, count); return true;
+        case Op::sum: combine<T>(dst, left, right, count, [](T a, T b) { return a + b; }); return true;
+        case Op::prod: combine<T>(dst, left, right, count, [](T a, T b) { return a * b; }); return true;
+        case Op::min: combine_minimum<T>(dst, left, right, count); return true;
+        case Op::max: combine_maximum<T>(dst, left, right, count); return true;
         default: return false;
     }
 }
@@ -246,28 +248,112 @@ inline void narrow<Half>(const float* from, std::byte* to, std::size_t count) no
 
 #endif
 
+// Of how many leading elements a processor's own instructions have made the result.
 template <class Format>
-bool reduce_short_float(std::byte* dst, const std::byte* src, std::size_t count, Op op) noexcept {
+std::size_t reduce_short_lanes(std::byte*, const std::byte* const*, int, std::size_t, Op, float) noexcept {
+    return 0;
+}
+
+#if defined(PHALANX_NATIVE_FLOAT16)
+
+template <class Format>
+struct ShortLanes;
+
+template <>
+struct ShortLanes<Half> {
+    static float32x4_t widen(uint16x4_t half) noexcept { return vcvt_f32_f16(vreinterpret_f16_u16(half)); }
+    static uint16x4_t narrow(float32x4_t value) noexcept { return vreinterpret_u16_f16(vcvt_f16_f32(value)); }
+};
+
+template <>
+struct ShortLanes<Bfloat16> {
+    static float32x4_t widen(uint16x4_t brain) noexcept { return vreinterpretq_f32_u32(vshll_n_u16(brain, 16)); }
+    static uint16x4_t narrow(float32x4_t value) noexcept {
+        const uint32x4_t bits = vreinterpretq_u32_f32(value);
+        const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+        const uint16x4_t is_number = vmovn_u32(vceqq_f32(value, value));
+        return vbsl_u16(is_number, vshrn_n_u32(rounded, 16), vdup_n_u16(0x7fc0));
+    }
+};
+
+template <class Format, class F>
+std::size_t combine_short_lanes(std::byte* dst, const std::byte* const* sources, int n, std::size_t count, F op,
+                                float divisor) noexcept {
+    using L = ShortLanes<Format>;
+    const float32x4_t by = vdupq_n_f32(divisor);
+    std::size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const auto at = [i](const std::byte* from) {
+            return vreinterpretq_u16_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(from + 2 * i)));
+        };
+        const uint16x8_t first = at(sources[0]);
+        float32x4_t low = L::widen(vget_low_u16(first));
+        float32x4_t high = L::widen(vget_high_u16(first));
+        for (int r = 1; r < n; ++r) {
+            const uint16x8_t next = at(sources[r]);
+            low = op(low, L::widen(vget_low_u16(next)));
+            high = op(high, L::widen(vget_high_u16(next)));
+        }
+        if (divisor != 1) {
+            low = vdivq_f32(low, by);
+            high = vdivq_f32(high, by);
+        }
+        const uint16x8_t result = vcombine_u16(L::narrow(low), L::narrow(high));
+        vst1q_u8(reinterpret_cast<std::uint8_t*>(dst + 2 * i), vreinterpretq_u8_u16(result));
+    }
+    return i;
+}
+
+template <class Format>
+    requires std::is_same_v<Format, Half> || std::is_same_v<Format, Bfloat16>
+std::size_t reduce_short_lanes(std::byte* dst, const std::byte* const* sources, int n, std::size_t count, Op op,
+                               float divisor) noexcept {
+    using V = float32x4_t;
+    switch (op) {
+        case Op::sum:
+            return combine_short_lanes<Format>(dst, sources, n, count, [](V a, V b) { return vaddq_f32(a, b); }, divisor);
+        case Op::prod:
+            return combine_short_lanes<Format>(dst, sources, n, count, [](V a, V b) { return vmulq_f32(a, b); }, divisor);
+        case Op::min:
+            return combine_short_lanes<Format>(dst, sources, n, count, [](V a, V b) { return vminq_f32(a, b); }, divisor);
+        case Op::max:
+            return combine_short_lanes<Format>(dst, sources, n, count, [](V a, V b) { return vmaxq_f32(a, b); }, divisor);
+        default: return 0;
+    }
+}
+
+#endif
+
+// In rank order, however many there are, with one rounding at the end.
+template <class Format>
+bool reduce_short_floats(std::byte* dst, const std::byte* const* sources, int n, std::size_t count, Op op,
+                         float divisor) noexcept {
     if (op != Op::sum && op != Op::prod && op != Op::min && op != Op::max) return false;
-    float left[block];
-    float right[block];
-    for (std::size_t done = 0; done < count; done += block) {
+    float total[block];
+    float next[block];
+    const std::size_t first = reduce_short_lanes<Format>(dst, sources, n, count, op, divisor);
+    for (std::size_t done = first; done < count; done += block) {
         const std::size_t part = count - done < block ? count - done : block;
-        widen<Format>(dst + 2 * done, left, part);
-        widen<Format>(src + 2 * done, right, part);
-        reduce_floating<float>(reinterpret_cast<std::byte*>(left), reinterpret_cast<const std::byte*>(right), part, op);
-        narrow<Format>(left, dst + 2 * done, part);
+        auto* sum = reinterpret_cast<std::byte*>(total);
+        widen<Format>(sources[0] + 2 * done, total, part);
+        for (int i = 1; i < n; ++i) {
+            widen<Format>(sources[i] + 2 * done, next, part);
+            reduce_floating<float>(sum, sum, reinterpret_cast<const std::byte*>(next), part, op);
+        }
+        if (divisor != 1) transform<float>(sum, part, [divisor](float value) { return value / divisor; });
+        narrow<Format>(total, dst + 2 * done, part);
     }
     return true;
 }
 
 template <class T>
-bool reduce_complex(std::byte* dst, const std::byte* src, std::size_t count, Op op) noexcept {
+bool reduce_complex(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, Op op) noexcept {
     struct Value { T re, im; };
     switch (op) {
-        case Op::sum: return reduce_floating<T>(dst, src, 2 * count, op);
+        case Op::sum: return reduce_floating<T>(dst, left, right, 2 * count, op);
         case Op::prod:
-            combine<Value>(dst, src, count, [](Value a, Value b) {
+            combine<Value>(dst, left, right, count, [](Value a, Value b) {
                 return Value{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
             });
             return true;
@@ -322,28 +408,43 @@ constexpr std::size_t item_size(Dtype dtype) noexcept {
     return 0;
 }
 
-// dst[i] = op(dst[i], src[i]). False, with nothing changed, where the dtype has no such operation.
-inline bool reduce(void* to, const void* from, std::size_t count, Dtype dtype, Op op) noexcept {
-    auto* dst = static_cast<std::byte*>(to);
-    const auto* src = static_cast<const std::byte*>(from);
+constexpr bool is_floating(Dtype dtype) noexcept { return dtype >= Dtype::float16; }  // also complex
+
+constexpr bool has_op(Dtype dtype, Op op) noexcept {
+    if (!is_floating(dtype)) return true;
+    if (dtype >= Dtype::complex64) return op == Op::sum || op == Op::prod;
+    return op == Op::sum || op == Op::prod || op == Op::min || op == Op::max;
+}
+
+// dst[i] = op(left[i], right[i]); dst may be one of the two. False, with nothing changed, where the dtype has no such
+// operation.
+inline bool reduce(std::byte* dst, const std::byte* left, const std::byte* right, std::size_t count, Dtype dtype,
+                   Op op) noexcept {
+    const std::byte* const both[] = {left, right};
     switch (dtype) {
-        case Dtype::boolean: return detail::reduce_boolean(dst, src, count, op);
-        case Dtype::int8: return detail::reduce_integer<std::int8_t>(dst, src, count, op);
-        case Dtype::int16: return detail::reduce_integer<std::int16_t>(dst, src, count, op);
-        case Dtype::int32: return detail::reduce_integer<std::int32_t>(dst, src, count, op);
-        case Dtype::int64: return detail::reduce_integer<std::int64_t>(dst, src, count, op);
-        case Dtype::uint8: return detail::reduce_integer<std::uint8_t>(dst, src, count, op);
-        case Dtype::uint16: return detail::reduce_integer<std::uint16_t>(dst, src, count, op);
-        case Dtype::uint32: return detail::reduce_integer<std::uint32_t>(dst, src, count, op);
-        case Dtype::uint64: return detail::reduce_integer<std::uint64_t>(dst, src, count, op);
-        case Dtype::float16: return detail::reduce_short_float<Half>(dst, src, count, op);
-        case Dtype::bfloat16: return detail::reduce_short_float<Bfloat16>(dst, src, count, op);
-        case Dtype::float32: return detail::reduce_floating<float>(dst, src, count, op);
-        case Dtype::float64: return detail::reduce_floating<double>(dst, src, count, op);
-        case Dtype::complex64: return detail::reduce_complex<float>(dst, src, count, op);
-        case Dtype::complex128: return detail::reduce_complex<double>(dst, src, count, op);
+        case Dtype::boolean: return detail::reduce_boolean(dst, left, right, count, op);
+        case Dtype::int8: return detail::reduce_integer<std::int8_t>(dst, left, right, count, op);
+        case Dtype::int16: return detail::reduce_integer<std::int16_t>(dst, left, right, count, op);
+        case Dtype::int32: return detail::reduce_integer<std::int32_t>(dst, left, right, count, op);
+        case Dtype::int64: return detail::reduce_integer<std::int64_t>(dst, left, right, count, op);
+        case Dtype::uint8: return detail::reduce_integer<std::uint8_t>(dst, left, right, count, op);
+        case Dtype::uint16: return detail::reduce_integer<std::uint16_t>(dst, left, right, count, op);
+        case Dtype::uint32: return detail::reduce_integer<std::uint32_t>(dst, left, right, count, op);
+        case Dtype::uint64: return detail::reduce_integer<std::uint64_t>(dst, left, right, count, op);
+        case Dtype::float16: return detail::reduce_short_floats<Half>(dst, both, 2, count, op, 1);
+        case Dtype::bfloat16: return detail::reduce_short_floats<Bfloat16>(dst, both, 2, count, op, 1);
+        case Dtype::float32: return detail::reduce_floating<float>(dst, left, right, count, op);
+        case Dtype::float64: return detail::reduce_floating<double>(dst, left, right, count, op);
+        case Dtype::complex64: return detail::reduce_complex<float>(dst, left, right, count, op);
+        case Dtype::complex128: return detail::reduce_complex<double>(dst, left, right, count, op);
     }
     return false;
+}
+
+// dst[i] = op(dst[i], src[i]).
+inline bool reduce(void* to, const void* from, std::size_t count, Dtype dtype, Op op) noexcept {
+    auto* dst = static_cast<std::byte*>(to);
+    return reduce(dst, dst, static_cast<const std::byte*>(from), count, dtype, op);
 }
 
 // x[i] = x[i] / n, rounded once. False, with nothing changed, for integers and truth values: they have no mean.
@@ -358,6 +459,38 @@ inline bool divide(void* x, std::size_t count, std::int64_t n, Dtype dtype) noex
         case Dtype::complex128: return detail::divide_floating<double>(dst, 2 * count, n);
         default: return false;
     }
+}
+
+namespace detail {
+
+constexpr std::size_t tile = 4096;  // bytes that stay in the first-level cache while all sources are gone through
+
+}  // namespace detail
+
+// dst[i] = sources[0][i] op sources[1][i] op ..., from left to right, and with a divisor above 1 divided by it. dst may be
+// any of the sources. 16-bit floats are rounded once, at the end. False as `reduce`.
+inline bool reduce_many(std::byte* dst, const std::byte* const* sources, int n, std::size_t count, Dtype dtype, Op op,
+                        std::int64_t divisor) noexcept {
+    const auto by = static_cast<float>(divisor > 1 ? divisor : 1);
+    if (dtype == Dtype::float16) return detail::reduce_short_floats<Half>(dst, sources, n, count, op, by);
+    if (dtype == Dtype::bfloat16) return detail::reduce_short_floats<Bfloat16>(dst, sources, n, count, op, by);
+    const std::size_t size = item_size(dtype);
+    alignas(64) std::byte total[detail::tile];
+    bool known = true;
+    for (std::size_t start = 0; start < count; start += detail::tile / size) {
+        const std::size_t part = count - start < detail::tile / size ? count - start : detail::tile / size;
+        std::byte* to = dst + start * size;
+        const std::byte* sum = sources[0] + start * size;
+        for (int i = 1; i < n; ++i) {
+            // Not in dst before the last turn: it may be a source that is still to be read.
+            std::byte* next = i == n - 1 ? to : total;
+            known = known && reduce(next, sum, sources[i] + start * size, part, dtype, op);
+            sum = next;
+        }
+        if (n == 1 && to != sum) std::memcpy(to, sum, part * size);
+        if (divisor > 1) known = known && divide(to, part, divisor, dtype);
+    }
+    return known;
 }
 
 }  // namespace phalanx

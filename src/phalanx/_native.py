@@ -1,4 +1,6 @@
-"""The reductions every layer uses, and the one place that decides whether C++ or NumPy computes them.
+"""The native core, if there is one, and the reductions every layer uses.
+
+This is the one place that decides whether C++ or NumPy computes them.
 
 Both give the same bits. Integers wrap; `min` and `max` let a NaN through; 16-bit floats are computed in float32 and
 rounded once; complex products round every step. Where two different NaNs meet, it is open which one stays, as in NumPy.
@@ -6,6 +8,7 @@ rounded once; complex products round every step. Where two different NaNs meet, 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -19,12 +22,25 @@ from .types import ReduceOp
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from ._core import PlainArrays
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = ["available", "divide_in_place", "reduce_into", "valid_ops", "why_not"]
+__all__ = [
+    "available",
+    "core",
+    "divide_in_place",
+    "dtype_code",
+    "dtype_of_code",
+    "op_code",
+    "plain_arrays",
+    "reduce_into",
+    "valid_ops",
+    "why_not",
+]
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. Whoever changes them changes ABI there and here.
-_ABI: Final = 1
+_ABI: Final = 2
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -50,8 +66,9 @@ def _load() -> tuple[ModuleType | None, str | None]:
     return core, None
 
 
-_core, why_not = _load()
-available: bool = _core is not None
+core, why_not = _load()
+_core = core
+available: bool = core is not None
 
 
 class _Kind:
@@ -87,6 +104,41 @@ def valid_ops(dtype: np.dtype[Any] | str) -> tuple[str, ...]:
     if kind is None:
         kind = _named(dtype)
     return (*kind.ops, "mean") if kind.divisible else kind.ops
+
+
+PLAIN: Final = "?bBhHiIlLqQefdFD"
+"""The dtypes, by NumPy's letters, that the core's quick paths take; cpp/bindings/express.cpp has the same order."""
+
+
+@functools.cache
+def plain_arrays() -> PlainArrays:
+    """How the core's quick paths look at an array of NumPy."""
+    assert core is not None
+    dtypes = [(dtype, dtype.str) for dtype in map(np.dtype, PLAIN)]
+    frozen = np.arange(6.0).reshape(2, 3)
+    frozen.flags.writeable = False
+    samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples)
+    return arrays
+
+
+def dtype_code(dtype: np.dtype[Any] | str) -> int:
+    """The core's number of a dtype.
+
+    Raises:
+        UnsupportedArray: No reduction exists for this dtype.
+    """
+    return (_BY_DTYPE.get(dtype) or _named(dtype)).code if isinstance(dtype, np.dtype) else _named(dtype).code
+
+
+def dtype_of_code(code: int) -> np.dtype[Any]:
+    """The NumPy dtype that the core calls by this number; not for bfloat16, which NumPy does not have."""
+    return np.dtype(_DTYPES[code])
+
+
+def op_code(op: str) -> int:
+    """The core's number of a reduction that combines two arrays."""
+    return _OPS.index(op)
 
 
 def reduce_into(dst: Array, src: Array, op: str, *, dtype: str | None = None) -> None:

@@ -53,6 +53,8 @@ class _Rank:
     heard: int
     learned: int = 0
     """Heard within the current step: what the same step sends cannot depend on it."""
+    late: list[tuple[Recv, Array]] = field(default_factory=list)
+    """Reductions that wait for the end of the step, with what was received."""
     step: int = -1
     pending: int = 0
     started: int = 0
@@ -97,7 +99,7 @@ def simulate(
     Args:
         schedules: One for each rank.
         buffers: One row for each rank.
-        op: A NumPy ufunc, called as `op(mine, received, out=mine)`.
+        op: A NumPy ufunc, called as `op(mine, received, out=mine)`, or the other way round.
         buffered: A send ends when it is posted, with a copy of the data. Otherwise it is synchronous: it ends when it
             is received, and reads the buffer as late as that.
         seed: Of the order in which messages are delivered.
@@ -182,8 +184,10 @@ class _World:
         mine = target.part(recv.chunk)
         if message.send.chunk != recv.chunk:
             raise Unmatched(f"rank {source.number} sent {message.send}, but rank {target.number} expected {recv}")
-        if recv.reduce:
-            self.op(mine, message.payload, out=mine)
+        if recv.late:
+            target.late.append((recv, message.payload.copy()))
+        elif recv.reduce:
+            self.reduce(target, recv, message.payload)
         else:
             mine[...] = message.payload
         target.received += message.payload.nbytes
@@ -198,7 +202,15 @@ class _World:
         rank.pending -= 1
         if rank.pending == 0:
             rank.heard |= rank.learned
+            for recv, payload in rank.late:
+                self.reduce(rank, recv, payload)
+            rank.late.clear()
             self.advance(rank)
+
+    def reduce(self, rank: _Rank, recv: Recv, received: Array) -> None:
+        mine = rank.part(recv.chunk)
+        operands = (received, mine) if recv.before else (mine, received)
+        self.op(*operands, out=mine)
 
     def channel(self, source: int, target: int) -> _Channel:
         key = source, target
@@ -225,11 +237,12 @@ def wild_floats(size: int, count: int) -> Array:
 
 
 def check_overlap(schedule: Schedule) -> None:
-    """No step writes a chunk twice, or one that it also sends; no step is empty; every chunk exists."""
+    """No step writes a chunk twice, or, unless it is late, one that it also sends; no step is empty; chunks exist."""
     for step in schedule.steps:
         written = [recv.chunk for recv in step.recvs]
         sent = {send.chunk for send in step.sends}
         assert len(set(written)) == len(written), step
-        assert not sent & set(written), step
+        assert not sent & {recv.chunk for recv in step.recvs if not recv.late}, step
+        assert all(recv.reduce for recv in step.recvs if recv.late or recv.before), step
         assert step.sends or step.recvs
         assert sent | set(written) <= set(range(schedule.parts)), step

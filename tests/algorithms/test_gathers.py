@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from phalanx.algorithms import Schedule, chunk_bounds, linear, pairwise, ring, star, tree
+from phalanx.algorithms import Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
 
 from .simulate import SIZES, Report, check_overlap, counts, integers, simulate, wild_floats
 
@@ -62,14 +62,26 @@ def test_gather_and_scatter(algorithm: ModuleType, size: int) -> None:
             run(scatters, count, scattered, seed=i + size + 1)
 
 
+def log2_up(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+ROUNDS: dict[ModuleType, Callable[[int], int]] = {
+    ring: lambda size: size - 1,
+    star: lambda size: 2 if size > 2 else size - 1,
+    linear: lambda size: min(size - 1, 1),
+    bruck: log2_up,
+    halving_doubling: lambda size: size.bit_length() - 1 + (2 if size & (size - 1) else 0),
+}
+"""Messages one after another, of an all_gather or reduce_scatter."""
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("algorithm", [ring, star], ids=["ring", "star"])
-def test_all_gather_and_reduce_scatter(algorithm: ModuleType, size: int) -> None:
-    gathers = [algorithm.all_gather(rank, size) for rank in range(size)]
-    reductions = [algorithm.reduce_scatter(rank, size) for rank in range(size)]
+@pytest.mark.parametrize("algorithm", ROUNDS, ids=lambda module: module.__name__.split(".")[-1])
+def test_all_gather(algorithm: ModuleType, size: int) -> None:
+    schedules = [algorithm.all_gather(rank, size) for rank in range(size)]
     if algorithm is star:
-        assert talks_to_rank_0_only(gathers)
-        assert talks_to_rank_0_only(reductions)
+        assert talks_to_rank_0_only(schedules)
     for i, count in enumerate(counts(size)):
         bounds = chunk_bounds(count, size)
 
@@ -77,19 +89,43 @@ def test_all_gather_and_reduce_scatter(algorithm: ModuleType, size: int) -> None
             for rank, (start, stop) in enumerate(bounds):
                 assert (after[:, start:stop] == before[rank, start:stop]).all()
 
+        report = run(schedules, count, gathered, seed=i + size)
+        if algorithm is not star:
+            assert report.rounds == ROUNDS[algorithm](size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("algorithm", [ring, star, halving_doubling], ids=["ring", "star", "halving_doubling"])
+def test_reduce_scatter(algorithm: ModuleType, size: int) -> None:
+    schedules = [algorithm.reduce_scatter(rank, size) for rank in range(size)]
+    if algorithm is star:
+        assert talks_to_rank_0_only(schedules)
+    for i, count in enumerate(counts(size)):
+        bounds = chunk_bounds(count, size)
+
         def reduced(before: np.ndarray, after: np.ndarray, bounds: list = bounds) -> None:
             for rank, (start, stop) in enumerate(bounds):
                 assert (after[rank, start:stop] == before[:, start:stop].sum(axis=0)).all()
 
-        report = run(gathers, count, gathered, seed=i + size)
-        if algorithm is ring:
-            assert report.rounds == size - 1
-        run(reductions, count, reduced, seed=i + size + 1)
+        report = run(schedules, count, reduced, seed=i + size + 1)
+        if algorithm is not star:
+            assert report.rounds == ROUNDS[algorithm](size)
+
+
+@pytest.mark.parametrize("size", [2**i for i in range(7)])
+def test_halving_and_doubling_move_as_few_bytes_as_the_ring(size: int) -> None:
+    for verb in ("all_gather", "reduce_scatter", "all_reduce"):
+        moved = []
+        for algorithm in (ring, halving_doubling):
+            schedules = [getattr(algorithm, verb)(rank, size) for rank in range(size)]
+            report = simulate(schedules, integers(size, 3 * size))
+            moved.append((report.sent, report.received))
+        assert moved[0] == moved[1]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_reduce_scatter_has_the_same_bits_in_every_run(size: int) -> None:
-    for algorithm in (ring, star):
+    for algorithm in (ring, star, halving_doubling):
         results = set()
         for seed in range(2):
             buffers = wild_floats(size, 2 * size + 1)
@@ -111,23 +147,35 @@ def test_star_reduce(size: int) -> None:
         run(schedules, size + 1, reduced, seed=size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64])
-@pytest.mark.parametrize("algorithm", [pairwise, star], ids=["pairwise", "star"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("algorithm", [pairwise, star, bruck, linear], ids=["pairwise", "star", "bruck", "linear"])
 def test_all_to_all(algorithm: ModuleType, size: int) -> None:
     schedules = [algorithm.all_to_all(rank, size) for rank in range(size)]
     if algorithm is star:
         assert talks_to_rank_0_only(schedules)
-    for count in (size * size, size * size // 2):
+    for count in (size * size, size * size // 2) if size <= 16 else (size * size // 2,):
 
         def exchanged(before: np.ndarray, after: np.ndarray, count: int = count) -> None:
-            bounds = chunk_bounds(count, size * size)
-            for source in range(size):
-                for target in range(size):
-                    start, stop = bounds[source * size + target]
-                    assert (after[target, start:stop] == before[source, start:stop]).all()
+            lengths = [stop - start for start, stop in chunk_bounds(count, size * size)]
+            source, target = np.divmod(np.repeat(np.arange(size * size), lengths), size)
+            elements = np.arange(count)
+            assert (after[target, elements] == before[source, elements]).all()
 
         report = run(schedules, count, exchanged, seed=size)
-        assert report.rounds == (size - 1 if algorithm is pairwise else 2 if size > 1 else 0)
+        rounds = {pairwise: size - 1, bruck: log2_up(size), linear: min(size - 1, 1), star: 2 if size > 1 else 0}
+        assert report.rounds == rounds[algorithm]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_bruck_takes_through_a_rank(size: int) -> None:
+    for rank in range(size):
+        held = {rank * size + peer for peer in range(size)} | bruck.passing(rank, size)
+        for step in bruck.all_to_all(rank, size).steps:
+            assert len(step.sends) <= -(-size // 2)
+            assert {send.chunk for send in step.sends} <= held
+            held |= {recv.chunk for recv in step.recvs}
+        assert {peer * size + rank for peer in range(size)} <= held
+        assert not any(chunk // size == rank or chunk % size == rank for chunk in bruck.passing(rank, size))
 
 
 def test_tree_reduce_and_ring_agree_with_the_definition_of_all_reduce() -> None:

@@ -6,11 +6,28 @@ from itertools import pairwise
 
 import pytest
 
-from phalanx.algorithms import Recv, Schedule, Send, Step, chunk_bounds, ring, star, tree
+from phalanx.algorithms import (
+    Recv,
+    Schedule,
+    Send,
+    Step,
+    bruck,
+    chunk_bounds,
+    halving_doubling,
+    linear,
+    ring,
+    star,
+    tree,
+)
 from phalanx.errors import InvalidRank, InvalidWorldSize, UsageError
 
 ROOTED = [tree.broadcast, tree.reduce, star.broadcast]
-ROOTLESS = [tree.barrier, ring.all_reduce, star.all_reduce, star.barrier]
+ROOTLESS = [
+    *(tree.barrier, bruck.barrier, star.barrier),
+    *(ring.all_reduce, star.all_reduce, halving_doubling.all_reduce, halving_doubling.short_all_reduce),
+    *(halving_doubling.reduce_scatter, halving_doubling.all_gather, bruck.all_gather, bruck.all_to_all),
+    *(linear.all_gather, linear.all_to_all),
+]
 
 
 @pytest.mark.parametrize("parts", range(1, 65))
@@ -65,3 +82,12 @@ def test_rootless_schedules_are_cached_and_checked(make: Callable[[int, int], Sc
 def test_alone_there_is_nothing_to_do() -> None:
     assert [make(0, 1, 0).steps for make in ROOTED] == [()] * len(ROOTED)
     assert [make(0, 1).steps for make in ROOTLESS] == [()] * len(ROOTLESS)
+
+
+def test_a_schedule_among_some_ranks_of_a_larger_group() -> None:
+    schedule = Schedule(2, (Step((Send(0, 1),), (Recv(2, 0, reduce=True, before=True, late=True),)),))
+    members = [7, 3, 5]
+    renamed = schedule.among(members)
+    assert renamed == Schedule(2, (Step((Send(7, 1),), (Recv(5, 0, reduce=True, before=True, late=True),)),))
+    assert schedule.among(tuple(members)) is renamed
+    assert ring.all_reduce(1, 3).among(range(3)) == ring.all_reduce(1, 3)

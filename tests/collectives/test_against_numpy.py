@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,22 @@ from hypothesis import HealthCheck, given, settings
 import phalanx as px
 from phalanx.testing import open_world
 
-DTYPES = [np.bool_, np.int8, np.uint16, np.int32, np.int64, np.float16, np.float32, np.float64, np.complex64]
+DTYPES = [
+    np.bool_,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    np.float32,
+    np.float64,
+    np.complex64,
+    np.complex128,
+]
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
 SIZES = [1, 2, 3, 5]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,12 +65,20 @@ class Crew:
         return results
 
 
-@pytest.fixture(scope="module", params=[(kind, n) for kind in ("simulated", "tcp", "mesh") for n in SIZES])
+KINDS = ("simulated", "tcp", "segment", "network", "hosts")
+"""The last three are the mesh: in shared memory, over TCP only, and both, as on two hosts."""
+
+
+@pytest.fixture(scope="module", params=[(kind, n) for kind in KINDS for n in SIZES])
 def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     kind, size = request.param
     if kind == "tcp" and size == 1:
         size = 4  # a star has at least two ranks
-    with open_world(size, kind) as backends:
+    with open_world(size, kind if kind in ("simulated", "tcp") else "mesh") as backends:
+        for backend in backends:
+            if kind in ("network", "hosts"):
+                hosts = [str(rank * 2 // size) if kind == "hosts" else "" for rank in range(size)]
+                backend.memory_ids = tuple(hosts)
         groups = [px.Group(backend) for backend in backends]
         yield Crew(groups)
         for group in groups:
@@ -89,7 +113,7 @@ def layout(x: Array, how: str) -> Array:
 
 def exactly(inputs: list[Array], name: str, dtype: Any) -> Array:
     """NumPy's answer. The values are small whole numbers, so every dtype has it exactly, or wraps as NumPy does."""
-    wide = np.stack(inputs).astype(np.complex128 if dtype is np.complex64 else np.int64)
+    wide = np.stack(inputs).astype(np.complex128 if np.dtype(dtype).kind == "c" else np.int64)
     return np.asarray(REDUCTIONS[name](wide, axis=0)).astype(dtype)
 
 
@@ -104,7 +128,7 @@ case = {
 @common
 @given(**case, name=st.sampled_from(sorted(REDUCTIONS)), data=st.data())
 def test_reductions(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, name: str, data: st.DataObject) -> None:
-    if name not in ("sum", "prod") and dtype is np.complex64:
+    if name not in ("sum", "prod") and np.dtype(dtype).kind == "c":
         name = "sum"
     rng = np.random.default_rng(seed)
     inputs = [make(rng, shape, dtype) for _ in range(crew.size)]
@@ -158,6 +182,53 @@ def test_moves(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, data: st
             np.testing.assert_array_equal(total, wanted)
 
     crew.run(body)
+
+
+LONG = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+BFLOAT16 = ml_dtypes.bfloat16
+
+
+@LONG
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from([*DTYPES, BFLOAT16]),
+    count=st.sampled_from([1000, 4096, 16_385, 70_001, 300_000]),
+    name=st.sampled_from(["sum", "max", "mean"]),
+)
+def test_long_arrays_also_in_shared_memory(crew: Crew, seed: int, dtype: Any, count: int, name: str) -> None:
+    kind = "f" if dtype is BFLOAT16 else np.dtype(dtype).kind
+    name = "sum" if (kind == "c" and name == "max") or (kind not in "fc" and name == "mean") else name
+    rng = np.random.default_rng(seed)
+    n = crew.size
+    inputs = [make(rng, (n, count), dtype) for _ in range(n)]
+    wide = np.stack([x.astype(np.complex128 if kind == "c" else np.float64) for x in inputs])
+    wanted = {"sum": np.sum, "max": np.max, "mean": np.mean}[name](wide, axis=0)
+    wanted = wanted != 0 if kind == "b" else wanted
+    shared = rng.integers(0, 2, n)  # who has its array in the segment, if there is one
+
+    crew.run(lambda group: group.barrier())  # now there is a segment where there can be one
+
+    def body(group: px.Group) -> Any:
+        rank = group.rank
+        mine = group.empty((n, count), dtype) if shared[rank] else np.empty((n, count), dtype)
+        mine[:] = inputs[rank]
+        part = group.reduce_scatter(mine, op=name)
+        everything = group.all_gather(part)
+        turned = group.all_to_all(mine)
+        np.testing.assert_array_equal(turned, np.stack([x[rank] for x in inputs]))
+        copied = group.broadcast(mine.copy(), n - 1)
+        np.testing.assert_array_equal(copied, inputs[n - 1])
+        result = group.all_reduce(mine, op=name)
+        assert result is mine
+        # Means and halves are rounded, in another order on another path; everything else is exact.
+        return np.array(result), np.array(everything).reshape(n, count)
+
+    results = crew.run(body)
+    assert same_bits([result for result, _ in results])
+    assert same_bits([everything for _, everything in results])
+    digits = {"rtol": 0.02} if dtype in (BFLOAT16, np.float16) else {"rtol": 1e-6}
+    for result in results[0]:
+        np.testing.assert_allclose(result.astype(wide.dtype), wanted.astype(wide.dtype), **digits)
 
 
 @common

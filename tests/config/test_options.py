@@ -35,6 +35,10 @@ FROM_ENV: list[tuple[str, str, str, object]] = [
     ("max_message", "PHALANX_MAX_MESSAGE", "3 t", 3 << 40),
     ("max_object", "PHALANX_MAX_OBJECT", "512 MiB", 512 << 20),
     ("max_object", "PHALANX_MAX_OBJECT", "64k", 64 << 10),
+    ("transport", "PHALANX_TRANSPORT", "tcp", "tcp"),
+    ("transport", "PHALANX_TRANSPORT", "TCP", "tcp"),
+    ("segment_heap", "PHALANX_SEGMENT_HEAP", "2GiB", 2 << 30),
+    ("algorithm", "PHALANX_ALGORITHM", "all_reduce=ring, broadcast=tree", "all_reduce=ring, broadcast=tree"),
 ]
 
 
@@ -48,6 +52,9 @@ def test_the_defaults() -> None:
         "max_pending_handshakes": 128,
         "max_message": 16 << 30,
         "max_object": 1 << 30,
+        "transport": "auto",
+        "segment_heap": 1 << 30,
+        "algorithm": None,
         "tls": None,
     }
     assert Options.from_env({}) == Options()
@@ -134,6 +141,11 @@ def test_tls_with_a_variable_missing(missing: str) -> None:
         ("max_message", 1 << 60),
         ("max_message", 1e9),
         ("max_object", -1),
+        ("algorithm", "ring"),
+        ("algorithm", "all_reduce=rings"),
+        ("algorithm", "send=ring"),
+        ("algorithm", "all_reduce=ring,all_reduce=doubling"),
+        ("algorithm", {"all_reduce": "ring"}),
         ("tls", "cert.pem"),
         ("tls", {"certificate": "a"}),
     ],
@@ -165,6 +177,8 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_expected(field: str, va
         ("PHALANX_MAX_MESSAGE", "1.5GiB"),
         ("PHALANX_MAX_MESSAGE", "9" * 18 + "TiB"),
         ("PHALANX_MAX_OBJECT", "1 GiB please"),
+        ("PHALANX_TRANSPORT", "shm"),
+        ("PHALANX_SEGMENT_HEAP", "0"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(variable: str, text: str) -> None:

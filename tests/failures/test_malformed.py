@@ -23,7 +23,8 @@ def frame(kind=2, description=0, tag=0, payload=0):
     return struct.pack("<2sBBIQQ", b"PX", kind, 0, description, tag, payload)
 def memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-world = init()
+import phalanx as px
+world = init(options=px.Options(transport="tcp"))
 world.barrier()
 """
 

@@ -28,7 +28,7 @@ def test_nothing_has_happened_yet() -> None:
 def test_an_operation_that_runs() -> None:
     journal = Journal()
     entry = journal.begin("barrier", collective=True)
-    journal.stamp(entry, 77)
+    journal.stamp(entry, 77, "", 0)
     time.sleep(0.01)
     status = journal.status()
     assert (status.operation, status.sequence, status.mark, status.running) == ("barrier #1", 1, 77, True)
@@ -69,19 +69,19 @@ def test_others_compare_what_has_begun_to_run_and_not_what_was_issued() -> None:
     first = journal.begin("all_reduce(op=sum)", collective=True)
     second = journal.begin("barrier", collective=True)
     assert journal.status().sequence == 0
-    journal.stamp(first, 11)
+    journal.stamp(first, 11, "", 0)
     assert (journal.status().sequence, journal.status().mark) == (1, 11)
     assert journal.at(1) is first
     assert journal.at(2) is None
     asked = journal.status(1)
     assert (asked.operation, asked.mark) == ("all_reduce(op=sum) #1", 11)
     first.end()
-    journal.stamp(second, 22)
+    journal.stamp(second, 22, "", 0)
     other = Journal()
     entry = other.begin("broadcast(src=0)", collective=True)
-    other.stamp(entry, 33)
+    other.stamp(entry, 33, "", 0)
     assert journal.contradicts(other.status())
-    other.stamp(entry, 11)
+    other.stamp(entry, 11, "", 0)
     assert not journal.contradicts(other.status())
 
 

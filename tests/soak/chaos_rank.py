@@ -79,7 +79,7 @@ def _work(world: px.Group, config: dict[str, Any]) -> None:
     shared = random.Random(config["seed"])
     mine = random.Random(f"{config['seed']}/{world.rank}")
     half = world.subgroup([r for r in range(world.world_size) if r % 2 == world.rank % 2])
-    collective: float = config["timeout"]
+    collective: float | None = config["timeout"]
     message: float = config["message_timeout"]
     only_world = False
     for number in range(1, STEPS):
@@ -94,6 +94,8 @@ def _work(world: px.Group, config: dict[str, Any]) -> None:
         elif step == "all_reduce":
             data = world.all_reduce(np.ones(size, np.float32), timeout=collective)
             assert data[0] == data[-1] == world.world_size
+        elif step in COLLECTIVES:
+            COLLECTIVES[step](world, size, root, collective)
         elif step == "half":
             try:
                 if not only_world:
@@ -123,6 +125,10 @@ STEPS_OF_WORK = (
     "barrier",
     "broadcast",
     "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
     "half",
     "ring",
     "ring",
@@ -131,6 +137,39 @@ STEPS_OF_WORK = (
     "asynchronous",
     "compute",
 )
+
+
+def _reduce(world: px.Group, size: int, root: int, timeout: float | None) -> None:
+    data = world.reduce(np.ones(size), root, timeout=timeout)
+    assert data[0] == data[-1] == (world.world_size if world.rank == root else 1)
+
+
+def _reduce_scatter(world: px.Group, size: int, _root: int, timeout: float | None) -> None:
+    out = np.empty(size // 4 + 1, np.int32)
+    world.reduce_scatter(np.ones(world.world_size * out.size, np.int32), out=out, timeout=timeout)
+    assert out[0] == out[-1] == world.world_size
+
+
+def _all_gather(world: px.Group, size: int, _root: int, timeout: float | None) -> None:
+    x = np.full(size // 4 + 1, world.rank, np.float32)
+    out = np.empty(world.world_size * x.size, np.float32)
+    world.all_gather(x, out, timeout=timeout)
+    assert (out.reshape(world.world_size, -1)[:, -1] == np.arange(world.world_size)).all()
+
+
+def _all_to_all(world: px.Group, size: int, _root: int, timeout: float | None) -> None:
+    x = np.full(world.world_size * (size // 4 + 1), world.rank, np.float32)
+    out = np.empty_like(x)
+    world.all_to_all(x, out, timeout=timeout)
+    assert (out.reshape(world.world_size, -1)[:, -1] == np.arange(world.world_size)).all()
+
+
+COLLECTIVES = {
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}
 
 
 def _ring(world: px.Group, size: int, _root: int, shift: int, _number: int, timeout: float) -> None:

@@ -32,6 +32,9 @@ def test_golden_bytes() -> None:
     assert HEADER_SIZE == len(data) == 24
 
 
+WITHOUT_PAYLOAD = {Kind.GOODBYE, Kind.BROKEN, Kind.RING}
+
+
 def test_kinds_keep_their_numbers() -> None:
     assert {kind.name: kind.value for kind in Kind} == {
         "RAW": 1,
@@ -40,10 +43,11 @@ def test_kinds_keep_their_numbers() -> None:
         "STEP": 4,
         "GOODBYE": 5,
         "BROKEN": 6,
+        "RING": 7,
     }
 
 
-@given(st.sampled_from(sorted(set(Kind) - {Kind.GOODBYE, Kind.BROKEN})), U64, st.data())
+@given(st.sampled_from(sorted(set(Kind) - WITHOUT_PAYLOAD)), U64, st.data())
 def test_round_trip(kind: Kind, tag: int, data: st.DataObject) -> None:
     description = data.draw(st.integers(0, bound(kind)))
     payload = data.draw(st.integers(0, MAX_MESSAGE))
@@ -52,7 +56,7 @@ def test_round_trip(kind: Kind, tag: int, data: st.DataObject) -> None:
     assert parse_header(memoryview(packed), max_message=MAX_MESSAGE, max_object=MAX_OBJECT).tag == tag
 
 
-@pytest.mark.parametrize("kind", sorted(set(Kind) - {Kind.GOODBYE, Kind.BROKEN}))
+@pytest.mark.parametrize("kind", sorted(set(Kind) - WITHOUT_PAYLOAD))
 def test_the_bounds_are_exact(kind: Kind) -> None:
     assert parse(pack_header(kind, 0, bound(kind), MAX_MESSAGE)).payload == MAX_MESSAGE
     with pytest.raises(ProtocolError, match=f"description of {bound(kind) + 1} bytes .*at most {bound(kind)} "):
@@ -68,13 +72,20 @@ def test_a_goodbye_carries_nothing(lengths: tuple[int, int]) -> None:
         parse(pack_header(Kind.GOODBYE, 0, *lengths))
 
 
+@pytest.mark.parametrize("description", [0, 1, MAX_DESCRIPTION])
+def test_the_offer_of_a_ring_has_no_payload(description: int) -> None:
+    assert parse(pack_header(Kind.RING, 0, description, 0)).description == description
+    with pytest.raises(ProtocolError, match="offer of a ring announces a payload of 1 bytes"):
+        parse(pack_header(Kind.RING, 0, description, 1))
+
+
 def test_every_other_beginning_is_refused() -> None:
     good = pack_header(Kind.RAW, 7, 0, 5)
     for position in range(4):
         for value in range(256):
             changed = bytearray(good)
             changed[position] = value
-            valid = value == good[position] or (position == 2 and value in set(Kind) - {Kind.GOODBYE, Kind.BROKEN})
+            valid = value == good[position] or (position == 2 and value in set(Kind) - WITHOUT_PAYLOAD)
             if valid:
                 parse(bytes(changed))
             else:

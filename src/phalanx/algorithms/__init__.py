@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from . import linear, pairwise, ring, star, tree
+from . import bruck, chain, halving_doubling, linear, pairwise, ring, select, star, tree
 from .schedule import Recv, Schedule, Send, Step, chunk_bounds
 
-__all__ = ["Recv", "Schedule", "Send", "Step", "chunk_bounds", "linear", "pairwise", "ring", "star", "tree"]
+__all__ = [
+    "Recv",
+    "Schedule",
+    "Send",
+    "Step",
+    "bruck",
+    "chain",
+    "chunk_bounds",
+    "halving_doubling",
+    "linear",
+    "pairwise",
+    "ring",
+    "select",
+    "star",
+    "tree",
+]

@@ -7,9 +7,11 @@ once messages outgrow the buffers of the channel.
 What an executor may rely on:
 
 - The k-th send from one rank to another meets the k-th receive there from that rank, and both name the same chunk.
-- No step writes a chunk twice, or one that it also sends. So its transfers may finish in any order, and may read and
-  write the buffer directly. (A barrier moves no data and runs on an empty buffer, so the rule says nothing about it.)
-- Each chunk is reduced in one fixed order and finished on one rank, then only copied: all ranks end with the same bits.
+- No step writes a chunk twice, or one that it also sends, unless it reduces into it late (`Recv.late`). So its
+  transfers may finish in any order, and may read and write the buffer directly. (A barrier moves no data and runs on an
+  empty buffer, so the rule says nothing about it.)
+- Each chunk is reduced in one fixed order. It is finished on one rank and then only copied, or all who finish it
+  combine the same operands in the same order (`Recv.before`): either way all ranks end with the same bits.
 - All of this holds element by element, so a chunk may travel in pieces of any size.
 
 An empty chunk is still a message: a barrier is made of nothing else.
@@ -17,8 +19,9 @@ An empty chunk is still a message: a barrier is made of nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from phalanx.errors import InvalidRank, InvalidWorldSize, UsageError
@@ -36,11 +39,18 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Receive from `peer`: `buffer[chunk] = received`, or with `reduce` `buffer[chunk] = buffer[chunk] op received`."""
+    """Receive from `peer`: `buffer[chunk] = received`, or with `reduce` `buffer[chunk] = buffer[chunk] op received`.
+
+    Two ranks that exchange a chunk and both reduce it need two more words. With `late` the reduction waits until all
+    transfers of the step are done, because one of them sends the chunk. With `before` the operands change places,
+    `buffer[chunk] = received op buffer[chunk]`: a NaN or a signed zero may tell one order from the other.
+    """
 
     peer: int
     chunk: int
     reduce: bool = False
+    before: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,19 @@ class Schedule:
     def of(cls, steps: Iterable[Step], *, parts: int = 1) -> Schedule:
         """A schedule of these steps, without those that have nothing to do."""
         return cls(parts, tuple(step for step in steps if step.sends or step.recvs))
+
+    def among(self, members: Sequence[int]) -> Schedule:
+        """The same schedule for some ranks of a larger group: peer i is `members[i]`. Chunks keep their numbers."""
+        return _among(self, tuple(members))
+
+
+@lru_cache
+def _among(schedule: Schedule, members: tuple[int, ...]) -> Schedule:
+    def rename(step: Step) -> Step:
+        sends = tuple(Send(members[send.peer], send.chunk) for send in step.sends)
+        return Step(sends, tuple(replace(recv, peer=members[recv.peer]) for recv in step.recvs))
+
+    return Schedule(schedule.parts, tuple(rename(step) for step in schedule.steps))
 
 
 def chunk_bounds(count: int, parts: int) -> list[tuple[int, int]]:

@@ -145,6 +145,8 @@ class LaneBackend(Backend):
         """The host name of each rank."""
         self.host_ids: tuple[str, ...] = self.hosts
         """Tells the machines apart, whatever their names are."""
+        self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
+        """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
         self._raw: Lane | None = None
         self._unusable: str | None = None
         self.forked = False

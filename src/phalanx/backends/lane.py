@@ -25,9 +25,10 @@ from ..wire.control import parse_cause
 from ..wire.frames import Kind
 
 if TYPE_CHECKING:
+    from .._core import QuickMessages, Recorder
     from .control_plane import ControlPlane
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "sleep"]
 
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline, as long as there are more."""
@@ -58,6 +59,13 @@ class Lane(ABC):
         self._turns = itertools.count()
         self._mover: _Mover | None = None
         self.error: BaseException | None = None
+        self._interrupters: list[Callable[[bool], None]] = []
+
+    direct = False
+    """Whether `outbound` and `inbound` are channels of this lane alone, on which frames can be moved directly."""
+
+    crowded = True
+    """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     # -- what a transport provides -------------------------------------------------------------------------------------
 
@@ -70,6 +78,14 @@ class Lane(ABC):
         The memory of `payload` must stay until it is done. May take until `deadline` to connect.
         """
 
+    def outbound(self, dst: int, deadline: Deadline) -> Outbound:
+        """The channel to `dst` of a direct lane; may take until `deadline` to connect.
+
+        Raises:
+            PhalanxError: There is none.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         """The channels that may bring something from `src`, or from anyone."""
@@ -81,6 +97,10 @@ class Lane(ABC):
     def unsent(self) -> list[Operation]:
         """Messages that are queued and not yet sent."""
         return []
+
+    def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
+        """The quick way of simple messages, where the lane has one. It notes them in `recorder`."""
+        return None
 
     def mailbox_source(self, src: int) -> int:
         """What the mailbox calls a member."""
@@ -113,25 +133,23 @@ class Lane(ABC):
             return True
         waker = Waker.take()
         try:
-            with self._guard:
-                self._sleepers.add(waker)
+            self.add_sleeper(waker)
             for operation in operations:
                 operation.add_waker(waker)
             while True:
                 waker.clear()
                 waiting = _unfinished(operations)
-                polled = self._drive(waiting)
+                polled = self.drive(waiting)
                 if not _unfinished(waiting):
                     return True
                 if deadline.expired:
                     return False
                 if polled is not None:
-                    _sleep(waker, polled, deadline)
+                    sleep(waker, polled, deadline)
         finally:
             for operation in operations:
                 operation.remove_waker(waker)
-            with self._guard:
-                self._sleepers.discard(waker)
+            self.remove_sleeper(waker)
             waker.give_back()
 
     def withdraw(self, operation: Operation) -> bool:
@@ -184,9 +202,36 @@ class Lane(ABC):
         if not any(channel.src == src and not channel.ended for channel in self.inbound(src)):
             self.mailbox.gone(src, ChannelClosed(self.members[src], "it has left the world"))
 
+    def interrupt_with(self, interrupt: Callable[[bool], None]) -> None:
+        """Has `interrupt(on_purpose)` called when the lane ends.
+
+        It must end waits that are not the lane's own, without waiting itself.
+        """
+        with self._guard:
+            self._interrupters.append(interrupt)
+            ended = self.error is not None
+        if ended:
+            interrupt(False)
+
+    def interrupt(self, on_purpose: bool) -> None:
+        """Ends the waits that are not the lane's own. Takes no locks: also for a forked child."""
+        interrupters, self._interrupters = self._interrupters, []
+        for interrupt in interrupters:
+            interrupt(on_purpose)
+
     def wake_readers(self) -> None:
         """Makes every thread look again that may wait for the same channels."""
         self.wake_all()
+
+    def add_sleeper(self, waker: Waker) -> None:
+        """Wakes that thread whenever something happens to the lane."""
+        with self._guard:
+            self._sleepers.add(waker)
+
+    def remove_sleeper(self, waker: Waker) -> None:
+        """Undoes `add_sleeper`."""
+        with self._guard:
+            self._sleepers.discard(waker)
 
     def wake_all(self) -> None:
         """Makes every waiting thread look again."""
@@ -200,6 +245,7 @@ class Lane(ABC):
             if self.error is not None:
                 error, goodbye = self.error, False
             self.error = error
+        self.interrupt(goodbye)
         self.mailbox.fail(error)
         self._end_channels(error, goodbye)
         self.wake_all()
@@ -239,7 +285,7 @@ class Lane(ABC):
 
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
-    def _drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+    def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
         """Moves what can be moved for these operations; returns what to poll for the rest, None if there is more."""
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
@@ -284,7 +330,8 @@ def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
     return waiting
 
 
-def _sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> None:
+def sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> None:
+    """Sleeps until one of these descriptors has these events, the waker is set, or the deadline has come."""
     poller = select.poll()
     poller.register(waker.fd, select.POLLIN)
     events: dict[int, int] = {}
@@ -340,9 +387,9 @@ class _Mover:
                     expire()
                 except Exception as error:  # it must not end the others' service
                     operation.complete(error)
-        polled = self._lane._drive([operation for operation, _, _ in jobs if not operation.done])
+        polled = self._lane.drive([operation for operation, _, _ in jobs if not operation.done])
         if polled is not None:
-            _sleep(self._waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
+            sleep(self._waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
 
 
 _NEVER = Deadline(float("inf"))

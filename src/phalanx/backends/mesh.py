@@ -86,6 +86,7 @@ class MeshBackend(LaneBackend):
         )
         self.hosts = tuple(member.hostname for member in world.roster)
         self.host_ids = tuple(member.host_id for member in world.roster)
+        self.memory_ids = tuple(member.memory for member in world.roster)
         self._raw_lane()  # a message may come before the first call
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:

@@ -1,23 +1,28 @@
 """A lane of the mesh: TCP connections that are opened when first used.
 
 A connection carries one direction of one lane, opened by the sender. So two ranks never open it at the same time from
-both ends, a flood on one group cannot hold up another, and closing one says goodbye for exactly one lane.
+both ends, a flood on one group cannot hold up another, and closing one says goodbye for exactly one lane. Between ranks
+that can share memory, a connection that is used goes over to a ring.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .._native import core, plain_arrays
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PhalanxError, Timeout, WorldNotFormed
+from ..errors import ChannelClosed, PhalanxError, ProtocolError, Timeout, WorldNotFormed
 from ..rendezvous.causes import in_brief, to_cause
 from ..rendezvous.join import dial
-from ..transports.channel import Inbound, Outbound
+from ..transports.channel import Inbound
 from ..transports.mailbox import Operation
+from ..transports.ring import open_offer
+from ..transports.ring_channel import RingInbound, RingOutbound
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..wire.control import pack_cause
 from ..wire.frames import Kind, pack_header
@@ -26,6 +31,7 @@ from .base import payload_size
 from .lane import Lane
 
 if TYPE_CHECKING:
+    from .._core import QuickMessages, Recorder, RingIn, RingOut
     from .mesh_world import MeshWorld
 
 __all__ = ["LaneKey", "MeshLane"]
@@ -34,18 +40,27 @@ logger = logging.getLogger("phalanx.backends")
 
 LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
+PATIENT = (300, 100)
+"""How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
+CROWDED = (20, 20)
+"""The same where there are more ranks than cores, and whoever is waited for may need this very core."""
 
 
 class MeshLane(Lane):
     """A lane whose channels are TCP connections."""
 
+    direct = True
+
     def __init__(self, world: MeshWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, members, world)
         self._world = world
         self._key = (context, number)
-        self._inbound: dict[int, Inbound] = {}
-        self._outbound: dict[int, Outbound] = {}
+        self._inbound: dict[int, RingInbound] = {}
+        self._outbound: dict[int, RingOutbound] = {}
+        self._quick: QuickMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
+        here = sum(member.host_id == world.roster[world.rank].host_id for member in world.roster)
+        self.crowded = here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
@@ -55,13 +70,15 @@ class MeshLane(Lane):
             return
         src = self.members.index(world_rank)
         options = self._world.options
-        channel = Inbound(
+        channel = RingInbound(
             stream,
             src,
             self.mailbox,
             max_message=options.max_message,
             max_object=options.max_object,
             on_end=self.inbound_ended,
+            open_ring=functools.partial(self._open_ring, src),
+            switched=self._receives_by_ring,
         )
         with self._guard:
             taken = src in self._inbound or self.error is not None
@@ -88,6 +105,9 @@ class MeshLane(Lane):
         header = pack_header(kind, tag, len(description), payload_size(payload))
         return channel.send([header, description, *payload])
 
+    def outbound(self, dst: int, deadline: Deadline) -> RingOutbound:
+        return self._outbound.get(dst) or self._open(dst, deadline)
+
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         if src is None:
             return list(self._inbound.values())
@@ -103,7 +123,7 @@ class MeshLane(Lane):
             channels = list(self._outbound.values())
         return [outgoing for channel in channels for outgoing in channel.unsent()]
 
-    def _open(self, dst: int, deadline: Deadline) -> Outbound:
+    def _open(self, dst: int, deadline: Deadline) -> RingOutbound:
         lock = self._dialling[dst]
         if not lock.acquire(timeout=deadline.remaining()):
             raise self._no_answer(dst, deadline)
@@ -111,7 +131,13 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
-                channel = Outbound(stream, dst, functools.partial(self._sending_ended, dst))
+                channel = RingOutbound(
+                    stream,
+                    dst,
+                    functools.partial(self._sending_ended, dst),
+                    offers=self._shares_memory_with(dst),
+                    switched=self._sends_by_ring,
+                )
                 with self._guard:
                     if self.error is None:
                         self._outbound[dst] = channel
@@ -166,6 +192,8 @@ class MeshLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self._key, broken=not goodbye)
+        if self._quick is not None:
+            self._quick.close()
         if goodbye:
             word = pack_header(Kind.GOODBYE, 0, 0, 0)
         else:
@@ -174,14 +202,46 @@ class MeshLane(Lane):
         with self._guard:
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
         for sender in outbound:
-            sender.send([word])
+            sender.say(word)
             sender.end(error)
         for channel in inbound:
             channel.end(error, goodbye=word)
 
     def abandon(self) -> None:
         """In a forked child: closes the descriptors only."""
+        self.interrupt(False)
         for inbound in self._inbound.values():
-            inbound.stream.abandon()
+            inbound.abandon()
         for outbound in self._outbound.values():
-            outbound.stream.abandon()
+            outbound.abandon()
+
+    # -- rings ---------------------------------------------------------------------------------------------------------
+
+    def _shares_memory_with(self, member: int) -> bool:
+        # With TLS everything stays inside TLS.
+        mine, other = self._world.roster[self._world.rank], self._world.roster[self.members[member]]
+        same = mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
+        return same and self._world.options.tls is None
+
+    def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
+        if not self._shares_memory_with(src):
+            raise ProtocolError("it offers shared memory, but shares none with this rank")
+        return open_offer(description, self._world.roster[self.members[src]].pid, stream)
+
+    def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
+        if core is None or not any(map(self._shares_memory_with, range(self.size))):
+            return None
+        world = self._world
+        spins, yields = CROWDED if self.crowded else PATIENT
+        self._quick = core.QuickMessages(
+            self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
+        )
+        return self._quick
+
+    def _receives_by_ring(self, channel: RingInbound, ring: RingIn) -> None:
+        if self._quick is not None:
+            self._quick.open_in(channel.src, ring, channel)
+
+    def _sends_by_ring(self, channel: RingOutbound, ring: RingOut) -> None:
+        if self._quick is not None:
+            self._quick.open_out(channel.dst, ring, channel, channel.queue)

@@ -8,13 +8,14 @@ import threading
 import weakref
 from typing import Literal
 
+from .._native import core
 from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import ConfigError, PhalanxError
 from ..rendezvous.acceptor import Acceptor
 from ..rendezvous.addresses import listen_host, reachable_at
 from ..rendezvous.control import ControlClient, Statuses
-from ..rendezvous.host import host_id, hostname
+from ..rendezvous.host import host_id, hostname, memory_id
 from ..rendezvous.join import dial
 from ..rendezvous.meeting import arrange
 from ..transports.reactor import Reactor
@@ -93,7 +94,8 @@ class MeshWorld(ControlPlane):
         self.directory_seen_at = stream.peer_host
         self._client = ControlClient(self._reactor, stream, self.rank, options, self)
         port = self._acceptor.address.port
-        member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank)
+        memory = memory_id(core.ABI) if core is not None and options.transport != "tcp" else ""
+        member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
         self.roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
 
     # -- what groups ask -----------------------------------------------------------------------------------------------

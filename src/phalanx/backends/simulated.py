@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidWorldSize, PhalanxError
-from ..rendezvous.causes import to_cause
+from ..rendezvous.causes import from_cause, to_cause
 from ..rendezvous.control import Statuses
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Operation
@@ -31,7 +31,8 @@ class _World:
         """By context, lane and world rank."""
         self.early: dict[tuple[bytes, int, int], list[tuple[Envelope, bytes]]] = {}
         """Messages for a rank that has not made the group yet."""
-        self.closed: set[tuple[bytes, int, int]] = set()
+        self.closed: dict[tuple[bytes, int, int], BaseException | None] = {}
+        """Lanes that have ended; with the error if they did not end on purpose."""
 
 
 class _LocalControl(ControlPlane):
@@ -75,7 +76,7 @@ class _LocalLane(Lane):
                 self.mailbox.deliver(envelope, memoryview(payload))
             gone = [src for src, member in enumerate(members) if (context, number, member) in world.closed]
         for src in gone:
-            self.mailbox.gone(src, ChannelClosed(members[src], "it has closed this group"))
+            self.mailbox.gone(src, self._why_closed(src))
 
     def start_send(
         self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
@@ -93,7 +94,7 @@ class _LocalLane(Lane):
             if lane is None and not closed:
                 self._world.early.setdefault(key, []).append((envelope, bytes(data)))
         if closed:
-            operation.complete(ChannelClosed(self.members[dst], "it has closed this group"))
+            operation.complete(self._why_closed(dst))
             return operation
         if lane is not None:
             lane.mailbox.deliver(envelope, memoryview(data))
@@ -103,14 +104,23 @@ class _LocalLane(Lane):
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
 
+    def _why_closed(self, member: int) -> PhalanxError:
+        """What to say of a member whose lane has ended: it may have closed its group, or found it broken."""
+        rank = self.members[member]
+        broken = self._world.closed.get((*self._name, rank))
+        if isinstance(broken, PhalanxError):
+            return from_cause(to_cause(broken), rank)
+        return ChannelClosed(rank, "it has closed this group")
+
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         keys = [(*self._name, member) for member in self.members]
         with self._world.lock:
             self._world.early.pop(self._key, None)
             if self._world.lanes.pop(self._key, None) is not None:
-                self._world.closed.add(self._key)
-                if self._world.closed.issuperset(keys):  # the last one: nobody can send there any more
-                    self._world.closed.difference_update(keys)
+                self._world.closed[self._key] = None if goodbye else error
+                if all(key in self._world.closed for key in keys):  # the last one: nobody can send there any more
+                    for key in keys:
+                        del self._world.closed[key]
             others = [self._world.lanes.get(key) for key in keys]
         if goodbye:
             for lane in others:

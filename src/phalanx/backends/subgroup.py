@@ -65,6 +65,7 @@ class SubBackend(LaneBackend):
         )
         self.hosts = tuple(parent.hosts[member] for member in chosen)
         self.host_ids = tuple(parent.host_ids[member] for member in chosen)
+        self.memory_ids = tuple(parent.memory_ids[member] for member in chosen)
 
     def to_global(self, local: int) -> int:
         """The parent's rank of a member.

@@ -1,4 +1,4 @@
-"""What a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`.
+"""What a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`, `phalanx bench`.
 
 Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
 `phalanx run` should not wait for what `phalanx doctor` needs.
@@ -23,6 +23,7 @@ _COMMANDS = {
     "run": ("phalanx.cli.run", "Start a script on several ranks, on this machine or on many."),
     "doctor": ("phalanx.cli.doctor", "Look at this machine and say what would break a job, and what to do."),
     "demo": ("phalanx.cli.demo", "Train a small classifier on four ranks; nothing to configure."),
+    "bench": ("phalanx.cli.bench", "Measure collectives, beside Gloo and MPI if you like."),
 }
 """Name, module, and the line of help, which is here so that the list of commands imports none of them."""
 
@@ -31,6 +32,7 @@ _EXAMPLES = """\
   phalanx run -n 4 train.py          four ranks on this machine
   phalanx run -n 4 -m pkg.train      the same, by module name
   phalanx doctor                     what is wrong with this machine
+  phalanx bench --against gloo       how fast it is, beside others
 """
 
 

@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..errors import ConfigError, MissingVariable
+from .algorithms import ALGORITHMS, parse_algorithms
 from .reader import HIGHEST_PORT, Reader, invalid, parse_integer
 
 __all__ = ["Options", "TlsOptions"]
@@ -88,6 +89,15 @@ class Options:
     max_object: int = 1 << 30
     """Bytes in one object that is sent by `send_object` and its kin."""
 
+    transport: Literal["auto", "tcp"] = "auto"
+    """How ranks on one host talk: `"auto"` through shared memory where that is possible, `"tcp"` over TCP only."""
+
+    segment_heap: int = 1 << 30
+    """Bytes that `Group.empty` may give out, per rank and group. Memory is taken only as far as it is used."""
+
+    algorithm: str | None = None
+    """Algorithms of collectives over the network, as `"all_reduce=ring,broadcast=tree"`. None: by size and ranks."""
+
     tls: TlsOptions | None = None
     """Encrypts all connections with TLS 1.3. None: not encrypted (the proof of the token is always made)."""
 
@@ -144,6 +154,7 @@ class _Rule(NamedTuple):
     expected: str
 
 
+TRANSPORTS = ("auto", "tcp")
 _LONGEST = 86400.0
 _LARGEST = 1 << 56
 _MOST_HANDSHAKES = 65536
@@ -190,6 +201,17 @@ def _valid_interface(value: Any) -> bool:
     return value is None or (isinstance(value, str) and bool(value) and not re.search(r"[\s/]", value))
 
 
+def _valid_algorithm(value: Any) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, str) and parse_algorithms(value) is not None
+    except ValueError:
+        return False
+
+
+_ALGORITHM_NAMES = "; ".join(f"{operation}={'|'.join(names)}" for operation, names in ALGORITHMS.items())
+
 _RULES: dict[str, _Rule] = {
     "interface": _Rule("PHALANX_INTERFACE", str, _valid_interface, "the name or address of an interface"),
     "port_range": _Rule(
@@ -206,6 +228,9 @@ _RULES: dict[str, _Rule] = {
     ),
     "max_message": _size_rule("PHALANX_MAX_MESSAGE"),
     "max_object": _size_rule("PHALANX_MAX_OBJECT"),
+    "transport": _Rule("PHALANX_TRANSPORT", str.lower, lambda value: value in TRANSPORTS, "'auto' or 'tcp'"),
+    "segment_heap": _size_rule("PHALANX_SEGMENT_HEAP"),
+    "algorithm": _Rule("PHALANX_ALGORITHM", str, _valid_algorithm, f"OPERATION=NAME,... of {_ALGORITHM_NAMES}"),
 }
 
 

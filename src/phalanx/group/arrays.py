@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -144,6 +145,7 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
     return Adapted(copy, dtype, library, write_back)
 
 
+@lru_cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.name == BFLOAT16:  # as ml_dtypes defines it
         return BFLOAT16

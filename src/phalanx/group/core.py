@@ -7,8 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from .._native import core
 from ..backends.base import LaneBackend, fresh
 from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
@@ -16,7 +17,10 @@ from ..errors import Closed, PhalanxError, Timeout
 from ..rendezvous.control import Statuses
 from ..wire import codec
 from ..wire.control import OperationStatus
-from .journal import Journal, describe
+from .journal import FOLDER, Journal, describe
+
+if TYPE_CHECKING:
+    from .._core import Recorder, TurnLock
 
 __all__ = ["GroupCore"]
 
@@ -36,7 +40,9 @@ class GroupCore:
         self._timeout = backend.timeout
         self._context = backend.next_context("group")
         self._control = backend.control
-        self._journal = Journal()
+        self._recorder: Recorder | None = None if core is None else core.Recorder(FOLDER)
+        """What the quick paths note of their operations."""
+        self._journal = Journal(self._recorder)
         self._cause: PhalanxError | None = None
         self._closed = False
         self._asking = threading.RLock()
@@ -45,8 +51,11 @@ class GroupCore:
         self._lock = threading.RLock()
         everyone = range(backend.world_size)
         self._messages = backend.open_lane(self._context, MESSAGES, everyone)
+        recorder = self._recorder
+        self._quick = None if recorder is None else self._messages.quick_messages(recorder, self._timeout)
+        """The quick way of simple messages, where there is one."""
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
-        self._turn = threading.Lock()
+        self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
         self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
         self._control.watch(self._context, self)

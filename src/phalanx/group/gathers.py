@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..algorithms import linear, pairwise, ring, star, tree
 from ..errors import UsageError
 from .arrays import Adapted, Description, adapt, make
+from .engine import Engine
 from .lockstep import Lockstep, Turn
-from .shapes import divided_shape, new_array, pieces, stacked_shape, target_for
+from .shapes import divided_shape, new_array, stacked_shape, target_for
 from .work import Work
 
 __all__ = ["Gathers"]
@@ -32,12 +32,16 @@ class Gathers(Lockstep):
             PeerLost: A member is gone.
             Desync: A member called another operation.
         """
+        if self._express is not None and timeout is None and not async_op:
+            try:
+                if self._express.barrier() is not None:
+                    return None
+            except BaseException as error:
+                self._express_failed(error)
         self._check()
-        schedule = (star if self._is_star else tree).barrier(self.rank, self.world_size)
 
         def body(turn: Turn) -> None:
-            turn.stamp("barrier")
-            turn.execute(schedule, [np.empty(0, np.uint8)])
+            turn.stamp("barrier").barrier(turn)
 
         work: Work | None = self._run("barrier", body, timeout, async_op)
         return work
@@ -51,19 +55,22 @@ class Gathers(Lockstep):
         Raises:
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
+        if self._express is not None and timeout is None and not async_op and type(src) is int:
+            try:
+                if (done := self._express.broadcast(x, src)) is not None:
+                    return done
+            except BaseException as error:
+                self._express_failed(error)
         self._check()
         self._check_member(src)
         target = adapt(x, write=self.rank != src)
 
         def body(turn: Turn) -> Any:
-            turn.stamp("broadcast", dtype=target.dtype, count=target.array.size, root=src)
-            self._broadcast(turn, target.array.reshape(-1), src)
+            engine = turn.stamp("broadcast", dtype=target.dtype, count=target.array.size, root=src)
+            engine.broadcast(turn, target.array.reshape(-1), src)
             return target.finish()
 
         return self._run(f"broadcast(src={src})", body, timeout, async_op)
-
-    def _broadcast(self, turn: Turn, flat: npt.NDArray[Any], src: int) -> None:
-        turn.execute((star if self._is_star else tree).broadcast(self.rank, self.world_size, src), [flat])
 
     def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
@@ -76,21 +83,23 @@ class Gathers(Lockstep):
             UsageError: `out` does not fit.
             As `broadcast`.
         """
+        if self._express is not None and timeout is None and not async_op and out is not None:
+            try:
+                if (done := self._express.all_gather(x, out)) is not None:
+                    return done
+            except BaseException as error:
+                self._express_failed(error)
         self._check()
         source = adapt(x, write=False)
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
 
         def body(turn: Turn) -> Any:
-            turn.stamp("all_gather", dtype=source.dtype, count=source.array.size)
-            chunks = pieces(target.array, self.world_size)
-            chunks[self.rank][:] = source.array.reshape(-1)
-            self._all_gather(turn, chunks)
+            engine = turn.stamp("all_gather", dtype=source.dtype, count=source.array.size)
+            counts = [source.array.size] * self.world_size
+            engine.all_gather(turn, source.array.reshape(-1), target.array.reshape(-1), counts)
             return target.finish()
 
         return self._run("all_gather", body, timeout, async_op)
-
-    def _all_gather(self, turn: Turn, chunks: Sequence[npt.NDArray[Any]]) -> None:
-        turn.execute((star if self._is_star else ring).all_gather(self.rank, self.world_size), chunks)
 
     def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
@@ -115,24 +124,12 @@ class Gathers(Lockstep):
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
         def body(turn: Turn) -> Any:
-            turn.stamp("gather", dtype=source.dtype, count=source.array.size, root=dst)
-            mine = source.array.reshape(-1)
-            self._gather(turn, mine, target, dst)
+            engine = turn.stamp("gather", dtype=source.dtype, count=source.array.size, root=dst)
+            everything = target.array.reshape(-1) if target is not None else None
+            engine.gather(turn, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
             return target.finish() if target is not None else None
 
         return self._run(f"gather(dst={dst})", body, timeout, async_op)
-
-    def _gather(self, turn: Turn, mine: npt.NDArray[Any], target: Adapted | None, dst: int) -> None:
-        chunks: dict[int, npt.NDArray[Any]]
-        if target is not None:
-            chunks = dict(enumerate(pieces(target.array, self.world_size)))
-            chunks[self.rank][:] = mine
-        elif self._is_star and self.rank == 0:  # it passes everything on
-            chunks = {rank: np.empty_like(mine) for rank in range(self.world_size)}
-            chunks[0] = mine
-        else:
-            chunks = {self.rank: mine}
-        turn.execute((star if self._is_star else linear).gather(self.rank, self.world_size, dst), chunks)
 
     def scatter(
         self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
@@ -156,16 +153,11 @@ class Gathers(Lockstep):
             target = target_for(out, source, divided_shape(source.array, self.world_size))
 
         def body(turn: Turn) -> Any:
-            turn.stamp("scatter", root=src)
-            description = self._tell_shape(turn, source, src)
+            engine = turn.stamp("scatter", root=src)
+            description = self._tell_shape(turn, engine, source, src)
             part = np.empty(description.shape, description.numpy_dtype())
-            chunks: dict[int, npt.NDArray[Any]] = {self.rank: part.reshape(-1)}
-            if source is not None:
-                chunks = dict(enumerate(pieces(source.array, self.world_size)))
-                part.reshape(-1)[:] = chunks[self.rank]
-            elif self._is_star and self.rank == 0:  # it passes everything on
-                chunks |= {rank: np.empty_like(chunks[0]) for rank in range(1, self.world_size)}
-            turn.execute((star if self._is_star else linear).scatter(self.rank, self.world_size, src), chunks)
+            everything = source.array.reshape(-1) if source is not None else None
+            engine.scatter(turn, everything, part.reshape(-1), src, [part.size] * self.world_size)
             if target is None:
                 return make(description, part)
             if target.dtype != description.dtype or target.array.size != part.size:
@@ -175,7 +167,7 @@ class Gathers(Lockstep):
 
         return self._run(f"scatter(src={src})", body, timeout, async_op)
 
-    def _tell_shape(self, turn: Turn, source: Adapted | None, src: int) -> Description:
+    def _tell_shape(self, turn: Turn, engine: Engine, source: Adapted | None, src: int) -> Description:
         """What each rank gets of the root's array: only the root knows."""
         slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
         if source is not None:
@@ -183,7 +175,7 @@ class Gathers(Lockstep):
             data = Description(source.dtype, list(shape), source.library).pack()
             slot[0:2] = divmod(len(data), 256)
             slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
-        self._broadcast(turn, slot, src)
+        engine.broadcast(turn, slot, src)
         length = 256 * int(slot[0]) + int(slot[1])
         return Description.parse(slot[2 : 2 + length].tobytes(), None)
 
@@ -209,6 +201,13 @@ class Gathers(Lockstep):
             UsageError: The counts do not fit `x`, `out` or each other.
             As `broadcast`.
         """
+        plain = out is not None and send_counts is None and recv_counts is None
+        if self._express is not None and timeout is None and not async_op and plain:
+            try:
+                if (done := self._express.all_to_all(x, out)) is not None:
+                    return done
+            except BaseException as error:
+                self._express_failed(error)
         self._check()
         source = adapt(x, write=False)
         if send_counts is None:
@@ -217,10 +216,10 @@ class Gathers(Lockstep):
             target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
 
             def even(turn: Turn) -> Any:
-                turn.stamp("all_to_all", dtype=source.dtype, count=source.array.size)
+                engine = turn.stamp("all_to_all", dtype=source.dtype, count=source.array.size)
                 count = source.array.size // self.world_size
                 sizes = np.full((self.world_size, self.world_size), count)
-                self._all_to_all(turn, source.array, target.array, sizes)
+                engine.all_to_all(turn, source.array.reshape(-1), target.array.reshape(-1), sizes)
                 return target.finish()
 
             return self._run("all_to_all", even, timeout, async_op)
@@ -232,8 +231,8 @@ class Gathers(Lockstep):
         rest = source.array.shape[1:]
 
         def uneven(turn: Turn) -> Any:
-            turn.stamp("all_to_all(counts)", dtype=f"{source.dtype}{list(rest)}")
-            rows = self._exchange_counts(turn, sending, receiving)
+            engine = turn.stamp("all_to_all(counts)", dtype=f"{source.dtype}{list(rest)}")
+            rows = self._exchange_counts(turn, engine, sending, receiving)
             mine = rows[:, self.rank]
             shape = (int(mine.sum()), *rest)
             misfit: UsageError | None = None
@@ -242,7 +241,7 @@ class Gathers(Lockstep):
             except UsageError as error:  # raised once the others have what they wait for
                 target, misfit = new_array(source, shape), error
             width = int(np.prod(rest, dtype=np.int64))
-            self._all_to_all(turn, source.array, target.array, rows * width)
+            engine.all_to_all(turn, source.array.reshape(-1), target.array.reshape(-1), rows * width)
             if misfit is not None:
                 raise misfit
             return target.finish()
@@ -258,7 +257,7 @@ class Gathers(Lockstep):
         return found.astype(np.int64)
 
     def _exchange_counts(
-        self, turn: Turn, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
+        self, turn: Turn, engine: Engine, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.int64]:
         """How many rows go from each rank (dim 0) to each (dim 1).
 
@@ -269,7 +268,7 @@ class Gathers(Lockstep):
         table[self.rank, 0] = sending
         if receiving is not None:
             table[self.rank, 1] = receiving
-        self._all_gather(turn, pieces(table, size))
+        engine.all_gather(turn, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
         sent, expected = table[:, 0], table[:, 1].T
         wrong = np.argwhere((expected >= 0) & (expected != sent))
         if len(wrong):
@@ -279,22 +278,3 @@ class Gathers(Lockstep):
                 f"recv_counts expect {expected[source, target]}"
             )
         return sent
-
-    def _all_to_all(
-        self,
-        turn: Turn,
-        source: npt.NDArray[Any],
-        target: npt.NDArray[Any],
-        sizes: npt.NDArray[np.int64],
-    ) -> None:
-        """Elements `sizes[i, j]` go from rank i to rank j."""
-        size, rank = self.world_size, self.rank
-        outgoing = np.split(source.reshape(-1), np.cumsum(sizes[rank])[:-1])
-        incoming = np.split(target.reshape(-1), np.cumsum(sizes[:, rank])[:-1])
-        incoming[rank][:] = outgoing[rank]
-        chunks = {rank * size + j: outgoing[j] for j in range(size) if j != rank}
-        chunks |= {i * size + rank: incoming[i] for i in range(size) if i != rank}
-        if self._is_star and rank == 0:  # it passes on what the others have for each other
-            others = [(i, j) for i in range(1, size) for j in range(1, size) if i != j]
-            chunks |= {i * size + j: np.empty(sizes[i, j], source.dtype) for i, j in others}
-        turn.execute((star if self._is_star else pairwise).all_to_all(rank, size), chunks)

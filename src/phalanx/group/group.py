@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..backends.adapter import as_lane_backend
 from ..backends.base import Backend
@@ -75,6 +79,28 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         backend = SubBackend(self._backend, [rank for _, rank in chosen], keep_order=True)
         return Group(backend, _owns_backend=True)
 
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """A new NumPy array in memory that the members on this host share: collectives need not copy it.
+
+        Its values are arbitrary. The memory is given back when the array is collected. Where no memory can be shared,
+        or there is no more room (`Options.segment_heap`), it is an ordinary array. The memory is set up by the group's
+        first collective; if there was none yet, this call is one, and all members make it.
+
+        Raises:
+            As `barrier`.
+        """
+        self._check()
+        if self._engine is None:
+            self.barrier()
+        wanted = np.dtype(dtype)
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = math.prod(lengths) * wanted.itemsize
+        segment = self._engine.segment if self._engine is not None else None
+        memory = segment.empty(size) if segment is not None and not wanted.hasobject else None
+        return np.empty(lengths, wanted) if memory is None else memory.view(wanted).reshape(lengths)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
@@ -99,6 +125,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
                 self._messages.flush(Deadline(self._timeout))
         finally:  # also after Ctrl-C: there will be no second try
             self._release()
+            self._express = self._engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections import deque
 from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .._native import dtype_of_code
 from ..wire.control import OperationStatus
 
-__all__ = ["Entry", "Journal", "describe"]
+if TYPE_CHECKING:
+    from .._core import Recorder
+
+__all__ = ["FOLDER", "Entry", "Journal", "describe"]
 
 KEPT = 256
-_THIS_FOLDER = str(Path(__file__).parent)
+FOLDER = str(Path(__file__).parent)
+"""Calls from files in here are not the user's."""
+_ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
+"""What a verb calls the one rank that it names; `dst` for the others."""
 
 
 class Entry:
     """One operation: when it began and ended, and where it was called."""
 
-    __slots__ = ("began", "code", "collective", "ended", "line", "mark", "operation", "sequence")
+    __slots__ = ("began", "code", "collective", "ended", "line", "mark", "on", "operation", "sequence")
 
     def __init__(self, operation: str, sequence: int, collective: bool) -> None:
         self.operation = operation
@@ -27,17 +39,43 @@ class Entry:
         self.collective = collective
         self.mark = 0
         """A collective's fingerprint."""
+        self.on = ""
+        """How many elements of which dtype, where all ranks have the same."""
         self.began = time.monotonic()
         self.ended: float | None = None
-        frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_THIS_FOLDER):
+        self.code: CodeType | None = None
+        self.line = 0
+
+    def find_caller(self, depth: int) -> None:
+        """Notes the user's source line, `depth` frames up or further."""
+        frame = sys._getframe(depth)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
             frame = frame.f_back
         self.code = frame.f_code
         self.line = frame.f_lineno
 
+    @classmethod
+    def of_record(cls, record: tuple[str, int, str, int, int, int, int, int, Any, int, float, float]) -> Entry:
+        """What a quick path noted."""
+        verb, rank, op, tag, dtype, count, sequence, mark, code, line, began, ended = record
+        words = []
+        if rank >= 0:
+            words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
+        if op:
+            words.append(f"op={op}")
+        if tag:
+            words.append(f"tag={tag}")
+        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0)
+        entry.mark, entry.code, entry.line = mark, code, line
+        entry.on = f" of {count} {dtype_of_code(dtype).name}" if dtype >= 0 and sequence > 0 else ""
+        entry.began, entry.ended = began, ended or None
+        return entry
+
     @property
     def site(self) -> str:
         """The user's source line."""
+        if self.code is None:
+            return "an unknown place"
         return f"{Path(self.code.co_filename).name}:{self.line} in {self.code.co_name}"
 
     @property
@@ -45,41 +83,56 @@ class Entry:
         """The operation, with its number if it is a collective."""
         return f"{self.operation} #{self.sequence}" if self.collective else self.operation
 
+    @property
+    def full_name(self) -> str:
+        """Also what it is on: two operations may differ in nothing else."""
+        return self.name + self.on
+
     def end(self) -> None:
         """The operation is over, well or not."""
         self.ended = time.monotonic()
 
 
 class Journal:
-    """The last operations of this rank in one group."""
+    """The last operations of this rank in one group.
 
-    def __init__(self) -> None:
+    Args:
+        recorder: Where the quick paths of the core note theirs, if there is a core.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
-        self._started = (0, 0)
-        self.sequence = 0
-        """Collectives issued so far."""
+        self._sequence = 0
+
+    @property
+    def sequence(self) -> int:
+        """Collectives issued so far, by whatever path."""
+        return self._sequence if self._recorder is None else self._recorder.sequence
 
     def begin(self, operation: str, *, collective: bool) -> Entry:
         """Notes that an operation begins."""
         with self._lock:
-            if collective:
-                self.sequence += 1
-            entry = Entry(operation, self.sequence, collective)
+            if collective and self._recorder is not None:
+                self._recorder.sequence += 1
+            elif collective:
+                self._sequence += 1
+            entry = Entry(operation, self.sequence if collective else 0, collective)
             self._entries.append(entry)
+        entry.find_caller(2)
         return entry
 
-    def stamp(self, entry: Entry, mark: int) -> int:
+    def stamp(self, entry: Entry, mark: int, dtype: str, count: int) -> int:
         """Notes the fingerprint of a collective that begins to run, and returns it."""
+        with contextlib.suppress(TypeError):  # a list of them, or one that NumPy alone does not know
+            entry.on = f" of {count} {np.dtype(dtype).name if dtype != 'bfloat16' else dtype}" if dtype else ""
         entry.mark = mark
-        self._started = (entry.sequence, mark)  # in one step: others compare both
         return mark
 
     def at(self, sequence: int) -> Entry | None:
         """The collective of that number, if it has begun to run and is still kept."""
-        with self._lock:
-            entries = list(self._entries)
-        return next((e for e in entries if e.collective and e.sequence == sequence and e.mark), None)
+        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.mark), None)
 
     def contradicts(self, status: OperationStatus) -> bool:
         """Whether another rank's collective of some number is not what this rank has under that number."""
@@ -92,26 +145,31 @@ class Journal:
         Args:
             sequence: Tell of this collective instead, if this rank has got so far.
         """
-        with self._lock:
-            entries = list(self._entries)
+        entries = self.recent()
         now = time.monotonic()
-        asked = self.at(sequence) if sequence else None
+        begun = [entry for entry in entries if entry.collective and entry.mark]
+        asked = next((entry for entry in begun if entry.sequence == sequence), None)
         if asked is not None:
             since = asked.began if asked.ended is None else asked.ended
-            return OperationStatus(asked.name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
-        sequence, mark = self._started
+            return OperationStatus(asked.full_name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
+        last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
+        number, mark = (last_begun.sequence, last_begun.mark) if last_begun is not None else (0, 0)
         if not entries:
-            return OperationStatus("", sequence, mark, "", False, 0.0)
+            return OperationStatus("", number, mark, "", False, 0.0)
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
-            return OperationStatus(running.name, sequence, mark, running.site, True, now - running.began)
+            return OperationStatus(running.full_name, number, mark, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
-        return OperationStatus(last.name, sequence, mark, last.site, False, now - (last.ended or now))
+        return OperationStatus(last.full_name, number, mark, last.site, False, now - (last.ended or now))
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
         with self._lock:
-            return list(self._entries)
+            entries = list(self._entries)
+        if self._recorder is not None:
+            quick = [Entry.of_record(record) for record in self._recorder.records()]
+            entries = sorted([*entries, *quick], key=lambda entry: entry.began)[-KEPT:]
+        return entries
 
 
 def describe(status: OperationStatus | None) -> str:

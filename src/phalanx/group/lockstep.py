@@ -6,71 +6,89 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..algorithms import Schedule
+from .._native import core, dtype_of_code, plain_arrays
 from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, InvalidRank, PeerLost, PhalanxError, Timeout, UsageError
-from . import executor
+from ..wire.control import OperationStatus
+from . import executor, segments
 from .core import GroupCore
+from .engine import Engine
+from .fingerprint import kind_of
+from .host_engine import HostEngine
 from .journal import Entry
+from .network_engine import NetworkEngine
+from .segment_engine import SegmentEngine, Stopped, raise_outcome
+from .turn import Turn
 from .work import Work
 
+if TYPE_CHECKING:
+    from .._core import Express, Segment
+
 __all__ = ["Lockstep", "Turn"]
-
-
-class Turn:
-    """A collective whose turn has come. What it is, is said by `stamp` before anything is sent."""
-
-    def __init__(self, group: Lockstep, entry: Entry, deadline: Deadline) -> None:
-        self._group = group
-        self._entry = entry
-        self._deadline = deadline
-        self._mark = 0
-
-    def stamp(self, operation: str, *, dtype: str = "", count: int = 0, reduction: str = "", root: int = 0) -> None:
-        """Says what must be the same on all ranks."""
-        mark = executor.fingerprint(operation, self._entry.sequence, dtype, count, reduction, root)
-        self._mark = self._group._journal.stamp(self._entry, mark)
-
-    def execute(
-        self, schedule: Schedule, chunks: executor.Chunks, *, reduction: str = "", dtype: str | None = None
-    ) -> None:
-        """Runs this rank's part of a schedule.
-
-        Args:
-            reduction: How chunks are combined, where the schedule does.
-            dtype: The name of the elements' type, where the chunks cannot say it (bfloat16).
-        """
-        executor.run(
-            schedule,
-            self._group._collectives,
-            chunks,
-            self._mark,
-            self._deadline,
-            dtype=dtype,
-            op=reduction,
-            look_around=self._look_around,
-        )
-
-    def _look_around(self) -> None:
-        # Ranks in different operations may all wait without a byte on the wire: then only asking tells.
-        group = self._group
-        # Some may be ahead: those tell what they had under this number. Others may be behind.
-        for name, status in group._control.statuses(group._context, self._entry.sequence).replies.items():
-            if name in group.members and group._journal.contradicts(status):
-                raise executor.FingerprintMismatch(group.members.index(name))
 
 
 class Lockstep(GroupCore):
     """What the collectives have in common."""
 
     _worker: _Worker | None = None
+    _engine: Engine | None = None
+    _express: Express | None = None
+    """The quick path of synchronous calls on plain arrays, once there is a segment of all members."""
 
-    @property
-    def _is_star(self) -> bool:
-        return self._backend.topology == "star"
+    def _engine_for(self, turn: Turn) -> Engine:
+        """What moves the data of this group's collectives; the first of them decides it."""
+        if self._engine is None:
+            self._engine = self._choose_engine(turn)
+        return self._engine
+
+    def _choose_engine(self, turn: Turn) -> Engine:
+        lane = self._collectives
+        is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
+        network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
+        areas = segments.neighbourhoods(self._backend)
+        if max(map(len, areas)) == 1:
+            return network
+        mine = next(area for area in areas if self.rank in area)
+        shared, segment = segments.agree(turn, lane, mine, heap=self._backend.options.segment_heap)
+        if not shared:
+            return network
+        local: SegmentEngine | None = None
+        if segment is not None:
+            lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+            local = SegmentEngine(segment, self.rank, mine, lane)
+        if local is None or len(areas) > 1:
+            return HostEngine(lane, areas, local, network)
+        self._start_express(local.segment)
+        return local
+
+    def _start_express(self, segment: Segment) -> None:
+        assert core is not None
+        assert self._recorder is not None
+        assert not isinstance(self._turn, type(threading.Lock()))
+        express = core.Express(segment, self._recorder, self._turn, plain_arrays(), _kind_of, Stopped, self._timeout)
+        if self._worker is not None:
+            self._worker.hold_back(express)
+        self._express = express
+
+    def _express_failed(self, error: BaseException) -> NoReturn:
+        """Raises what a quick path's failure means, as the general path would."""
+        engine = self._engine
+        if not isinstance(engine, SegmentEngine):  # the group was closed meanwhile
+            self._check()
+            raise error
+        quick = [entry for entry in self._journal.recent() if entry.collective]
+        entry = max(quick, key=lambda entry: entry.sequence)
+
+        def fail(_turn: Turn) -> None:
+            if isinstance(error, Stopped):
+                raise_outcome(error.args[0], engine.segment, engine.members, self._collectives)
+            raise error
+
+        self._guarded(fail, entry, self._deadline(None))
+        raise AssertionError("unreachable")
 
     def _check_member(self, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.world_size:
@@ -93,6 +111,8 @@ class Lockstep(GroupCore):
             if self._worker is None:
                 self._worker = _Worker()
                 self._closers.insert(0, self._worker.stop)
+                if self._express is not None:
+                    self._worker.hold_back(self._express)
             work = Work(what, deadline)
             self._worker.add(work, lambda: self._guarded(body, entry, deadline))
         finally:
@@ -138,12 +158,29 @@ class Lockstep(GroupCore):
         error.operation = error.operation or entry.name
         return error
 
+    def _where_they_parted(self, entry: Entry, name: int) -> tuple[Entry, OperationStatus | None]:
+        """The first of the last operations that this rank and another have under one number, but not alike."""
+        found: tuple[Entry, OperationStatus | None] = (entry, None)
+        number = entry.sequence
+        while number > max(0, entry.sequence - _LOOK_BACK):
+            status = self._control.statuses(self._context, number).replies.get(name)
+            if status is not None and status.sequence < number:
+                number = status.sequence  # it has not got so far: ask what it had there
+                continue
+            mine = self._journal.at(number)
+            if status is None or mine is None:
+                break
+            if self._journal.contradicts(status):
+                found = (mine, status)
+            elif found[1] is not None:
+                break  # up to here they were together
+            number -= 1
+        return found
+
     def _desync(self, entry: Entry, peer: int) -> Desync:
         name = self.members[peer]
-        status = self._control.statuses(self._context, entry.sequence).replies.get(name)
-        if status is not None and status.sequence < entry.sequence and self._journal.contradicts(status):
-            entry = self._journal.at(status.sequence) or entry  # that is where the two parted
-        mine = f"{entry.name} at {entry.site}"
+        entry, status = self._where_they_parted(entry, name)
+        mine = f"{entry.full_name} at {entry.site}"
         theirs = (
             f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
         )
@@ -158,11 +195,21 @@ class Lockstep(GroupCore):
         )
 
 
+def _kind_of(verb: str, dtype: int, reduction: str) -> int:
+    """The part of a quick path's fingerprint that stays: as the general path says it."""
+    return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
+
+
+_LOOK_BACK = 16
+"""How many operations a rank may have run ahead before it notices that it is alone."""
+
+
 class _Worker:
     """Runs the asynchronous collectives of a group, in the order in which they were issued."""
 
     def __init__(self) -> None:
         self._pending = 0
+        self._express: Express | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
@@ -173,10 +220,21 @@ class _Worker:
         """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
         return self._pending == 0
 
-    def add(self, work: Work, job: Callable[[], Any]) -> None:
+    def hold_back(self, express: Express) -> None:
+        """Keeps the quick path closed as long as something that was issued is under way."""
         with self._lock:
-            self._pending += 1
+            self._express = express
+            express.paused = self._pending
+
+    def add(self, work: Work, job: Callable[[], Any]) -> None:
+        self._count(+1)
         self._jobs.put((work, job))
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._pending += change
+            if self._express is not None:
+                self._express.paused = self._pending
 
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""
@@ -193,7 +251,6 @@ class _Worker:
                 result = job()
             except BaseException as error:
                 failure = error
-            with self._lock:
-                self._pending -= 1
+            self._count(-1)
             work._finish(result, failure)
             del work, job, item, result, failure  # an idle worker keeps nothing alive

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..algorithms import linear, star
 from ..errors import UsageError
 from ..wire import codec
+from .engine import Engine, split
 from .gathers import Gathers
 from .lockstep import Turn
-from .shapes import pieces
 
 __all__ = ["ObjectCollectives"]
 
@@ -43,11 +42,11 @@ class ObjectCollectives(Gathers):
         mine = self._encode(obj, allow_pickle) if self.rank == src else None
 
         def body(turn: Turn) -> Any:
-            turn.stamp("broadcast_object", root=src)
+            engine = turn.stamp("broadcast_object", root=src)
             sizes = np.array(_sizes(mine), np.int64)
-            self._broadcast(turn, sizes, src)
+            engine.broadcast(turn, sizes, src)
             data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
-            self._broadcast(turn, data, src)
+            engine.broadcast(turn, data, src)
             return obj if self.rank == src else self._decode(data, int(sizes[0]), allow_pickle)
 
         return self._run(f"broadcast_object(src={src})", body, timeout, async_op)
@@ -64,15 +63,12 @@ class ObjectCollectives(Gathers):
         mine = self._encode(obj, allow_pickle)
 
         def body(turn: Turn) -> list[Any]:
-            turn.stamp("all_gather_object")
-            sizes = self._all_sizes(turn, mine)
-            chunks = [np.empty(int(size.sum()), np.uint8) for size in sizes]
-            chunks[self.rank] = mine[1]
-            self._all_gather(turn, chunks)
-            return [
-                obj if rank == self.rank else self._decode(chunk, int(sizes[rank, 0]), allow_pickle)
-                for rank, chunk in enumerate(chunks)
-            ]
+            engine = turn.stamp("all_gather_object")
+            sizes = self._all_sizes(turn, engine, mine)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.empty(sum(counts), np.uint8)
+            engine.all_gather(turn, mine[1], everything, counts)
+            return self._decode_all(obj, everything, sizes, allow_pickle)
 
         return self._run("all_gather_object", body, timeout, async_op)
 
@@ -95,19 +91,12 @@ class ObjectCollectives(Gathers):
         mine = self._encode(obj, allow_pickle)
 
         def body(turn: Turn) -> list[Any] | None:
-            turn.stamp("gather_object", root=dst)
-            sizes = self._all_sizes(turn, mine)
-            chunks = {self.rank: mine[1]}
-            if self.rank == dst or (self._is_star and self.rank == 0):
-                others = [rank for rank in range(self.world_size) if rank != self.rank]
-                chunks |= {rank: np.empty(int(sizes[rank].sum()), np.uint8) for rank in others}
-            turn.execute((star if self._is_star else linear).gather(self.rank, self.world_size, dst), chunks)
-            if self.rank != dst:
-                return None
-            return [
-                obj if rank == dst else self._decode(chunks[rank], int(sizes[rank, 0]), allow_pickle)
-                for rank in range(self.world_size)
-            ]
+            engine = turn.stamp("gather_object", root=dst)
+            sizes = self._all_sizes(turn, engine, mine)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
+            engine.gather(turn, mine[1], everything, dst, counts)
+            return None if everything is None else self._decode_all(obj, everything, sizes, allow_pickle)
 
         return self._run(f"gather_object(dst={dst})", body, timeout, async_op)
 
@@ -136,32 +125,37 @@ class ObjectCollectives(Gathers):
             encoded = [self._encode(obj, allow_pickle) for obj in objs]
 
         def body(turn: Turn) -> Any:
-            turn.stamp("scatter_object", root=src)
+            engine = turn.stamp("scatter_object", root=src)
             sizes = np.zeros((self.world_size, 2), np.int64)
             if encoded is not None:
                 sizes[:] = [_sizes(one) for one in encoded]
-            self._broadcast(turn, sizes.reshape(-1), src)
-            chunks: dict[int, Bytes]
-            if encoded is not None:
-                chunks = {rank: one[1] for rank, one in enumerate(encoded)}
-            else:
-                wanted = range(self.world_size) if self._is_star and self.rank == 0 else [self.rank]
-                chunks = {rank: np.empty(int(sizes[rank].sum()), np.uint8) for rank in wanted}
-            turn.execute((star if self._is_star else linear).scatter(self.rank, self.world_size, src), chunks)
+            engine.broadcast(turn, sizes.reshape(-1), src)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
+            mine = np.empty(counts[self.rank], np.uint8)
+            engine.scatter(turn, everything, mine, src, counts)
             if objs is not None and self.rank == src:
                 return objs[self.rank]
-            return self._decode(chunks[self.rank], int(sizes[self.rank, 0]), allow_pickle)
+            return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
 
         return self._run(f"scatter_object(src={src})", body, timeout, async_op)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _all_sizes(self, turn: Turn, mine: _Encoded) -> npt.NDArray[np.int64]:
+    def _all_sizes(self, turn: Turn, engine: Engine, mine: _Encoded) -> npt.NDArray[np.int64]:
         """How long each rank's structure and arrays are."""
         sizes = np.zeros((self.world_size, 2), np.int64)
         sizes[self.rank] = _sizes(mine)
-        self._all_gather(turn, pieces(sizes, self.world_size))
+        engine.all_gather(turn, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
         return sizes
+
+    def _decode_all(self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], allow_pickle: bool) -> list[Any]:
+        """Everybody's object; this rank's own is the one that it gave."""
+        parts = split(data, sizes.sum(axis=1).tolist())
+        return [
+            obj if rank == self.rank else self._decode(part, int(sizes[rank, 0]), allow_pickle)
+            for rank, part in enumerate(parts)
+        ]
 
     def _encode(self, obj: Any, allow_pickle: bool) -> _Encoded:
         encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)

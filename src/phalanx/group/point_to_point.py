@@ -9,6 +9,7 @@ from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidRank, PeerLost, Timeout, UsageError
 from ..transports.channel import Outgoing
 from ..transports.mailbox import Envelope, Operation, Receive
+from ..transports.ring_channel import last_handed_over
 from ..types import Received
 from ..wire import codec
 from ..wire.frames import MAX_TAG, Kind
@@ -44,11 +45,20 @@ class PointToPoint(GroupCore):
             Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
             PeerLost: The receiver is gone.
         """
+        quick = self._quick
+        if quick is not None and timeout is None and not async_op:
+            try:
+                answer = quick.send(x, dst, tag)
+                if answer is True:
+                    return None
+                if answer is not False:
+                    self._go_on_sending(x, dst, tag, *answer)
+                    return None
+            except BaseException:
+                self._take_back()
+                raise
         self._check_target(dst, tag)
-        adapted = adapt(x, write=False)
-        self._check_size(adapted.array.nbytes)
-        what = f"send(dst={dst}, tag={tag})" if tag else f"send(dst={dst})"
-        return self._send(what, dst, Kind.ARRAY, tag, adapted.description.pack(), [adapted.bytes], timeout, async_op)
+        return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
 
     def recv(
         self,
@@ -76,10 +86,20 @@ class PointToPoint(GroupCore):
             Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
             PeerLost: The sender is gone.
         """
+        quick = self._quick
+        if quick is not None and timeout is None and not async_op:
+            try:
+                answer = quick.recv(out, src, tag)
+                if answer is True:
+                    return out
+                if answer is not False:
+                    assert src is not None
+                    return self._go_on_receiving(out, src, tag, *answer)
+            except BaseException:
+                self._take_back()
+                raise
         self._check_source(src, tag)
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
-        what = _describe("recv", src, tag)
-        return self._receive(what, src, tag, sink, timeout, async_op)
+        return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
         """`send` with `async_op=True`."""
@@ -156,8 +176,9 @@ class PointToPoint(GroupCore):
         """
         self._check_target(dst, tag)
         encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
-        what = f"send_object(dst={dst}, tag={tag})" if tag else f"send_object(dst={dst})"
-        return self._send(what, dst, Kind.OBJECT, tag, encoded.head, encoded.buffers, timeout, async_op)
+        what = _to("send_object", dst, tag)
+        deadline = self._deadline(timeout)
+        return self._send(what, dst, Kind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
 
     def recv_object(
         self,
@@ -179,9 +200,46 @@ class PointToPoint(GroupCore):
         """
         self._check_source(src, tag)
         sink = ObjectSink(self._limits, self._naming, allow_pickle=allow_pickle)
-        return self._receive(_describe("recv_object", src, tag), src, tag, sink, timeout, async_op)
+        deadline = self._deadline(timeout)
+        return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
+
+    # -- what the quick way could not finish in time (see `_core.QuickMessages`) ---------------------------------------
+
+    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: Operation | None, waited: float) -> None:
+        deadline = self._deadline(None)
+        deadline.at -= waited
+        if operation is None:
+            self._send_array(x, dst, tag, deadline, False)
+        else:
+            self._complete(self._journal.begin(_to("send", dst, tag), collective=False), [operation], deadline, [dst])
+            last_handed_over()
+
+    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: Operation | None, waited: float) -> Any:
+        deadline = self._deadline(None)
+        deadline.at -= waited
+        if operation is None:
+            return self._receive_array(out, src, tag, deadline, False)
+        self._complete(self._journal.begin(_describe("recv", src, tag), collective=False), [operation], deadline, [src])
+        last_handed_over()
+        return out
+
+    def _take_back(self) -> None:
+        """After an interrupt: nobody will ever know of what was handed over just then."""
+        operation = last_handed_over()
+        if operation is not None:
+            self._messages.withdraw(operation)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work | None:
+        adapted = adapt(x, write=False)
+        self._check_size(adapted.array.nbytes)
+        description, payload = adapted.description.pack(), [adapted.bytes]
+        return self._send(_to("send", dst, tag), dst, Kind.ARRAY, tag, description, payload, deadline, async_op)
+
+    def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
+        return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
 
     def _check_target(self, dst: int, tag: int) -> None:
         self._check()
@@ -216,10 +274,9 @@ class PointToPoint(GroupCore):
         tag: int,
         description: bytes,
         payload: list[memoryview],
-        timeout: float | None,
+        deadline: Deadline,
         async_op: bool,
     ) -> Work | None:
-        deadline = self._deadline(timeout)
         entry = self._journal.begin(what, collective=False)
         try:
             operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
@@ -231,10 +288,7 @@ class PointToPoint(GroupCore):
         self._complete(entry, [operation], deadline, [dst])
         return None
 
-    def _receive(
-        self, what: str, src: int | None, tag: int, sink: AnySink, timeout: float | None, async_op: bool
-    ) -> Any:
-        deadline = self._deadline(timeout)
+    def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
         entry = self._journal.begin(what, collective=False)
         try:
             receive = self._messages.post(src, tag, sink)
@@ -325,6 +379,10 @@ class PointToPoint(GroupCore):
                 "\n  a part of the message was on its way, so no more can be sent to that rank in this group"
             )
         return error
+
+
+def _to(verb: str, dst: int, tag: int) -> str:
+    return f"{verb}(dst={dst}, tag={tag})" if tag else f"{verb}(dst={dst})"
 
 
 def _describe(verb: str, src: int | None, tag: int) -> str:

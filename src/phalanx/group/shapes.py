@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from ..errors import UsageError
 from .arrays import Adapted, Description, adapt, make
 
-__all__ = ["divided_shape", "new_array", "pieces", "stacked_shape", "target_for"]
+__all__ = ["divided_shape", "new_array", "stacked_shape", "target_for"]
 
 Shape = tuple[int, ...]
 
@@ -31,11 +32,6 @@ def divided_shape(array: npt.NDArray[Any], size: int) -> Shape:
     return (array.shape[0] // size, *array.shape[1:])
 
 
-def pieces(array: npt.NDArray[Any], size: int) -> list[npt.NDArray[Any]]:
-    """Equal parts of a contiguous array, each as flat memory."""
-    return list(array.reshape(size, array.size // size))
-
-
 def new_array(like: Adapted, shape: Shape) -> Adapted:
     """A new array of the same library and dtype."""
     array = np.empty(shape, like.array.dtype)
@@ -52,7 +48,7 @@ def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
     if out is None:
         return new_array(like, shape)
     target = adapt(out, write=True)
-    if target.dtype != like.dtype or target.array.size != int(np.prod(shape, dtype=np.int64)):
+    if target.dtype != like.dtype or target.array.size != math.prod(shape):
         wanted = Description(like.dtype, list(shape), like.library)
         raise UsageError(f"out is {target.description}, but the result is {wanted}")
     return target

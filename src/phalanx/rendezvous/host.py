@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["host_id", "hostname", "process_start"]
+__all__ = ["host_id", "hostname", "memory_id", "process_start"]
 
 
 @functools.lru_cache(maxsize=1)
@@ -22,6 +22,19 @@ def host_id() -> str:
     except OSError:
         return socket.gethostname()
     return f"{boot}/{network}"
+
+
+def memory_id(version: int) -> str:
+    """The same in all processes that can open each other's files through /proc; empty where there is no such way.
+
+    Args:
+        version: Of the memory's layout: whoever has another one cannot take part.
+    """
+    try:
+        processes = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return ""
+    return f"{processes}/{os.geteuid()}/{version}"
 
 
 def hostname() -> str:

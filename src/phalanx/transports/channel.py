@@ -11,6 +11,8 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager as Lock
+from typing import Any
 
 from ..errors import ProtocolError
 from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Header, Kind, parse_header
@@ -52,7 +54,7 @@ class Inbound:
     ) -> None:
         self.stream = stream
         self.src = src
-        self.lock = threading.RLock()
+        self.lock: Lock[Any] = threading.RLock()
         self.ended = False
         self._mailbox = mailbox
         self._max_message = max_message
@@ -96,11 +98,21 @@ class Inbound:
         if header.kind is Kind.BROKEN:
             self.last_word = description
             return None
+        if header.kind is Kind.RING:
+            self._ring(description)
+            return None
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
         arrival = mailbox.begin(envelope, self.lock)
         if arrival.refused_by is not None:
             self._settled.append(arrival.refused_by)
         return arrival
+
+    def _ring(self, description: bytes) -> None:
+        """The other side offers a ring in shared memory, or goes over to it; see `ring_channel`."""
+        raise ProtocolError("it offers shared memory, which this channel cannot have")
+
+    def _close_stream(self) -> None:
+        self.stream.close()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class Inbound:
                 reason, interrupt = Torn("a receive from it was interrupted halfway"), error
             if reason is not None:
                 self.ended = True
-                self.stream.close()
+                self._close_stream()
             settled, self._settled = self._settled, []
             more = finished is not None or self._paused
         for operation in settled:
@@ -158,8 +170,8 @@ class Inbound:
                 self.ended = True
                 if goodbye:
                     with contextlib.suppress(StreamEnded):
-                        self.stream.send([goodbye])
-                self.stream.close()
+                        self.stream.say(goodbye)
+                self._close_stream()
             arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival.mailbox.cut(arrival, error)
@@ -197,7 +209,8 @@ class Inbound:
             if taken == missing:
                 return True
             self._start = 0
-            self._stop = self.stream.receive_into(memoryview(self._buffer))
+            wanted = min(missing - taken, READ_AHEAD) if self.stream.exact else READ_AHEAD
+            self._stop = self.stream.receive_into(memoryview(self._buffer)[:wanted])
             if not self._stop:
                 return False
 
@@ -252,9 +265,11 @@ class Outbound:
         self.stream = stream
         self.dst = dst
         self._on_end = on_end
-        self.lock = threading.RLock()
+        self.lock: Lock[Any] = threading.RLock()
         self._queue: deque[Outgoing] = deque()
         self._ended: BaseException | None = None
+        self.halfway = False
+        """Whether a part of a frame was written past the queue (see `direct`): no last words can follow it."""
         self.last_word = b""
         """Why the other side found its group broken, if it said so before it closed."""
 
@@ -324,12 +339,20 @@ class Outbound:
             self.end(cut)
         return taken
 
+    def say(self, word: bytes) -> None:
+        """Sends last words, just before the end; they are lost if a message before them cannot be sent at once."""
+        self.push()
+        with self.lock, contextlib.suppress(StreamEnded):
+            if self._ended is None and not self._queue and not self.halfway:
+                self.stream.say(word)
+
     def end(self, error: BaseException) -> None:
         """Nothing more can be sent: everything in the queue fails."""
         with self.lock:
             if self._ended is None:
                 self._ended = error
-            queue, self._queue = self._queue, deque()
+            queue = list(self._queue)
+            self._queue.clear()
             self._close_stream()
             for outgoing in queue:
                 outgoing.settle(self._ended)

@@ -12,7 +12,8 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager as Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -149,7 +150,7 @@ class Arrival:
         "view",
     )
 
-    def __init__(self, mailbox: Mailbox, envelope: Envelope, number: int, lock: threading.RLock) -> None:
+    def __init__(self, mailbox: Mailbox, envelope: Envelope, number: int, lock: Lock[Any]) -> None:
         self.mailbox = mailbox
         self.envelope = envelope
         self.number = number
@@ -185,6 +186,7 @@ class Mailbox:
         # Re-entrant, as all locks of lanes and channels: a signal handler that ends the world, or the collection of a
         # group that nobody holds any more, may come at any point of a thread that has the lock.
         self._lock = threading.RLock()
+        # These two lists are never replaced: the quick way of messages holds them, too.
         self._posted: list[Receive] = []
         self._waiting: list[Arrival] = []
         """Messages without a receive, in the order in which they began."""
@@ -257,7 +259,7 @@ class Mailbox:
 
     # -- the sender's side, called by whoever moves the bytes ----------------------------------------------------------
 
-    def begin(self, envelope: Envelope, lock: threading.RLock) -> Arrival:
+    def begin(self, envelope: Envelope, lock: Lock[Any]) -> Arrival:
         """A message begins to arrive: decides where its payload goes.
 
         The caller, who holds `lock`, announces `refused_by` when it is released.
@@ -278,6 +280,16 @@ class Mailbox:
                 arrival.refused_by = receive
                 receive.settle(error)
         return arrival
+
+    def adopt(self, envelope: Envelope, lock: Lock[Any], sink: Sink, received: int) -> tuple[Receive, Arrival]:
+        """A message and its receive that met elsewhere, after `received` bytes. The caller holds `lock`."""
+        receive = Receive(envelope.src, envelope.tag, sink)
+        arrival = Arrival(self, envelope, next(self._numbers), lock)
+        with self._lock:
+            arrival.give_to(receive)
+            arrival.view = sink.open(envelope)
+            arrival.received = received
+        return receive, arrival
 
     def finish(self, arrival: Arrival) -> None:
         """The payload is complete."""
@@ -353,8 +365,8 @@ class Mailbox:
             failed = [r for r in self._posted if r.src == src or (r.src is None and nobody_left)]
             for receive in failed:
                 receive.settle(error)
-            self._posted = [r for r in self._posted if not r.done]
-            self._waiting = [a for a in self._waiting if a.envelope.src != src or a.complete]
+            self._posted[:] = [r for r in self._posted if not r.done]
+            self._waiting[:] = [a for a in self._waiting if a.envelope.src != src or a.complete]
         return failed
 
     def _nobody_left(self) -> bool:
@@ -377,8 +389,9 @@ class Mailbox:
         with self._lock:
             if self._error is None:
                 self._error = error
-            failed, self._posted = self._posted, []
-            self._waiting = []
+            failed = self._posted[:]
+            self._posted.clear()
+            self._waiting.clear()
             for receive in failed:
                 receive.settle(self._error)
         for receive in failed:

@@ -21,7 +21,7 @@ from ..errors import Timeout
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "read_exactly", "write_all"]
+__all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "ended_with", "read_exactly", "write_all"]
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 64
@@ -52,6 +52,13 @@ def _ended(error: OSError) -> StreamEnded:
     return StreamEnded(words.get(name, str(error)))
 
 
+def ended_with(code: int) -> StreamEnded:
+    """The end of a stream as an error number tells it; 0 is an orderly end."""
+    if code:
+        return _ended(OSError(code, os.strerror(code)))
+    return StreamEnded("the connection was closed by the other side", clean=True)
+
+
 class Stream:
     """A plain TCP (or Unix) stream. Owns its socket.
 
@@ -72,6 +79,8 @@ class Stream:
 
     must_repeat = False
     """Whether a write that did not go through has to be repeated as it was, because a part may be on its way."""
+    exact = False
+    """Whether to read no more than is needed now: where reading is cheap, the rest is better left where it is."""
 
     @property
     def pending(self) -> bool:
@@ -113,6 +122,22 @@ class Stream:
             raise StreamEnded("the connection was closed by the other side", clean=True)
         return count
 
+    def receive_parts(self, views: Sequence[memoryview]) -> int:
+        """Fills `views` (at most `IOV_MAX` of them) one after another, as `receive_into` fills one.
+
+        Raises:
+            StreamEnded: The other side closed, or the connection broke.
+        """
+        try:
+            count = self._socket.recvmsg_into(views)[0]
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise _ended(error) from None
+        if count == 0:
+            raise StreamEnded("the connection was closed by the other side", clean=True)
+        return count
+
     def send(self, views: Sequence[Buffer]) -> int:
         """Sends as many bytes of `views` (at most `IOV_MAX` of them) as fit now; 0 if none do.
 
@@ -125,6 +150,14 @@ class Stream:
             return 0
         except OSError as error:
             raise _ended(error) from None
+
+    def say(self, word: bytes) -> None:
+        """Sends last words; nothing follows. They are lost if there is no room for them.
+
+        Raises:
+            StreamEnded: The connection broke.
+        """
+        self.send([word])
 
     def watch_host(self, seconds: float) -> None:
         """Ends the stream when the other machine (not process) has acknowledged nothing for so long.
@@ -206,6 +239,9 @@ class TlsStream(Stream):
             raise StreamEnded(f"TLS: {getattr(error, 'reason', None) or error}") from None
         self.read_events = select.POLLIN
         return True
+
+    def receive_parts(self, views: Sequence[memoryview]) -> int:
+        return self.receive_into(views[0])
 
     def receive_into(self, view: memoryview) -> int:
         if not len(view):

@@ -54,6 +54,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """Where its listener can be reached."""
     port: int
     local_rank: int
+    memory: str = ""
+    """The same for ranks that can map each other's memory; empty for one that cannot or shall not share any."""
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True):

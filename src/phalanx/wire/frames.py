@@ -3,7 +3,7 @@
 ```
 offset  size  field
 0       2     magic "PX"
-2       1     kind: RAW, ARRAY, OBJECT, STEP, GOODBYE or BROKEN
+2       1     kind: RAW, ARRAY, OBJECT, STEP, GOODBYE, BROKEN or RING
 3       1     0
 4       4     length of the description (u32)
 8       8     tag of a message, fingerprint of a collective's step (u64)
@@ -47,6 +47,8 @@ class Kind(enum.IntEnum):
     """The sender closed its group: nothing follows."""
     BROKEN = 6
     """The sender found its group broken, the description says why: nothing follows."""
+    RING = 7
+    """With a description: the sender offers a ring in shared memory. Without: what follows is in that ring."""
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -86,6 +88,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
     if kind is Kind.GOODBYE and (description or payload):
         raise ProtocolError(f"a goodbye announces {description + payload} bytes (it has none)")
-    if kind is Kind.BROKEN and payload:
-        raise ProtocolError(f"a last word announces a payload of {payload} bytes (it has none)")
+    if kind in (Kind.BROKEN, Kind.RING) and payload:
+        word = "a last word" if kind is Kind.BROKEN else "the offer of a ring"
+        raise ProtocolError(f"{word} announces a payload of {payload} bytes (it has none)")
     return Header(kind, tag, description, payload)

@@ -1,35 +1,21 @@
-// phalanx._core: converts arguments, lets go of the GIL where that pays, and calls the headers. Nothing is decided here.
+// The reduction kernels for Python: converts arguments and lets go of the GIL where that pays.
 
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "buffer.hpp"
+#include "module.hpp"
 #include "phalanx/reduce.hpp"
 
 namespace nb = nanobind;
+using phalanx::Buffer;
 
 namespace {
 
 // Below this, a kernel is done sooner than another thread could make use of the GIL, and to get it back could take long.
 constexpr std::size_t worth_releasing = 64 << 10;
-
-// Contiguous memory of a Python object, held in place until the end of the scope.
-class Buffer {
-public:
-    Buffer(nb::handle object, int flags) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
-    }
-    ~Buffer() { PyBuffer_Release(&view_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    void* data() const noexcept { return view_.buf; }
-    std::size_t bytes() const noexcept { return static_cast<std::size_t>(view_.len); }
-
-private:
-    Py_buffer view_{};
-};
 
 std::size_t count_items(const Buffer& buffer, int dtype) {
     const std::size_t size = phalanx::item_size(static_cast<phalanx::Dtype>(dtype));
@@ -45,7 +31,7 @@ bool without_gil(std::size_t bytes, F run) {
     return run();
 }
 
-void reduce(nb::handle dst, nb::handle src, int dtype, int op) {
+void reduce_buffers(nb::handle dst, nb::handle src, int dtype, int op) {
     const Buffer to(dst, PyBUF_WRITABLE);
     const Buffer from(src, PyBUF_SIMPLE);
     if (to.bytes() != from.bytes()) throw nb::value_error("dst and src differ in size");
@@ -57,7 +43,7 @@ void reduce(nb::handle dst, nb::handle src, int dtype, int op) {
     if (!done) throw nb::value_error("this dtype has no such operation");
 }
 
-void divide(nb::handle x, std::int64_t n, int dtype) {
+void divide_buffer(nb::handle x, std::int64_t n, int dtype) {
     const Buffer buffer(x, PyBUF_WRITABLE);
     const std::size_t count = count_items(buffer, dtype);
     const bool done = without_gil(buffer.bytes(), [&] {
@@ -68,11 +54,8 @@ void divide(nb::handle x, std::int64_t n, int dtype) {
 
 }  // namespace
 
-NB_MODULE(_core, m) {
-    m.attr("__doc__") = "Reduction kernels in C++. Use phalanx._native, which falls back to NumPy without them.";
-    // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
-    m.attr("ABI") = 1;
-    m.def("reduce", &reduce, nb::arg("dst"), nb::arg("src"), nb::arg("dtype"), nb::arg("op"),
+void phalanx::bind_reduce(nb::module_& m) {
+    m.def("reduce", &reduce_buffers, nb::arg("dst"), nb::arg("src"), nb::arg("dtype"), nb::arg("op"),
           "dst[i] = op(dst[i], src[i]) over two contiguous buffers.");
-    m.def("divide", &divide, nb::arg("x"), nb::arg("n"), nb::arg("dtype"), "x[i] = x[i] / n over a contiguous buffer.");
+    m.def("divide", &divide_buffer, nb::arg("x"), nb::arg("n"), nb::arg("dtype"), "x[i] = x[i] / n over a contiguous buffer.");
 }

@@ -1,0 +1,67 @@
+// The lock of a channel that has a quick way: re-entrant as threading.RLock, but taken by the core without a call into
+// Python. Whoever has to wait for it wakes a quick message that waits for the other side with it, and that gives way.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "phalanx/waiting.hpp"
+#include "recorder.hpp"
+
+namespace phalanx {
+
+// The GIL guards all of it but the word that waiting threads sleep on.
+class ChannelLock {
+public:
+    // False if another thread has it, or waits for it.
+    bool try_enter() noexcept {
+        const unsigned long me = PyThread_get_thread_ident();
+        if (depth_ != 0 && owner_ != me) return false;
+        if (depth_ == 0 && wanted_.load(std::memory_order_relaxed) != 0) return false;
+        owner_ = me;
+        ++depth_;
+        return true;
+    }
+
+    void enter() {
+        const unsigned long me = PyThread_get_thread_ident();
+        if (depth_ != 0 && owner_ != me) wait();
+        owner_ = me;
+        ++depth_;
+    }
+
+    void exit() noexcept {
+        if (--depth_ == 0 && wanted_.load(std::memory_order_relaxed) != 0) released_.wake();
+    }
+
+    // Nonzero while somebody waits for the lock.
+    const std::atomic<std::uint32_t>& wanted() const noexcept { return wanted_; }
+
+    // Of the holder, while it sleeps on this bell.
+    void sleeps_on(Bell* bell) noexcept { asleep_ = bell; }
+
+private:
+    void wait() {
+        wanted_.fetch_add(1, std::memory_order_seq_cst);
+        if (asleep_ != nullptr) asleep_->wake();
+        while (depth_ != 0) {
+            const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
+            {
+                const nanobind::gil_scoped_release release;
+                detail::sleep_on(released_, seen, detail::slice_ns);
+            }
+            if (PyErr_CheckSignals() != 0) {
+                wanted_.fetch_sub(1, std::memory_order_relaxed);
+                throw nanobind::python_error();
+            }
+        }
+        wanted_.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+    unsigned long owner_ = 0;
+    int depth_ = 0;
+    std::atomic<std::uint32_t> wanted_{0};
+    Bell* asleep_ = nullptr;
+    Bell released_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,236 @@
+// The quick path of a group's collectives: a synchronous call on plain contiguous NumPy arrays, with the default timeout, from
+// the Group's method into the segment without any Python in between. What is not as simple is declined with None, before
+// anything has happened, and goes the general way (phalanx/group/lockstep.py).
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <vector>
+
+#include "module.hpp"
+#include "phalanx/fingerprint.hpp"
+#include "plain_array.hpp"
+#include "recorder.hpp"
+#include "shared_segment.hpp"
+#include "turn_lock.hpp"
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+enum class Verb : int { barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all };
+constexpr const char* verb_names[] = {"barrier",    "broadcast",      "all_reduce", "reduce",
+                                      "all_gather", "reduce_scatter", "all_to_all"};
+
+// As Dtype and Op in reduce.hpp; a mean is a sum and a division.
+constexpr int dtypes = 15;
+constexpr const char* op_names[] = {"sum", "prod", "min", "max", "band", "bor", "bxor", "mean"};
+constexpr int ops = 8;
+constexpr int mean = 7;
+
+// In the order of `phalanx._native.PLAIN`.
+constexpr Dtype plain_dtypes[] = {Dtype::boolean, Dtype::int8,    Dtype::uint8,   Dtype::int16,     Dtype::uint16,   Dtype::int32,
+                                  Dtype::uint32,  Dtype::int64,   Dtype::uint64,  Dtype::int64,     Dtype::uint64,   Dtype::float16,
+                                  Dtype::float32, Dtype::float64, Dtype::complex64, Dtype::complex128};
+
+// An array that the quick path can take.
+struct Array {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    std::size_t items = 0;
+    Py_ssize_t rows = -1;  // -1 for a scalar
+    Dtype dtype = Dtype::uint8;
+
+    bool divides(int parts) const noexcept { return rows >= 0 && rows % parts == 0; }
+};
+
+class Express {
+public:
+    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `stopped` is raised with the outcome of what
+    // did not go well.
+    Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
+            nb::object stopped, double timeout)
+        : s_(segment),
+          recorder_(recorder),
+          turn_(turn),
+          arrays_(arrays),
+          kind_of_(std::move(kind_of)),
+          stopped_(std::move(stopped)),
+          timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)) {
+        for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
+    }
+
+    int paused = 0;  // operations under way in another thread, which come first
+
+    nb::object barrier() {
+        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); });
+    }
+
+    nb::object broadcast(nb::handle x, int root) {
+        Array array;
+        if (root < 0 || root >= ranks() || !look(x, rank() != root, array)) return nb::none();
+        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); });
+    }
+
+    nb::object all_reduce(nb::handle x, nb::handle op) {
+        Array array;
+        Combine how;
+        const int code = look(x, true, array) ? combine(array.dtype, op, how) : -1;
+        if (code < 0) return nb::none();
+        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); });
+    }
+
+    nb::object reduce(nb::handle x, int root, nb::handle op) {
+        Array array;
+        Combine how;
+        if (root < 0 || root >= ranks() || !look(x, rank() == root, array)) return nb::none();
+        const int code = combine(array.dtype, op, how);
+        if (code < 0) return nb::none();
+        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); });
+    }
+
+    nb::object all_gather(nb::handle x, nb::handle out) {
+        Array source, target;
+        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
+        if (source.bytes * ranks() != target.bytes) return nb::none();
+        counts_.assign(ranks(), source.bytes);
+        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out,
+                   [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); });
+    }
+
+    nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out) {
+        Array source, target;
+        Combine how;
+        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
+        if (!source.divides(ranks()) || source.bytes != target.bytes * ranks()) return nb::none();
+        const int code = combine(source.dtype, op, how);
+        if (code < 0) return nb::none();
+        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out,
+                   [&](const Call& call) {
+                       return s_.ops.reduce_scatter(call, source.data, target.data, target.items, how);
+                   });
+    }
+
+    nb::object all_to_all(nb::handle x, nb::handle out) {
+        Array source, target;
+        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
+        if (!source.divides(ranks()) || source.bytes != target.bytes) return nb::none();
+        counts_.assign(ranks() * ranks(), source.bytes / ranks());
+        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out,
+                   [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); });
+    }
+
+private:
+    int rank() const noexcept { return s_.segment.rank(); }
+    int ranks() const noexcept { return s_.segment.ranks(); }
+
+    bool look(nb::handle object, bool writable, Array& found) const {
+        PlainArray plain;
+        if (!arrays_.look(object, writable, plain)) return false;
+        found.data = plain.data;
+        found.bytes = plain.bytes;
+        found.dtype = plain_dtypes[plain.number];
+        found.items = plain.bytes / item_size(found.dtype);
+        found.rows = plain.dims > 0 ? plain.shape[0] : -1;
+        return true;
+    }
+
+    // The position in `op_names`; -1 if there is no such operation for the dtype.
+    int combine(Dtype dtype, nb::handle op, Combine& how) const {
+        int code = 0;
+        while (code < ops && op.ptr() != op_objects_[code].ptr()) ++code;
+        if (code == ops || (code == mean && !is_floating(dtype))) return -1;
+        how = code == mean ? Combine{dtype, Op::sum, ranks()} : Combine{dtype, static_cast<Op>(code), 1};
+        return has_op(how.dtype, how.op) ? code : -1;
+    }
+
+    // What an operation is: the same on all ranks.
+    struct What {
+        Verb verb;
+        int root;   // -1: none
+        int dtype;  // -1: none
+        int op;     // -1: none
+        std::uint64_t count;
+        std::size_t bytes;
+    };
+
+    std::uint64_t kind(const What& what) {
+        std::uint64_t& known = kinds_[static_cast<int>(what.verb)][what.dtype + 1][what.op + 1];
+        if (known == 0)
+            known = nb::cast<std::uint64_t>(kind_of_(verb_names[static_cast<int>(what.verb)], what.dtype,
+                                                     what.op >= 0 ? op_names[what.op] : ""));
+        return known;
+    }
+
+    template <class F>
+    nb::object run(const What& what, nb::handle result, F operation) {
+        const std::uint64_t fixed = kind(what);
+        if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
+        Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
+        const std::uint64_t sequence = ++recorder_.sequence;
+        record.rank = what.root;
+        if (what.op >= 0) record.op = op_names[what.op];
+        record.dtype = what.dtype;
+        record.count = what.count;
+        record.sequence = sequence;
+        record.mark = fingerprint(fixed, sequence, what.count, what.root < 0 ? 0 : what.root);
+        PyThreadState* state = nullptr;
+        Call call;
+        call.mark = record.mark;
+        call.bound.deadline_ns = record.began_ns + timeout_ns_;
+        call.bound.interrupted = signal_raised;
+        call.bound.held = &state;
+        Outcome outcome;
+        if (what.bytes <= worth_holding) {
+            // Most short operations are done before another thread could make use of the GIL.
+            call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
+            call.bound.after_long = [](void* held) { PyEval_RestoreThread(*static_cast<PyThreadState**>(held)); };
+            outcome = operation(call);
+        } else {
+            nb::gil_scoped_release release;
+            outcome = operation(call);
+        }
+        if (record.sequence == sequence) record.ended_ns = monotonic_ns();  // the ring may have come round
+        turn_.release();
+        if (outcome == Outcome::done) return nb::borrow(result);
+        if (outcome != Outcome::interrupted)
+            PyErr_SetObject(stopped_.ptr(), nb::int_(static_cast<int>(outcome)).ptr());
+        throw nb::python_error();
+    }
+
+    static constexpr std::size_t worth_holding = 16 << 10;
+
+    SharedSegment& s_;
+    Recorder& recorder_;
+    TurnLock& turn_;
+    const PlainArrays& arrays_;
+    nb::object kind_of_, stopped_;
+    std::int64_t timeout_ns_;
+    std::array<nb::object, ops> op_objects_;
+    std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};
+    std::vector<std::size_t> counts_;
+};
+
+}  // namespace
+
+void phalanx::bind_express(nb::module_& m) {
+    nb::class_<TurnLock>(m, "TurnLock", "Whose turn it is to run a collective of a group.")
+        .def(nb::init<>())
+        .def("acquire", &TurnLock::acquire, nb::arg("timeout"))
+        .def("release", &TurnLock::release);
+    nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.lockstep.")
+        .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+        .def_rw("paused", &Express::paused)
+        .def("barrier", &Express::barrier)
+        .def("broadcast", &Express::broadcast)
+        .def("all_reduce", &Express::all_reduce)
+        .def("reduce", &Express::reduce)
+        .def("all_gather", &Express::all_gather)
+        .def("reduce_scatter", &Express::reduce_scatter)
+        .def("all_to_all", &Express::all_to_all);
+}

@@ -1,0 +1,30 @@
+// phalanx._core: converts arguments, lets go of the GIL where that pays, and calls the headers. Nothing is decided here.
+
+#include "module.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include "recorder.hpp"
+
+namespace nb = nanobind;
+
+void phalanx::bind_recorder(nb::module_& m) {
+    nb::class_<Recorder>(m, "Recorder", "The last operations of the quick paths; see phalanx.group.journal.")
+        .def(nb::init<std::string>(), nb::arg("folder"))
+        .def_rw("sequence", &Recorder::sequence)
+        .def("records", &Recorder::records);
+}
+
+NB_MODULE(_core, m) {
+    m.attr("__doc__") = "The native core. Use phalanx._native, which works without it too.";
+    // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
+    m.attr("ABI") = 2;
+    // A thread that never ends may hold a group when the program does: nothing that nanobind should speak of.
+    nb::set_leak_warnings(false);
+    phalanx::bind_recorder(m);
+    phalanx::bind_reduce(m);
+    phalanx::bind_ring(m);
+    phalanx::bind_segment(m);
+    phalanx::bind_express(m);
+    phalanx::bind_steps(m);
+}

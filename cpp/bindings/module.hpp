@@ -1,0 +1,15 @@
+// What each file of this folder adds to phalanx._core.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace phalanx {
+
+void bind_express(nanobind::module_& m);
+void bind_reduce(nanobind::module_& m);
+void bind_recorder(nanobind::module_& m);
+void bind_segment(nanobind::module_& m);
+void bind_ring(nanobind::module_& m);
+void bind_steps(nanobind::module_& m);
+
+}  // namespace phalanx

@@ -1,0 +1,97 @@
+// A C-contiguous NumPy array of plain numbers, looked at without the buffer protocol, which costs more than a message.
+//
+// The fields lie where numpy/ndarraytypes.h puts them, in NumPy 1 and 2 alike. Before they are used, they are compared
+// with what the buffer protocol says of a few arrays; where that differs, no array is ever plain.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace phalanx {
+
+struct ArrayFields {
+    PyObject_HEAD
+    std::byte* data;
+    int dims;
+    Py_ssize_t* shape;
+    Py_ssize_t* strides;
+    PyObject* base;
+    PyObject* dtype;
+    int flags;
+
+    static constexpr int contiguous = 0x1;
+    static constexpr int writable = 0x400;
+};
+
+struct PlainArray {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    int dims = 0;
+    const Py_ssize_t* shape = nullptr;
+    const std::string* dtype = nullptr;  // as a frame calls it
+    int number = -1;                     // of the dtype, in the list that was given
+};
+
+// The dtypes that are plain. NumPy has one object of each; an equal one that somebody has made takes the general way.
+class PlainArrays {
+public:
+    // `dtypes` are pairs of a dtype and its name in a frame; `samples` are arrays to compare with.
+    PlainArrays(nanobind::handle array_type, nanobind::list dtypes, nanobind::list samples)
+        : array_type_(nanobind::borrow(array_type)) {
+        for (nanobind::handle pair : dtypes) {
+            const nanobind::object dtype = pair[0];
+            dtypes_.push_back({dtype, nanobind::cast<std::string>(nanobind::object(pair[1])),
+                               nanobind::cast<std::size_t>(dtype.attr("itemsize"))});
+        }
+        for (nanobind::handle sample : samples) usable_ = usable_ && agrees(sample);
+    }
+
+    // False if the array is not plain.
+    bool look(nanobind::handle object, bool write, PlainArray& found) const noexcept {
+        if (!usable_ || reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return false;
+        const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());
+        const int needed = ArrayFields::contiguous | (write ? ArrayFields::writable : 0);
+        if ((fields->flags & needed) != needed) return false;
+        for (std::size_t number = 0; number < dtypes_.size(); ++number) {
+            const Known& known = dtypes_[number];
+            if (known.dtype.ptr() != fields->dtype) continue;
+            found = {fields->data, known.itemsize, fields->dims, fields->shape, &known.name, static_cast<int>(number)};
+            for (int i = 0; i < fields->dims; ++i) found.bytes *= static_cast<std::size_t>(fields->shape[i]);
+            return true;
+        }
+        return false;
+    }
+
+private:
+    struct Known {
+        nanobind::object dtype;
+        std::string name;
+        std::size_t itemsize;
+    };
+
+    bool agrees(nanobind::handle sample) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(sample.ptr())) != array_type_.ptr()) return false;
+        Py_buffer view;
+        if (PyObject_GetBuffer(sample.ptr(), &view, PyBUF_STRIDES) != 0) throw nanobind::python_error();
+        const auto* fields = reinterpret_cast<const ArrayFields*>(sample.ptr());
+        bool same = fields->data == static_cast<std::byte*>(view.buf) && fields->dims == view.ndim &&
+                    fields->dtype == sample.attr("dtype").ptr() &&
+                    ((fields->flags & ArrayFields::contiguous) != 0) == (PyBuffer_IsContiguous(&view, 'C') != 0) &&
+                    ((fields->flags & ArrayFields::writable) == 0) == (view.readonly != 0);
+        for (int i = 0; same && i < view.ndim; ++i)
+            same = fields->shape[i] == view.shape[i] && fields->strides[i] == view.strides[i];
+        PyBuffer_Release(&view);
+        return same;
+    }
+
+    nanobind::object array_type_;
+    std::vector<Known> dtypes_;
+    bool usable_ = true;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,121 @@
+// The rings of point-to-point channels for Python.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "buffer.hpp"
+#include "mapped_ring.hpp"
+#include "module.hpp"
+#include "quick_messages.hpp"
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+constexpr std::size_t nonce_size = sizeof(RingControl::nonce);
+
+const char* nonce_of(const nb::bytes& nonce) {
+    if (nonce.size() != nonce_size) throw nb::value_error("a nonce has 16 bytes");
+    return nonce.c_str();
+}
+
+template <class F>
+void moving(std::size_t bytes, F move) {
+    if (bytes < worth_releasing) return move();
+    nb::gil_scoped_release release;
+    move();
+}
+
+// As many bytes of the buffers as fit; 0 if none do, and then a byte will come on the socket once there is room.
+std::size_t write_views(RingOut& out, nb::sequence views) {
+    RingWriter* ring = out.half();
+    if (ring == nullptr) return 0;
+    const RingOut::Stay stay(out);
+    std::size_t total = 0;
+    for (nb::handle view : views) {
+        const Buffer buffer(view, PyBUF_SIMPLE);
+        std::size_t done = 0;
+        while (done < buffer.bytes()) {
+            std::size_t count = std::min(ring->room(buffer.bytes() - done), buffer.bytes() - done);
+            if (count == 0 && total == 0) {
+                ring->ask_for_byte();
+                count = std::min(ring->room(buffer.bytes()), buffer.bytes());
+                if (count != 0) ring->ask_for_no_byte();
+            }
+            if (count == 0) return total;
+            moving(count, [&] { ring->put(buffer.data() + done, count); });
+            done += count;
+            total += count;
+            ring->publish();
+        }
+    }
+    return total;
+}
+
+// As many bytes as are there; 0 if none are, and then a byte will come on the socket with the next ones.
+std::size_t read_into(RingIn& in, nb::handle view) {
+    RingReader* ring = in.half();
+    if (ring == nullptr) return 0;
+    const RingIn::Stay stay(in);
+    const Buffer buffer(view, PyBUF_WRITABLE);
+    std::size_t count = std::min(ring->available(buffer.bytes()), buffer.bytes());
+    if (count == 0) {
+        ring->ask_for_byte();
+        count = std::min(ring->available(buffer.bytes()), buffer.bytes());
+        if (count == 0) return 0;
+        ring->ask_for_no_byte();
+    }
+    moving(count, [&] { ring->peek(buffer.data(), count); });
+    ring->skip(count);
+    ring->publish();
+    return count;
+}
+
+template <class Ring>
+auto bind_half(nb::module_& m, const char* name, const char* words) {
+    return nb::class_<Ring>(m, name, words)
+        .def("close", &Ring::close)
+        .def("abandon", &Ring::abandon)
+        .def("sever", &Ring::sever)
+        .def_prop_ro("other_closed", [](Ring& r) { return r.half() != nullptr && r.half()->other_closed(); })
+        .def_prop_ro("severed", [](Ring& r) { return r.half() == nullptr || r.half()->severed(); })
+        .def_prop_ro("broken", [](Ring& r) { return r.half() != nullptr && r.half()->broken(); });
+}
+
+}  // namespace
+
+void phalanx::bind_ring(nb::module_& m) {
+    m.attr("RING_CONTROL_BYTES") = ring_control_bytes;
+    bind_half<RingOut>(m, "RingOut", "The writing side of a ring; see cpp/phalanx/ring.hpp.")
+        .def("__init__",
+             [](RingOut* self, int memory, std::size_t size, int socket, const nb::bytes& nonce) {
+                 const char* characters = nonce_of(nonce);
+                 new (self) RingOut(memory, size, socket);
+                 self->init(characters);
+             },
+             nb::arg("memory"), nb::arg("size"), nb::arg("socket"), nb::arg("nonce"))
+        .def_prop_ro("accepted", &RingOut::accepted)
+        .def("write", &write_views, nb::arg("views"));
+    bind_half<RingIn>(m, "RingIn", "The reading side of a ring.")
+        .def(nb::init<int, std::size_t, int>(), nb::arg("memory"), nb::arg("size"), nb::arg("socket"))
+        .def("accept", [](RingIn& r, const nb::bytes& nonce) { return r.accept(nonce_of(nonce)); }, nb::arg("nonce"))
+        .def_prop_ro("pending", [](RingIn& r) { return r.half() != nullptr && r.half()->available(1) != 0; })
+        .def_rw("resting", &RingIn::resting)
+        .def("read_into", &read_into, nb::arg("view"));
+    nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that quick messages give way to.")
+        .def(nb::init<>())
+        .def("__enter__", &ChannelLock::enter)
+        .def("__exit__", [](ChannelLock& lock, nb::args) { lock.exit(); });
+    nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that quick messages can send.")
+        .def(nb::init<nb::handle, nb::list, nb::list>(), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("samples"));
+    nb::class_<QuickMessages>(m, "QuickMessages", "Sends and receives simple arrays through rings, in one call each.")
+        .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, int, int>(), nb::arg("peers"),
+             nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
+             nb::arg("spins"), nb::arg("yields"))
+        .def("open_out", &QuickMessages::open_out, nb::arg("dst"), nb::arg("ring"), nb::arg("channel"), nb::arg("queue"))
+        .def("open_in", &QuickMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
+        .def("close", &QuickMessages::close)
+        .def("send", &QuickMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
+        .def("recv", &QuickMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
+}

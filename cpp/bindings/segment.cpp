@@ -1,0 +1,187 @@
+// The segment for Python: every collective takes buffers, the operation's fingerprint and its deadline (seconds on the
+// monotonic clock), and returns how it ended.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include "buffer.hpp"
+#include "module.hpp"
+#include "recorder.hpp"
+#include "shared_segment.hpp"
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+Call call_of(std::uint64_t mark, double deadline) {
+    Call call;
+    call.mark = mark;
+    call.bound.deadline_ns = static_cast<std::int64_t>(deadline * 1e9);
+    call.bound.interrupted = signal_raised;
+    return call;
+}
+
+template <class F>
+int run(F operation) {
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = operation();
+    }
+    if (outcome == Outcome::interrupted) throw nb::python_error();  // what the signal's handler raised
+    return static_cast<int>(outcome);
+}
+
+Combine combine_of(int dtype, int op, std::int64_t divisor) {
+    return {static_cast<Dtype>(dtype), static_cast<Op>(op), divisor};
+}
+
+std::size_t items(const Buffer& buffer, const Combine& how) { return buffer.bytes() / item_size(how.dtype); }
+
+void need(bool fits) {
+    if (!fits) throw nb::value_error("a buffer does not fit the others");
+}
+
+using Counts = std::vector<std::size_t>;
+
+std::size_t total(const Counts& counts) {
+    std::size_t sum = 0;
+    for (const std::size_t count : counts) sum += count;
+    return sum;
+}
+
+int barrier(SharedSegment& s, std::uint64_t mark, double deadline) {
+    return run([&] { return s.ops.barrier(call_of(mark, deadline)); });
+}
+
+int broadcast(SharedSegment& s, nb::handle x, int root, std::uint64_t mark, double deadline) {
+    const Buffer buffer(x, s.segment.rank() == root ? PyBUF_SIMPLE : PyBUF_WRITABLE);
+    return run([&] { return s.ops.broadcast(call_of(mark, deadline), buffer.data(), buffer.bytes(), root); });
+}
+
+int all_reduce(SharedSegment& s, nb::handle x, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
+               double deadline) {
+    const Buffer buffer(x, PyBUF_WRITABLE);
+    const Combine how = combine_of(dtype, op, divisor);
+    return run([&] { return s.ops.all_reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how); });
+}
+
+int reduce_to(SharedSegment& s, nb::handle x, int root, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
+           double deadline) {
+    const Buffer buffer(x, s.segment.rank() == root ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    const Combine how = combine_of(dtype, op, divisor);
+    return run([&] { return s.ops.reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how, root); });
+}
+
+int reduce_scatter(SharedSegment& s, nb::handle x, nb::handle out, int dtype, int op, std::int64_t divisor,
+                   std::uint64_t mark, double deadline) {
+    const Buffer source(x, PyBUF_SIMPLE);
+    const Buffer target(out, PyBUF_WRITABLE);
+    const Combine how = combine_of(dtype, op, divisor);
+    need(source.bytes() == target.bytes() * s.segment.ranks());
+    return run([&] {
+        return s.ops.reduce_scatter(call_of(mark, deadline), source.data(), target.data(), items(target, how), how);
+    });
+}
+
+int all_gather(SharedSegment& s, nb::handle x, nb::handle out, const Counts& counts, std::uint64_t mark,
+               double deadline) {
+    const Buffer source(x, PyBUF_SIMPLE);
+    const Buffer target(out, PyBUF_WRITABLE);
+    need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == source.bytes() &&
+         total(counts) == target.bytes());
+    return run([&] { return s.ops.all_gather(call_of(mark, deadline), source.data(), target.data(), counts); });
+}
+
+int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts, int root, std::uint64_t mark,
+           double deadline) {
+    const Buffer source(x, PyBUF_SIMPLE);
+    need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == source.bytes());
+    const bool receives = s.segment.rank() == root;
+    const Buffer target(receives ? out : nb::borrow(x), receives ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    need(!receives || total(counts) == target.bytes());
+    return run([&] { return s.ops.gather(call_of(mark, deadline), source.data(), target.data(), counts, root); });
+}
+
+int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts, int root, std::uint64_t mark,
+            double deadline) {
+    const Buffer target(out, PyBUF_WRITABLE);
+    need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == target.bytes());
+    const bool sends = s.segment.rank() == root;
+    const Buffer source(sends ? x : nb::borrow(out), PyBUF_SIMPLE);
+    need(!sends || total(counts) == source.bytes());
+    return run([&] { return s.ops.scatter(call_of(mark, deadline), source.data(), target.data(), counts, root); });
+}
+
+int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& sizes, std::uint64_t mark,
+               double deadline) {
+    const Buffer source(x, PyBUF_SIMPLE);
+    const Buffer target(out, PyBUF_WRITABLE);
+    const auto n = static_cast<std::size_t>(s.segment.ranks());
+    const auto rank = static_cast<std::size_t>(s.segment.rank());
+    need(sizes.size() == n * n);
+    std::size_t sent = 0;
+    std::size_t received = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        sent += sizes[rank * n + i];
+        received += sizes[i * n + rank];
+    }
+    need(sent == source.bytes() && received == target.bytes());
+    return run([&] { return s.ops.all_to_all(call_of(mark, deadline), source.data(), target.data(), sizes); });
+}
+
+// Bytes in this rank's heap as a NumPy array that gives them back when it is collected; None if there is no room.
+nb::object empty(SharedSegment& s, std::size_t bytes) {
+    struct Lease {
+        std::shared_ptr<SharedMemory> memory;
+        std::byte* heap;
+        std::size_t start;
+        std::size_t bytes;
+    };
+    const std::size_t rounded = std::max(Layout::rounded(bytes), page);
+    const auto start = s.memory->take(rounded);
+    if (!start) return nb::none();
+    std::byte* heap = s.segment.heap(s.segment.rank());
+    auto* lease = new Lease{s.memory, heap, *start, rounded};
+    const nb::capsule owner(lease, [](void* pointer) noexcept {
+        auto* held = static_cast<Lease*>(pointer);
+        held->memory->give_back(held->heap, held->start, held->bytes);
+        delete held;
+    });
+    return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(heap + *start, {bytes}, owner));
+}
+
+
+}  // namespace
+
+void phalanx::bind_segment(nb::module_& m) {
+    m.def("segment_bytes", [](int ranks, std::size_t slot, std::size_t heap) { return Layout{ranks, slot, heap}.bytes(); },
+          nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"), "How large the memory of such a segment is.");
+    nb::class_<SharedSegment>(m, "Segment", "Memory that ranks on one machine share; see cpp/phalanx/segment.hpp.")
+        .def("__init__",
+             [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins,
+                int yields) {
+                 new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields});
+             },
+             nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"),
+             nb::arg("spins"), nb::arg("yields"))
+        .def("barrier", &barrier)
+        .def("broadcast", &broadcast)
+        .def("all_reduce", &all_reduce)
+        .def("reduce", &reduce_to)
+        .def("reduce_scatter", &reduce_scatter)
+        .def("all_gather", &all_gather)
+        .def("gather", &gather, nb::arg("x"), nb::arg("out").none(), nb::arg("counts"), nb::arg("root"),
+             nb::arg("mark"), nb::arg("deadline"))
+        .def("scatter", &scatter, nb::arg("x").none(), nb::arg("out"), nb::arg("counts"), nb::arg("root"),
+             nb::arg("mark"), nb::arg("deadline"))
+        .def("all_to_all", &all_to_all)
+        .def("empty", &empty)
+        .def("abort", [](SharedSegment& s) { s.segment.abort(); })
+        .def("leave", [](SharedSegment& s) { s.segment.leave(); })
+        .def_prop_ro("leaver", [](const SharedSegment& s) { return s.segment.leaver(); })
+        .def_prop_ro("culprit", [](const SharedSegment& s) { return s.ops.culprit(); })
+        .def_prop_ro("missing", [](const SharedSegment& s) { return s.segment.missing(); });
+}

@@ -1,0 +1,50 @@
+// Whose turn it is to run a collective of a group. Taken by the quick path without a call into Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "phalanx/waiting.hpp"
+
+namespace phalanx {
+
+// The GIL guards all of it but the word that waiting threads sleep on.
+class TurnLock {
+public:
+    bool try_acquire() noexcept {
+        if (held_) return false;
+        held_ = true;
+        return true;
+    }
+
+    // False if the time was over first.
+    bool acquire(double seconds) {
+        const double longest = 1e9;  // also what an infinite wait is cut to
+        const auto ns = static_cast<std::int64_t>((seconds < longest ? seconds : longest) * 1e9);
+        const std::int64_t deadline = monotonic_ns() + ns;
+        while (!try_acquire()) {
+            const std::int64_t left = deadline - monotonic_ns();
+            if (left <= 0) return false;
+            const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
+            ++waiting_;
+            {
+                const nanobind::gil_scoped_release release;
+                detail::sleep_on(released_, seen, left < detail::slice_ns ? left : detail::slice_ns);
+            }
+            --waiting_;
+            if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+        }
+        return true;
+    }
+
+    void release() noexcept {
+        held_ = false;
+        if (waiting_ != 0) released_.wake();
+    }
+
+private:
+    bool held_ = false;
+    int waiting_ = 0;
+    Bell released_;
+};
+
+}  // namespace phalanx

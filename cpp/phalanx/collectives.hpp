@@ -1,0 +1,397 @@
+// The collectives inside a segment.
+//
+// Every operation begins with a step at which all ranks show its fingerprint (and, if it is short, all of its data) and
+// meet: so ranks in different operations find out at once, before anybody reads a byte. What is too long for a slot goes
+// in pieces, and the next piece is written while others still read the one before.
+//
+// Why no slot is written while somebody reads it: what was shown at step s is read before its reader takes step s + 2,
+// and whoever writes for step t has seen everybody at step t - 2. With four slots the writer of step t overwrites what
+// was shown at t - 4, and that was read before step t - 2. The two lines of a board are written by short operations only,
+// which have one step, so that the writer of step t has seen everybody at t - 1.
+//
+// An array in the rank's heap is not copied: the others read it where it lies.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "reduce.hpp"
+#include "segment.hpp"
+
+namespace phalanx {
+
+// What is the same for every operation.
+struct Call {
+    std::uint64_t mark = 0;
+    Bound bound;
+};
+
+struct Combine {
+    Dtype dtype = Dtype::uint8;
+    Op op = Op::sum;
+    std::int64_t divisor = 1;
+};
+
+class Collectives {
+public:
+    explicit Collectives(Segment& segment) : s_(segment), homes_(segment.ranks()) {}
+
+    int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
+
+    Outcome barrier(const Call& call) {
+        s_.next_line().offset.store(0, std::memory_order_relaxed);
+        return meet(call);
+    }
+
+    Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
+        const Shape shape{bytes, s_.layout().slot_bytes, bytes, root};
+        return exchange(
+            call, shape, x, [bytes](int) { return bytes; },
+            [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                if (rank() != root) copy(x + from, shown(root, from, 0), size);
+            });
+    }
+
+    // `counts`: bytes of each rank's part.
+    Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts) {
+        return gather(call, source, target, counts, -1);
+    }
+
+    // On everybody with `root` -1; elsewhere `target` is not touched.
+    Outcome gather(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts,
+                   int root) {
+        const std::size_t longest = *std::max_element(counts.begin(), counts.end());
+        const std::size_t mine = counts[rank()];
+        const Shape shape{longest, s_.layout().slot_bytes, longest, -1};
+        return exchange(
+            call, shape, source, [&](int r) { return counts[r]; },
+            [&](std::byte* to, std::size_t from, std::size_t size) {
+                copy(to, source + from, part(mine, from, size));
+            },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                if (root >= 0 && rank() != root) return;
+                each_other([&](int r) {
+                    const std::size_t count = part(counts[r], from, size);
+                    copy(target + sum_before(counts, r) + from, shown(r, from, 0), count);
+                });
+                copy(target + sum_before(counts, rank()) + from, source + from, part(mine, from, size));
+            });
+    }
+
+    // `source` on `root` only.
+    Outcome scatter(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts,
+                    int root) {
+        const std::size_t longest = *std::max_element(counts.begin(), counts.end());
+        const std::size_t total = sum_before(counts, ranks());
+        const std::size_t region = region_bytes(1);
+        const Shape shape{longest, region, ranks() * longest, root};
+        return exchange(
+            call, shape, source, [total](int) { return total; },
+            [&](std::byte* to, std::size_t from, std::size_t size) {
+                std::size_t start = 0;
+                for (int r = 0; r < ranks(); start += counts[r++])
+                    if (r != root)
+                        copy(to + r * std::min(region, longest), source + start + from,
+                                    part(counts[r], from, size));
+            },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                const std::size_t start = sum_before(counts, rank());
+                const std::size_t count = part(counts[rank()], from, size);
+                if (rank() == root)
+                    copy(target + from, source + start + from, count);
+                else
+                    copy(target + from, shown(root, start + from, rank() * std::min(region, longest)), count);
+            });
+    }
+
+    // `sizes`: bytes from rank i to rank j, row by row.
+    Outcome all_to_all(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> sizes) {
+        const auto row = [&](int r) { return sizes.subspan(r * ranks(), ranks()); };
+        const std::size_t longest = *std::max_element(sizes.begin(), sizes.end());
+        const std::size_t region = region_bytes(1);
+        const std::size_t stride = std::min(region, longest);
+        const Shape shape{longest, region, ranks() * longest, -1};
+        return exchange(
+            call, shape, source, [&](int r) { return sum_before(row(r), ranks()); },
+            [&](std::byte* to, std::size_t from, std::size_t size) {
+                std::size_t start = 0;
+                for (int r = 0; r < ranks(); start += row(rank())[r++])
+                    if (r != rank()) copy(to + r * stride, source + start + from, part(row(rank())[r], from, size));
+            },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                const auto place = [&](int r) {
+                    std::size_t before = 0;
+                    for (int i = 0; i < r; ++i) before += row(i)[rank()];
+                    return target + before + from;
+                };
+                each_other([&](int r) {
+                    const std::size_t count = part(row(r)[rank()], from, size);
+                    copy(place(r), shown(r, sum_before(row(r), rank()) + from, rank() * stride), count);
+                });
+                const std::byte* own = source + sum_before(row(rank()), rank()) + from;
+                copy(place(rank()), own, part(row(rank())[rank()], from, size));
+            });
+    }
+
+    // `source` has one part for each rank, `target` one.
+    Outcome reduce_scatter(const Call& call, const std::byte* source, std::byte* target, std::size_t count,
+                           const Combine& how) {
+        const std::size_t item = item_size(how.dtype);
+        const std::size_t bytes = count * item;
+        const std::size_t region = region_bytes(item);
+        const std::size_t stride = std::min(region, bytes);
+        const Shape shape{bytes, region, ranks() * bytes, -1};
+        return exchange(
+            call, shape, source, [&](int) { return ranks() * bytes; },
+            [&](std::byte* to, std::size_t from, std::size_t size) {
+                for (int r = 0; r < ranks(); ++r)
+                    if (r != rank()) copy(to + r * stride, source + r * bytes + from, size);
+            },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                sources_.resize(ranks());
+                for (int r = 0; r < ranks(); ++r) {
+                    const std::size_t start = rank() * bytes + from;
+                    sources_[r] = r == rank() ? source + start : shown(r, start, rank() * stride);
+                }
+                combine(target + from, size, how);
+            });
+    }
+
+    Outcome all_reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how) {
+        const std::size_t bytes = count * item_size(how.dtype);
+        if (bytes > reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
+        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1};
+        return exchange(
+            call, shape, x, [bytes](int) { return bytes; },
+            [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
+            [&](auto shown, std::size_t from, std::size_t size) {
+                sources_.resize(ranks());
+                for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown(r, from, 0);
+                combine(x + from, size, how);
+            });
+    }
+
+    // On `root`; elsewhere `x` stays as it is.
+    Outcome reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
+        return reduce_by_parts(call, x, count, how, root);
+    }
+
+private:
+    // Up to here everybody reduces everything: half the steps are worth twice the work.
+    static constexpr std::size_t reduced_by_all = 16 << 10;
+    // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
+    static constexpr std::size_t worth_sharing = 32 << 10;
+
+    // An operation in which each rank shows something (or only `root` does), and then everybody reads it.
+    struct Shape {
+        std::size_t longest;    // bytes of the longest part that one rank has for another
+        std::size_t window;     // how much of each part goes into a slot at a time
+        std::size_t footprint;  // bytes in a slot, if the parts are short enough for one piece
+        int root;               // -1: everybody shows something
+    };
+
+    // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
+    static void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+        if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+    }
+
+    int rank() const noexcept { return s_.rank(); }
+    int ranks() const noexcept { return s_.ranks(); }
+
+    // Of a part that is `total` long: what lies in the window.
+    static std::size_t part(std::size_t total, std::size_t from, std::size_t size) noexcept {
+        return total > from ? std::min(size, total - from) : 0;
+    }
+
+    static std::size_t sum_before(std::span<const std::size_t> counts, int rank) noexcept {
+        std::size_t sum = 0;
+        for (int r = 0; r < rank; ++r) sum += counts[r];
+        return sum;
+    }
+
+    // A slot is cut into one region for each rank; each holds whole items, and begins on a cache line where it can.
+    std::size_t region_bytes(std::size_t item) const noexcept {
+        const std::size_t unit = std::max(cache_line, item);
+        return s_.layout().slot_bytes / ranks() / unit * unit;
+    }
+
+    // Not everybody begins with the same rank's memory.
+    template <class F>
+    void each_other(F visit) const {
+        for (int i = 1; i < ranks(); ++i) visit((rank() + i) % ranks());
+    }
+
+    void combine(std::byte* to, std::size_t bytes, const Combine& how) {
+        reduce_many(to, sources_.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
+    }
+
+    // Takes the operation's first step and waits for everybody; only then is anything of theirs looked at.
+    Outcome meet(const Call& call) {
+        s_.next_line().mark.store(call.mark, std::memory_order_relaxed);
+        s_.arrive();
+        const Outcome outcome = s_.wait(s_.step(), call.bound);
+        if (outcome != Outcome::done) return outcome;
+        for (int r = 0; r < ranks(); ++r) {
+            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) == call.mark) continue;
+            culprit_ = r;
+            return Outcome::mismatch;
+        }
+        return Outcome::done;
+    }
+
+    // After the first step: whose arrays lie in heaps. True if all that matter do.
+    template <class Bytes>
+    bool find_homes(Bytes bytes_of, int root) {
+        bool all = true;
+        for (int r = 0; r < ranks(); ++r) {
+            const std::uint64_t offset = s_.line_of(r, s_.step()).offset.load(std::memory_order_relaxed);
+            homes_[r] = offset != 0 ? s_.at(r, offset, bytes_of(r)) : nullptr;
+            if (homes_[r] == nullptr && (root < 0 || r == root)) all = false;
+        }
+        return all;
+    }
+
+    bool any_home() const noexcept {
+        return std::any_of(homes_.begin(), homes_.end(), [](const std::byte* home) { return home != nullptr; });
+    }
+
+    // `publish(to, from, size)` writes the window [from, from + size) of what this rank shows. `consume(shown, from,
+    // size)` reads it: `shown(r, place, region)` is where rank r's lies, `place` in its array, `region` in its slot.
+    template <class Bytes, class Publish, class Consume>
+    Outcome exchange(const Call& call, const Shape& shape, const std::byte* mine, Bytes bytes_of, Publish publish,
+                     Consume consume) {
+        const bool shows = shape.root < 0 || shape.root == rank();
+        const bool in_line = shape.footprint <= sizeof(Line::small);
+        const std::uint64_t first = s_.step() + 1;
+        Line& line = s_.next_line();
+        const bool may_share = shows && shape.footprint > worth_sharing;
+        const std::uint64_t offset = may_share ? s_.offset_of(mine, bytes_of(rank())) : 0;
+        line.offset.store(offset, std::memory_order_relaxed);
+        const bool copies = shows && offset == 0;
+        std::size_t window = std::min(shape.window, shape.longest);
+        if (copies && window > 0) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
+        Outcome outcome = meet(call);
+        if (outcome != Outcome::done || shape.longest == 0) return outcome;
+        if (find_homes(bytes_of, shape.root)) window = shape.longest;
+        const bool shared = any_home();
+        const auto read = [&](std::uint64_t piece) {
+            const std::size_t from = piece * window;
+            const auto shown = [&](int r, std::size_t place, std::size_t region) -> const std::byte* {
+                if (homes_[r] != nullptr) return homes_[r] + place;
+                return (in_line ? s_.line_of(r, first).small : s_.slot(r, first + piece)) + region;
+            };
+            consume(shown, from, std::min(window, shape.longest - from));
+        };
+        std::uint64_t piece = 1;
+        for (; piece * window < shape.longest; ++piece) {
+            const std::size_t from = piece * window;
+            if (copies) publish(s_.slot(rank(), first + piece), from, std::min(window, shape.longest - from));
+            s_.arrive();
+            outcome = s_.wait(first + piece - 1, call.bound);
+            if (outcome != Outcome::done) return outcome;
+            read(piece - 1);
+        }
+        outcome = s_.wait(first + piece - 1, call.bound);
+        if (outcome != Outcome::done) return outcome;
+        read(piece - 1);
+        if (!shared) return Outcome::done;
+        s_.arrive();  // whose array was read where it lies may change it once everybody has done so
+        return s_.wait(s_.step(), call.bound);
+    }
+
+    // Each rank reduces one part of every piece and writes the result to all (or to `root`), into the slot or the heap
+    // that it read from. So a rank copies out only what others need, takes its own part from its own array, and copies
+    // in only what others reduced.
+    //
+    // Piece k lies in slot first + k, and only its owner copies out of that slot, after everybody is done with it. The
+    // owner writes piece k + 1 once it has taken piece k - 2 out: three slots would do.
+    Outcome reduce_by_parts(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
+        const std::size_t item = item_size(how.dtype);
+        const std::uint64_t first = s_.step() + 1;
+        const std::uint64_t offset = s_.offset_of(x, count * item);
+        const bool receives = root < 0 || root == rank();
+        std::size_t length = std::min(count, s_.layout().slot_bytes / item);  // elements of a piece
+
+        const auto piece_count = [&](std::uint64_t k) { return std::min(length, count - k * length); };
+        // Elements [first, second) of a piece that a rank reduces; parts begin on cache lines.
+        const auto bounds = [&](std::size_t elements, int r) {
+            const std::size_t unit = std::max<std::size_t>(1, cache_line / item);
+            const std::size_t each = (elements + ranks() * unit - 1) / (ranks() * unit) * unit;
+            return std::pair(std::min(r * each, elements), std::min((r + 1) * each, elements));
+        };
+        // Between array and slot, without this rank's own part.
+        const auto copy_others = [&](std::byte* to, const std::byte* from, std::size_t elements) {
+            const auto [low, high] = bounds(elements, rank());
+            copy(to, from, low * item);
+            copy(to + high * item, from + high * item, (elements - high) * item);
+        };
+        const auto publish = [&](std::uint64_t k) {
+            if (offset == 0) copy_others(s_.slot(rank(), first + k), x + k * length * item, piece_count(k));
+        };
+        const auto take_out = [&](std::uint64_t k) {
+            if (offset == 0 && receives)
+                copy_others(x + k * length * item, s_.slot(rank(), first + k), piece_count(k));
+        };
+
+        if (count > 0) publish(0);
+        s_.next_line().offset.store(offset, std::memory_order_relaxed);
+        Outcome outcome = meet(call);
+        if (outcome != Outcome::done || count == 0) return outcome;
+        if (find_homes([&](int) { return count * item; }, -1)) length = count;
+        const std::uint64_t pieces = (count + length - 1) / length;
+        std::uint64_t shown = s_.step();  // the step at which everybody has shown the piece
+        std::uint64_t reduced = 0;        // and the one at which everybody had reduced the piece before
+        for (std::uint64_t k = 0; k < pieces; ++k) {
+            std::uint64_t next_shown = 0;
+            if (k + 1 < pieces) {
+                publish(k + 1);
+                s_.arrive();
+                next_shown = s_.step();
+            }
+            if ((outcome = s_.wait(shown, call.bound)) != Outcome::done) return outcome;
+            const auto [low, high] = bounds(piece_count(k), rank());
+            const auto place = [&](int r) {
+                if (r == rank()) return x + k * length * item;
+                return homes_[r] != nullptr ? homes_[r] + k * length * item : s_.slot(r, first + k);
+            };
+            reduce_part(place, low * item, high * item, how, root);
+            s_.arrive();
+            const std::uint64_t now_reduced = s_.step();
+            if (k > 0) {
+                if ((outcome = s_.wait(reduced, call.bound)) != Outcome::done) return outcome;
+                take_out(k - 1);
+            }
+            shown = next_shown;
+            reduced = now_reduced;
+        }
+        if ((outcome = s_.wait(reduced, call.bound)) != Outcome::done) return outcome;
+        take_out(pieces - 1);
+        return Outcome::done;
+    }
+
+    // Tile by tile, so that the result is copied to the others while it is in the cache.
+    template <class Place>
+    void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
+        constexpr std::size_t tile = 16 << 10;
+        sources_.resize(ranks());
+        for (std::size_t at = begin; at < end; at += tile) {
+            const std::size_t bytes = std::min(tile, end - at);
+            for (int r = 0; r < ranks(); ++r) sources_[r] = place(r) + at;
+            std::byte* to = place(root < 0 ? rank() : root) + at;
+            combine(to, bytes, how);
+            if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
+        }
+    }
+
+    Segment& s_;
+    int culprit_ = -1;
+    std::vector<std::byte*> homes_;
+    std::vector<const std::byte*> sources_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,23 @@
+// 64 bits that say which operation this is; the same numbers as src/phalanx/group/fingerprint.py.
+#pragma once
+
+#include <cstdint>
+
+namespace phalanx {
+
+constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+// `kind` stands for what does not change from call to call: the operation, the dtype and the reduction.
+constexpr std::uint64_t fingerprint(std::uint64_t kind, std::uint64_t sequence, std::uint64_t count,
+                                    std::uint64_t root) noexcept {
+    std::uint64_t mark = kind;
+    for (const std::uint64_t part : {sequence, count, root}) mark = mix(mark ^ mix(part + 1));
+    return mark != 0 ? mark : 1;
+}
+
+}  // namespace phalanx

@@ -1,0 +1,176 @@
+// A ring of bytes in shared memory: one process writes, another reads, nobody locks.
+//
+// Each side counts the bytes that it has ever moved and publishes the count after the bytes themselves. What it reads of
+// the other side's count is checked before use: a peer that writes nonsense there is told from, and cannot lead us
+// outside the ring. A side that finds nothing to do sleeps either on its bell (a futex) or in poll() on the socket that
+// belongs to the channel; whoever moves bytes wakes it in the way that it asked for.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "phalanx/waiting.hpp"
+
+namespace phalanx {
+
+enum class Presence : std::uint32_t { here, closed, severed };
+
+// How one side of a ring is woken, and whether it is still there.
+struct alignas(64) RingSide {
+    Bell bell;
+    std::atomic<std::uint32_t> polls{0};     // it waits in poll() and wants a byte on the socket
+    std::atomic<std::uint32_t> presence{0};  // a Presence
+};
+
+// The first page of the memory; the bytes of the ring follow.
+struct RingControl {
+    std::uint8_t nonce[16]{};
+    std::uint64_t size = 0;
+    std::atomic<std::uint32_t> accepted{0};
+    alignas(64) std::atomic<std::uint64_t> written{0};
+    alignas(64) std::atomic<std::uint64_t> read{0};
+    RingSide reader;
+    RingSide writer;
+};
+
+constexpr std::size_t ring_control_bytes = 4096;
+static_assert(sizeof(RingControl) <= ring_control_bytes);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+// What the two halves have in common. `size` is a power of two.
+class RingHalf {
+public:
+    RingHalf(void* memory, std::size_t size, int socket, RingSide RingControl::*mine, RingSide RingControl::*other)
+        : control_(*static_cast<RingControl*>(memory)),
+          data_(static_cast<std::byte*>(memory) + ring_control_bytes),
+          size_(size),
+          socket_(socket),
+          mine_(control_.*mine),
+          other_(control_.*other) {}
+
+    RingControl& control() noexcept { return control_; }
+    Bell& bell() noexcept { return mine_.bell; }
+
+    bool other_closed() const noexcept { return other_.presence.load(std::memory_order_acquire) != 0; }
+    bool severed() const noexcept {
+        return other_.presence.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Presence::severed);
+    }
+    // The other side has written a count that cannot be.
+    bool broken() const noexcept { return broken_; }
+
+    // Says that this side will sleep in poll(). Look for work once more afterwards, and only then sleep.
+    void ask_for_byte() noexcept { mine_.polls.store(1, std::memory_order_seq_cst); }
+    void ask_for_no_byte() noexcept {
+        if (mine_.polls.load(std::memory_order_relaxed) != 0) mine_.polls.store(0, std::memory_order_relaxed);
+    }
+
+    // Whoever waits in poll() is woken by the end of the connection, which follows.
+    void leave() noexcept {
+        mine_.presence.store(static_cast<std::uint32_t>(Presence::closed), std::memory_order_release);
+        other_.bell.announce();
+    }
+
+    // As a network that fails does: neither side gets another byte.
+    void sever() noexcept {
+        for (RingSide* side : {&mine_, &other_}) {
+            side->presence.store(static_cast<std::uint32_t>(Presence::severed), std::memory_order_release);
+            side->bell.wake();
+        }
+    }
+
+    void wake_other() noexcept {
+        other_.bell.announce();  // has the fence that the next line needs as well
+        if (other_.polls.load(std::memory_order_relaxed) != 0 && other_.polls.exchange(0) != 0) {
+            // A socket that takes no more is full of such bytes, and wakes the other side anyway.
+            [[maybe_unused]] const auto sent = ::send(socket_, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        }
+    }
+
+protected:
+    std::byte* at(std::uint64_t position) const noexcept { return data_ + (position & (size_ - 1)); }
+    std::size_t until_wrap(std::uint64_t position) const noexcept { return size_ - (position & (size_ - 1)); }
+
+    RingControl& control_;
+    std::byte* data_;
+    std::size_t size_;
+    int socket_;
+    RingSide& mine_;
+    RingSide& other_;
+    std::uint64_t written_ = 0;  // what this side knows of both counts
+    std::uint64_t read_ = 0;
+    bool broken_ = false;
+};
+
+class RingWriter : public RingHalf {
+public:
+    RingWriter(void* memory, std::size_t size, int socket)
+        : RingHalf(memory, size, socket, &RingControl::writer, &RingControl::reader) {}
+
+    // Bytes that fit now. The other side's count is looked up only if fewer than `wanted` are known to fit.
+    std::size_t room(std::size_t wanted) noexcept {
+        if (size_ - (written_ - read_) < wanted) {
+            const std::uint64_t seen = control_.read.load(std::memory_order_acquire);
+            if (seen - read_ > written_ - read_) broken_ = true;  // it goes back, or has read what was never written
+            if (!broken_) read_ = seen;
+        }
+        return broken_ ? 0 : size_ - (written_ - read_);
+    }
+
+    // At most `room` bytes. Seen by the reader after `publish`.
+    void put(const void* from, std::size_t count) noexcept {
+        const std::size_t first = std::min(count, until_wrap(written_));
+        std::memcpy(at(written_), from, first);
+        if (first < count) std::memcpy(data_, static_cast<const std::byte*>(from) + first, count - first);
+        written_ += count;
+    }
+
+    void publish() noexcept {
+        control_.written.store(written_, std::memory_order_release);
+        wake_other();
+    }
+};
+
+class RingReader : public RingHalf {
+public:
+    RingReader(void* memory, std::size_t size, int socket)
+        : RingHalf(memory, size, socket, &RingControl::reader, &RingControl::writer) {}
+
+    // Bytes that are there. The other side's count is looked up only if fewer than `wanted` are known.
+    std::size_t available(std::size_t wanted) noexcept {
+        if (written_ - read_ < wanted) {
+            const std::uint64_t seen = control_.written.load(std::memory_order_acquire);
+            if (seen - read_ > size_ || seen - read_ < written_ - read_) broken_ = true;
+            if (!broken_) written_ = seen;
+        }
+        return broken_ ? 0 : written_ - read_;
+    }
+
+    // Of the bytes that are available: `count` of them from `offset` on, which stay.
+    void peek(void* to, std::size_t count, std::size_t offset = 0) const noexcept {
+        const std::uint64_t from = read_ + offset;
+        const std::size_t first = std::min(count, until_wrap(from));
+        std::memcpy(to, at(from), first);
+        if (first < count) std::memcpy(static_cast<std::byte*>(to) + first, data_, count - first);
+    }
+
+    bool begins_with(const void* bytes, std::size_t count) const noexcept {
+        const std::size_t first = std::min(count, until_wrap(read_));
+        const auto* rest = static_cast<const std::byte*>(bytes) + first;
+        return std::memcmp(at(read_), bytes, first) == 0 && std::memcmp(data_, rest, count - first) == 0;
+    }
+
+    // Forgets bytes that are available. Their place is the writer's again after `publish`.
+    void skip(std::size_t count) noexcept { read_ += count; }
+
+    void publish() noexcept {
+        control_.read.store(read_, std::memory_order_release);
+        wake_other();
+    }
+};
+
+}  // namespace phalanx

@@ -1,0 +1,316 @@
+// The steps of a schedule over TCP: what src/phalanx/group/executor.py does, without the interpreter in between.
+//
+// Nothing here waits. `move` sends and receives as much as goes now, reduces what has come while it is still in the cache,
+// and goes on to the next step by itself. Whatever is not as expected (an end, another frame) it leaves to the caller.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "phalanx/frame.hpp"
+#include "phalanx/reduce.hpp"
+#include "phalanx/waiting.hpp"
+
+namespace phalanx {
+
+constexpr std::uint8_t kind_step = 4;
+
+// Memory of one chunk. `own` is where it lies before it is written to for the first time, if that is elsewhere.
+struct Chunk {
+    std::byte* memory = nullptr;
+    const std::byte* own = nullptr;
+    std::size_t size = 0;
+
+    const std::byte* now() const noexcept { return own != nullptr ? own : memory; }
+};
+
+struct Recv {
+    int chunk = 0;
+    bool reduce = false;
+    bool before = false;
+    bool late = false;
+};
+
+struct Step {
+    std::vector<std::pair<int, int>> sends;   // channel, chunk
+    std::vector<std::pair<int, Recv>> recvs;  // channel, what
+};
+
+class Steps {
+public:
+    // The numbers are shared with src/phalanx/group/native_steps.py.
+    enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused };
+
+    static constexpr std::size_t scratch_bytes = 256 << 10;  // of a piece that is reduced: it stays in the cache
+    static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
+
+    Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
+          const std::vector<int>& in, std::uint64_t mark, Dtype dtype, Op op)
+        : plan_(std::move(steps)), steps_(*plan_), chunks_(std::move(chunks)), mark_(mark), dtype_(dtype), op_(op) {
+        outbound_.reserve(out.size());
+        inbound_.reserve(in.size());
+        for (const int fd : out) outbound_.push_back(Outbound{fd});
+        for (const int fd : in) inbound_.push_back(Inbound{fd});
+        begin();
+    }
+
+    Outcome move(int looks, std::size_t piece) {
+        int fruitless = 0;
+        std::size_t moved_bytes = 0;
+        while (at_ < steps_.size()) {
+            std::size_t moved = 0;
+            bool pending = false;
+            for (std::size_t i = 0; i < outbound_.size(); ++i) {
+                Outbound& to = outbound_[i];
+                if (to.next == to.frames.size()) continue;
+                const ssize_t count = push(to, piece);
+                if (count < 0) return failed(Outcome::outbound_ended, i);
+                moved += static_cast<std::size_t>(count);
+                pending |= to.next < to.frames.size();
+            }
+            for (std::size_t i = 0; i < inbound_.size(); ++i) {
+                Inbound& from = inbound_[i];
+                if (from.next == from.frames.size()) continue;
+                const ssize_t count = pull(from, piece);
+                if (count < 0) return failed(Outcome::inbound_ended, i);
+                moved += static_cast<std::size_t>(count);
+                if (refused_) return failed(Outcome::refused, i);
+                pending |= from.next < from.frames.size();
+            }
+            if (!pending) {
+                end();
+                fruitless = 0;
+                continue;
+            }
+            moved_bytes += moved;
+            if (moved == 0) {
+                if (++fruitless >= looks) return Outcome::blocked;
+                relax();
+            } else {
+                fruitless = 0;
+                if (moved_bytes >= slice) return Outcome::more;
+            }
+        }
+        return Outcome::done;
+    }
+
+    // Which channel has ended or brought another frame, and the error number, 0 for an orderly end.
+    std::size_t where() const noexcept { return where_; }
+    int error() const noexcept { return error_; }
+
+    // Of the channel at `where`: the header of another frame, and what came behind it.
+    const FrameHeader& header() const noexcept { return inbound_[where_].header; }
+    std::pair<const std::byte*, std::size_t> behind() const noexcept { return {room_, behind_}; }
+
+    bool sends_to(std::size_t i) const noexcept { return outbound_[i].next < outbound_[i].frames.size(); }
+    bool receives_from(std::size_t i) const noexcept { return inbound_[i].next < inbound_[i].frames.size(); }
+
+    // Whether a part of a frame is on the wire, so that nothing else can follow.
+    bool halfway(std::size_t i) const noexcept { return outbound_[i].sent > 0; }
+
+private:
+    struct Out {
+        FrameHeader header;
+        const std::byte* memory;
+    };
+    struct Outbound {
+        int fd;
+        std::vector<Out> frames{};
+        std::size_t next = 0;
+        std::size_t sent = 0;  // of the frame, with its header
+    };
+    struct Inbound {
+        int fd;
+        std::vector<Recv> frames{};
+        std::size_t next = 0;
+        std::size_t got = 0;   // of the frame, with its header
+        std::size_t done = 0;  // bytes of the payload that have been reduced
+        FrameHeader header{};
+        std::unique_ptr<std::byte[]> scratch{};
+        std::size_t room = 0;  // in it
+    };
+    struct Late {
+        Recv recv;
+        std::unique_ptr<std::byte[]> received;
+    };
+
+    FrameHeader expected(std::size_t size) const noexcept {
+        FrameHeader header;
+        header.kind = kind_step;
+        header.tag = mark_;
+        header.payload = size;
+        return header;
+    }
+
+    void begin() {
+        for (Outbound& to : outbound_) {
+            to.frames.clear();
+            to.next = 0;
+        }
+        for (Inbound& from : inbound_) {
+            from.frames.clear();
+            from.next = 0;
+        }
+        if (at_ == steps_.size()) return;
+        for (const auto& [channel, chunk] : steps_[at_].sends)
+            outbound_[channel].frames.push_back(Out{expected(chunks_[chunk].size), chunks_[chunk].now()});
+        for (const auto& [channel, recv] : steps_[at_].recvs) inbound_[channel].frames.push_back(recv);
+        for (Inbound& from : inbound_) prepare(from);
+    }
+
+    void end() {
+        for (const Late& late : late_) {
+            Chunk& chunk = chunks_[late.recv.chunk];
+            combine(chunk, late.recv.before, 0, late.received.get(), chunk.size);
+            chunk.own = nullptr;
+        }
+        late_.clear();
+        ++at_;
+        begin();
+    }
+
+    // Memory for the frame that comes next. Allocates, so it must not be called in the middle of a frame.
+    void prepare(Inbound& from) {
+        from.got = from.done = 0;
+        if (from.next == from.frames.size()) return;
+        const Recv& recv = from.frames[from.next];
+        const std::size_t size = chunks_[recv.chunk].size;
+        if (recv.late)
+            late_.push_back(Late{recv, std::make_unique_for_overwrite<std::byte[]>(size)});
+        else if (recv.reduce && from.room < std::min(size, scratch_bytes)) {
+            from.room = std::min(size, scratch_bytes);
+            from.scratch = std::make_unique_for_overwrite<std::byte[]>(from.room);
+        }
+    }
+
+    ssize_t push(Outbound& to, std::size_t piece) noexcept {
+        iovec parts[16];
+        int count = 0;
+        std::size_t skip = to.sent;
+        for (std::size_t i = to.next; i < to.frames.size() && count + 2 <= 16 && piece > 0; ++i) {
+            Out& frame = to.frames[i];
+            if (skip < sizeof frame.header)
+                parts[count++] = {reinterpret_cast<std::byte*>(&frame.header) + skip, sizeof frame.header - skip};
+            const std::size_t from = skip < sizeof frame.header ? 0 : skip - sizeof frame.header;
+            const std::size_t length = std::min<std::size_t>(frame.header.payload - from, piece);
+            if (length > 0) parts[count++] = {const_cast<std::byte*>(frame.memory) + from, length};
+            piece -= length;
+            skip = 0;
+            if (from + length < frame.header.payload) break;
+        }
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = static_cast<std::size_t>(count);
+        const ssize_t sent = ::sendmsg(to.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0) return later();
+        to.sent += static_cast<std::size_t>(sent);
+        while (to.next < to.frames.size()) {
+            const std::size_t whole = sizeof(FrameHeader) + to.frames[to.next].header.payload;
+            if (to.sent < whole) break;
+            to.sent -= whole;
+            ++to.next;
+        }
+        return sent;
+    }
+
+    ssize_t pull(Inbound& from, std::size_t piece) {
+        const Recv& recv = from.frames[from.next];
+        Chunk& chunk = chunks_[recv.chunk];
+        const bool piecewise = recv.reduce && !recv.late;
+        const std::size_t head = std::min(from.got, sizeof from.header);
+        const std::size_t body = from.got - head;
+        const std::size_t kept = piecewise ? body - from.done : 0;  // less than an element
+        std::byte* const base = recv.late ? late_of(recv) : piecewise ? from.scratch.get() + kept : chunk.memory;
+        room_ = piecewise ? base : base + body;
+        std::size_t length = std::min(chunk.size - body, piece);
+        if (piecewise) length = std::min(length, from.room - kept);
+        iovec parts[2];
+        int count = 0;
+        if (head < sizeof from.header) parts[count++] = {reinterpret_cast<std::byte*>(&from.header) + head, sizeof from.header - head};
+        if (length > 0) parts[count++] = {room_, length};
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = static_cast<std::size_t>(count);
+        const ssize_t got = ::recvmsg(from.fd, &message, MSG_DONTWAIT);
+        if (got == 0) {
+            error_ = 0;
+            return -1;
+        }
+        if (got < 0) return later();
+        from.got += static_cast<std::size_t>(got);
+        if (from.got < sizeof from.header) return got;
+        if (head < sizeof from.header) {
+            const FrameHeader wanted = expected(chunk.size);
+            if (std::memcmp(&wanted, &from.header, sizeof wanted) != 0) {
+                behind_ = from.got - sizeof from.header;
+                refused_ = true;
+                return got;
+            }
+        }
+        const std::size_t have = from.got - sizeof from.header;
+        if (piecewise) {
+            const std::size_t filled = have - from.done;
+            const std::size_t whole = filled - filled % item_size(dtype_);
+            combine(chunk, recv.before, from.done, from.scratch.get(), whole);
+            from.done += whole;
+            std::memmove(from.scratch.get(), from.scratch.get() + whole, filled - whole);
+        }
+        if (have == chunk.size) {
+            if (!recv.late) chunk.own = nullptr;
+            ++from.next;
+            prepare(from);
+        }
+        return got;
+    }
+
+    std::byte* late_of(const Recv& recv) const noexcept {
+        for (const Late& late : late_)
+            if (late.recv.chunk == recv.chunk) return late.received.get();
+        return nullptr;  // prepare() has made one
+    }
+
+    void combine(const Chunk& chunk, bool before, std::size_t at, const std::byte* received, std::size_t bytes) noexcept {
+        const std::byte* const own = chunk.now() + at;
+        const std::byte* const left = before ? received : own;
+        const std::byte* const right = before ? own : received;
+        reduce(chunk.memory + at, left, right, bytes / item_size(dtype_), dtype_, op_);
+    }
+
+    // 0 if the call is to be repeated later, -1 if the connection has ended.
+    ssize_t later() noexcept {
+        error_ = errno;
+        return error_ == EAGAIN || error_ == EWOULDBLOCK || error_ == EINTR ? 0 : -1;
+    }
+
+    Outcome failed(Outcome outcome, std::size_t where) noexcept {
+        where_ = where;
+        return outcome;
+    }
+
+    std::shared_ptr<const std::vector<Step>> plan_;
+    const std::vector<Step>& steps_;
+    std::size_t at_ = 0;
+    std::vector<Chunk> chunks_;
+    std::vector<Outbound> outbound_;
+    std::vector<Inbound> inbound_;
+    std::vector<Late> late_;
+    std::uint64_t mark_;
+    Dtype dtype_;
+    Op op_;
+    std::size_t where_ = 0;
+    int error_ = 0;
+    bool refused_ = false;
+    std::byte* room_ = nullptr;
+    std::size_t behind_ = 0;
+};
+
+}  // namespace phalanx

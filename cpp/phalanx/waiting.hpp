@@ -1,0 +1,136 @@
+// Waiting for another process: spin a little, give the processor away a little, then sleep in a futex.
+//
+// The word that a sleeper watches lies in shared memory and changes with every event that could end its wait. Whoever
+// makes such an event calls `announce`; it costs a system call only if somebody sleeps. No wait is unbounded: each ends
+// at its deadline, when the group is aborted in this process, or when the program was interrupted.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+namespace phalanx {
+
+// The numbers are shared with src/phalanx/group/segment_engine.py.
+enum class Outcome : int { done, timed_out, aborted, interrupted, mismatch, left };
+
+inline std::int64_t monotonic_ns() noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+inline void relax() noexcept {
+#if defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // "yield" does nothing on most ARM cores; this pauses for some cycles
+#elif defined(__x86_64__)
+    asm volatile("pause" ::: "memory");
+#endif
+}
+
+// How long to try before sleeping. With a core for every rank the answer comes within microseconds, and sleeping would
+// cost more. With fewer cores the one waited for may need this very core, so it is given away at once.
+struct Patience {
+    int spins = 2000;
+    int yields = 0;
+};
+
+// What ends a wait besides the event that it is for.
+struct Bound {
+    std::int64_t deadline_ns = 0;  // on the monotonic clock
+    const std::atomic<std::uint32_t>* aborted = nullptr;
+    bool (*interrupted)() = nullptr;  // asked ten times a second while asleep; true ends the wait
+    // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
+    void (*before_long)(void*) = nullptr;
+    void (*after_long)(void*) = nullptr;
+    void* held = nullptr;
+};
+
+// A word to sleep on, with the number of sleepers. Lies in shared memory, on a cache line of its own.
+struct alignas(64) Bell {
+    std::atomic<std::uint32_t> word{0};
+    std::atomic<std::uint32_t> sleepers{0};
+
+    // After a store that could end somebody's wait.
+    void announce() noexcept {
+        // The store must be seen before `sleepers` is read, or a sleeper that has just looked would be missed.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_relaxed) != 0) wake();
+    }
+
+    void wake() noexcept {
+        word.fetch_add(1, std::memory_order_seq_cst);
+        syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+};
+
+namespace detail {
+
+constexpr std::int64_t slice_ns = 100'000'000;  // the longest sleep: then signals are looked at
+
+inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns) noexcept {
+    const timespec span{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT, seen, &span, nullptr, 0);
+}
+
+template <class Ready>
+Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
+    for (;;) {
+        bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const std::uint32_t seen = bell.word.load(std::memory_order_seq_cst);
+        Outcome outcome = Outcome::done;
+        bool over = ready();
+        if (!over && bound.aborted->load(std::memory_order_relaxed) != 0) {
+            outcome = Outcome::aborted;
+            over = true;
+        }
+        std::int64_t left = 0;
+        if (!over) {
+            left = bound.deadline_ns - monotonic_ns();
+            if (left <= 0) {
+                outcome = Outcome::timed_out;
+                over = true;
+            }
+        }
+        if (!over) sleep_on(bell, seen, left < slice_ns ? left : slice_ns);
+        bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
+        if (over) return outcome;
+        if (!ready() && bound.interrupted != nullptr && bound.interrupted()) return Outcome::interrupted;
+    }
+}
+
+}  // namespace detail
+
+// Waits until `ready()`, which reads shared memory with acquire order and has no side effects. `crowded()` tells whether
+// who is waited for seems to need this very core: then spinning would only keep it from coming.
+template <class Ready, class Crowded>
+Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Ready ready, Crowded crowded) {
+    int yields = patience.yields;
+    for (int i = 0; i < patience.spins; ++i) {
+        if (ready()) return Outcome::done;
+        if (i % 16 == 15 && yields > 0 && crowded()) {
+            --yields;
+            sched_yield();
+        } else {
+            relax();
+        }
+    }
+    for (; yields > 0; --yields) {
+        if (ready()) return Outcome::done;
+        sched_yield();
+    }
+    return detail::wait_asleep(bell, bound, ready);
+}
+
+template <class Ready>
+Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Ready ready) {
+    return wait_until(bell, patience, bound, ready, [] { return false; });
+}
+
+}  // namespace phalanx

@@ -1,0 +1,300 @@
+// The ring alone, without Python: two threads or two processes as its sides. Run by `make sanitize`.
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "phalanx/frame.hpp"
+#include "phalanx/transfer.hpp"
+
+using namespace phalanx;
+
+namespace {
+
+std::atomic<int> failures{0};
+std::atomic<int> checks{0};
+
+#define CHECK(condition)                                                        \
+    do {                                                                        \
+        ++checks;                                                               \
+        if (!(condition)) {                                                     \
+            ++failures;                                                         \
+            std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+        }                                                                       \
+    } while (false)
+
+constexpr std::int64_t second = 1'000'000'000;
+const std::atomic<std::uint32_t> nobody{0};
+
+Bound within(std::int64_t ns, const std::atomic<std::uint32_t>& wanted = nobody) {
+    return {monotonic_ns() + ns, &wanted, nullptr};
+}
+
+// A ring and the socket that belongs to it.
+struct Shared {
+    explicit Shared(std::size_t size) : bytes(ring_control_bytes + size), size(size) {
+        memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) std::abort();
+        new (memory) RingControl;
+    }
+    ~Shared() {
+        munmap(memory, bytes);
+        close(sockets[0]);
+        close(sockets[1]);
+    }
+    RingWriter writer() { return {memory, size, sockets[0]}; }
+    RingReader reader() { return {memory, size, sockets[1]}; }
+    RingControl& control() { return *static_cast<RingControl*>(memory); }
+
+    void* memory;
+    std::size_t bytes;
+    std::size_t size;
+    int sockets[2];
+};
+
+std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
+    std::vector<std::byte> made(size);
+    for (std::size_t i = 0; i < size; ++i) made[i] = static_cast<std::byte>(i * 31 + seed * 7 + (i >> 8));
+    return made;
+}
+
+// Messages of random sizes, the same on both sides.
+std::vector<std::size_t> sizes(unsigned seed, int count, std::size_t most) {
+    std::mt19937 random(seed);
+    std::vector<std::size_t> made;
+    for (int i = 0; i < count; ++i) made.push_back(random() % (i % 7 == 0 ? most : 200));
+    return made;
+}
+
+void write_messages(RingWriter& ring, const std::vector<std::size_t>& messages, const Patience& patience) {
+    unsigned seed = 0;
+    for (const std::size_t size : messages) {
+        const auto bytes = pattern(size, seed++);
+        std::size_t done = 0;
+        CHECK(write_on(ring, bytes.data(), size, done, patience, within(20 * second)) == Outcome::done);
+        CHECK(done == size);
+    }
+}
+
+void read_messages(RingReader& ring, const std::vector<std::size_t>& messages, const Patience& patience) {
+    unsigned seed = 0;
+    for (const std::size_t size : messages) {
+        std::vector<std::byte> bytes(size);
+        std::size_t done = 0;
+        CHECK(read_on(ring, bytes.data(), size, done, patience, within(20 * second)) == Outcome::done);
+        CHECK(bytes == pattern(size, seed++));
+    }
+}
+
+void between_threads() {
+    for (const Patience patience : {Patience{2000, 0}, Patience{10, 2}, Patience{0, 0}}) {
+        Shared shared(4096);
+        const auto messages = sizes(1, 200, 30'000);
+        std::thread other([&] {
+            RingReader ring = shared.reader();
+            read_messages(ring, messages, patience);
+        });
+        RingWriter ring = shared.writer();
+        write_messages(ring, messages, patience);
+        other.join();
+    }
+}
+
+void between_processes() {
+    Shared shared(8192);
+    const auto messages = sizes(2, 300, 100'000);
+    const pid_t child = fork();
+    if (child == 0) {
+        failures = 0;
+        RingReader ring = shared.reader();
+        read_messages(ring, messages, Patience{50, 5});
+        _exit(failures == 0 ? 0 : 1);
+    }
+    RingWriter ring = shared.writer();
+    write_messages(ring, messages, Patience{50, 5});
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void it_wraps_at_every_place() {
+    Shared shared(4096);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    for (unsigned i = 0; i < 5000; ++i) {
+        const auto bytes = pattern(1 + i % 97, i);
+        CHECK(writer.room(bytes.size()) >= bytes.size());
+        writer.put(bytes.data(), bytes.size());
+        writer.publish();
+        CHECK(reader.available(bytes.size()) == bytes.size());
+        CHECK(reader.begins_with(bytes.data(), bytes.size()));
+        std::vector<std::byte> seen(bytes.size());
+        reader.peek(seen.data(), seen.size());
+        CHECK(seen == bytes);
+        seen.back() ^= std::byte{1};
+        CHECK(!reader.begins_with(seen.data(), seen.size()));
+        reader.skip(bytes.size());
+        reader.publish();
+    }
+}
+
+void full_and_empty() {
+    Shared shared(4096);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    const auto bytes = pattern(4096, 3);
+    CHECK(writer.room(1) == 4096);
+    CHECK(reader.available(1) == 0);
+    writer.put(bytes.data(), 4096);
+    CHECK(reader.available(1) == 0);  // not yet published
+    writer.publish();
+    CHECK(writer.room(1) == 0);
+    CHECK(reader.available(1) == 4096);
+    std::size_t done = 0;
+    CHECK(write_on(writer, bytes.data(), 10, done, Patience{5, 0}, within(second / 50)) == Outcome::timed_out);
+    CHECK(done == 0);
+    reader.skip(7);
+    reader.publish();
+    CHECK(write_on(writer, bytes.data(), 10, done, Patience{5, 0}, within(second / 50)) == Outcome::timed_out);
+    CHECK(done == 7);  // what fitted is there, and counted
+}
+
+void a_wait_can_be_ended() {
+    Shared shared(4096);
+    RingReader reader = shared.reader();
+    std::atomic<std::uint32_t> wanted{0};
+    std::thread other([&] {
+        usleep(20'000);
+        wanted.store(1);
+        shared.control().reader.bell.wake();
+    });
+    const std::int64_t began = monotonic_ns();
+    CHECK(await_bytes(reader, 1, Patience{10, 0}, within(5 * second, wanted)) == Outcome::aborted);
+    CHECK(monotonic_ns() - began < second);
+    other.join();
+}
+
+void closing_wakes_the_other_side() {
+    Shared shared(4096);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    std::thread other([&] {
+        usleep(20'000);
+        const auto bytes = pattern(5, 0);
+        writer.put(bytes.data(), 5);
+        writer.publish();
+        writer.leave();
+    });
+    std::byte got[8];
+    std::size_t done = 0;
+    CHECK(read_on(reader, got, 8, done, Patience{10, 0}, within(5 * second)) == Outcome::aborted);
+    CHECK(done == 5);  // what was written before is read
+    other.join();
+    CHECK(reader.other_closed() && !reader.severed());
+    reader.sever();
+    CHECK(reader.severed() && writer.severed());
+}
+
+int bytes_on(int socket) {
+    pollfd polled{socket, POLLIN, 0};
+    if (poll(&polled, 1, 0) <= 0) return 0;
+    char scratch[64];
+    return static_cast<int>(recv(socket, scratch, sizeof scratch, MSG_DONTWAIT));
+}
+
+void a_poller_gets_one_byte() {
+    Shared shared(4096);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    const auto bytes = pattern(4, 0);
+    const auto put = [&] {
+        writer.put(bytes.data(), 4);
+        writer.publish();
+    };
+    put();
+    CHECK(bytes_on(shared.sockets[1]) == 0);  // nobody asked
+    reader.ask_for_byte();
+    put();
+    put();
+    CHECK(bytes_on(shared.sockets[1]) == 1);
+    reader.ask_for_byte();
+    reader.ask_for_no_byte();
+    put();
+    CHECK(bytes_on(shared.sockets[1]) == 0);
+    writer.ask_for_byte();
+    reader.skip(4);
+    reader.publish();
+    CHECK(bytes_on(shared.sockets[0]) == 1);
+}
+
+void nonsense_is_not_followed() {
+    const std::uint64_t values[] = {4097, ~0ull, 1ull << 63, ~0ull - 4096};
+    for (const std::uint64_t value : values) {
+        Shared shared(4096);
+        RingReader reader = shared.reader();
+        shared.control().written.store(value);
+        CHECK(reader.available(1) == 0 && reader.broken());
+        std::byte got[8];
+        std::size_t done = 0;
+        CHECK(read_on(reader, got, 8, done, Patience{}, within(second)) == Outcome::aborted);
+        CHECK(done == 0);
+
+        Shared another(4096);
+        RingWriter writer = another.writer();
+        const auto bytes = pattern(4096, 0);
+        writer.put(bytes.data(), 4096);
+        writer.publish();
+        another.control().read.store(value);
+        CHECK(writer.room(1) == 0 && writer.broken());
+        CHECK(write_on(writer, bytes.data(), 8, done, Patience{}, within(second)) == Outcome::aborted);
+    }
+    // Back to what was already read.
+    Shared shared(4096);
+    RingReader reader = shared.reader();
+    shared.control().written.store(100);
+    CHECK(reader.available(100) == 100);
+    reader.skip(60);
+    shared.control().written.store(50);
+    CHECK(reader.available(50) == 0 && reader.broken());
+}
+
+void heads_are_messagepack() {
+    ArrayHead head;
+    const std::ptrdiff_t shape[] = {3, 300, 70'000, 5'000'000'000};
+    CHECK(head.make("<f4", 4, shape, 9, 1234));
+    const std::string expected("\x93\xa3<f4\x94\x03\xcd\x01\x2c\xce\x00\x01\x11\x70\xcf\0\0\0\x01\x2a\x05\xf2\0\xa5numpy", 30);
+    const std::string made(reinterpret_cast<const char*>(head.data()), head.size());
+    CHECK(made.substr(0, 4) == std::string("PX\x02\0", 4) && made.substr(24) == expected);
+    FrameHeader header;
+    std::memcpy(&header, head.data(), sizeof header);
+    CHECK(header.description == made.size() - 24 && header.tag == 9 && header.payload == 1234);
+    std::vector<std::ptrdiff_t> many(16, 1ll << 40);
+    CHECK(head.make("<c16", 15, many.data(), ~0ull, ~0ull));
+    CHECK(!head.make("<c16", 16, many.data(), 0, 0));
+    CHECK(!head.make("", 1, many.data(), 0, 0));
+}
+
+}  // namespace
+
+int main() {
+    it_wraps_at_every_place();
+    full_and_empty();
+    a_wait_can_be_ended();
+    closing_wakes_the_other_side();
+    a_poller_gets_one_byte();
+    nonsense_is_not_followed();
+    heads_are_messagepack();
+    between_threads();
+    between_processes();
+    std::printf("%d checks, %d failures\n", checks.load(), failures.load());
+    return failures == 0 ? 0 : 1;
+}

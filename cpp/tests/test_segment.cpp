@@ -1,0 +1,223 @@
+// The collectives inside a segment, without Python: ranks are threads here. Run under the sanitizers by `make sanitize`.
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "phalanx/collectives.hpp"
+#include "phalanx/fingerprint.hpp"
+
+using namespace phalanx;
+
+namespace {
+
+std::atomic<int> failures{0};
+std::atomic<int> checks{0};
+
+#define CHECK(condition)                                                        \
+    do {                                                                        \
+        ++checks;                                                               \
+        if (!(condition)) {                                                     \
+            ++failures;                                                         \
+            std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+        }                                                                       \
+    } while (false)
+
+constexpr std::int64_t second = 1'000'000'000;
+
+struct Rank {
+    Segment& segment;
+    Collectives ops;
+    std::uint64_t sequence = 0;
+
+    explicit Rank(Segment& s) : segment(s), ops(s) {}
+    int rank() const { return segment.rank(); }
+    int ranks() const { return segment.ranks(); }
+
+    Call call(std::uint64_t kind = 1, std::int64_t timeout = 60 * second) {
+        Call made;
+        made.mark = fingerprint(kind, ++sequence, 0, 0);
+        made.bound.deadline_ns = monotonic_ns() + timeout;
+        return made;
+    }
+};
+
+// Runs `program` on that many ranks, each a thread, in one segment.
+void world(int ranks, const Layout& sizes, const Patience& patience, const std::function<void(Rank&)>& program) {
+    Layout layout = sizes;
+    layout.ranks = ranks;
+    const std::size_t bytes = layout.bytes();
+    std::unique_ptr<std::byte, void (*)(void*)> memory(static_cast<std::byte*>(std::aligned_alloc(page, bytes)), std::free);
+    std::memset(memory.get(), 0, bytes);
+    std::vector<std::unique_ptr<Segment>> segments;
+    for (int r = 0; r < ranks; ++r) segments.push_back(std::make_unique<Segment>(memory.get(), layout, r, patience));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+            Rank rank(*segments[r]);
+            program(rank);
+        });
+    for (auto& thread : threads) thread.join();
+}
+
+std::byte* bytes_of(std::vector<std::int32_t>& values) { return reinterpret_cast<std::byte*>(values.data()); }
+
+std::vector<std::int32_t> values_of(int rank, std::size_t count, std::uint64_t salt) {
+    std::vector<std::int32_t> values(count);
+    for (std::size_t i = 0; i < count; ++i)
+        values[i] = static_cast<std::int32_t>(mix(salt * 1000003 + rank * 977 + i) & 0xffffff);
+    return values;
+}
+
+std::vector<std::int32_t> total_of(int ranks, std::size_t count, std::uint64_t salt) {
+    std::vector<std::int32_t> total(count, 0);
+    for (int r = 0; r < ranks; ++r) {
+        const auto part = values_of(r, count, salt);
+        for (std::size_t i = 0; i < count; ++i) total[i] += part[i];
+    }
+    return total;
+}
+
+const Combine sum{Dtype::int32, Op::sum, 1};
+
+// A random program, the same on all ranks: lengths from nothing to many pieces, one operation after another.
+void random_program(Rank& me, unsigned seed, int operations) {
+    std::mt19937 random(seed);
+    const int n = me.ranks(), r = me.rank();
+    for (int turn = 0; turn < operations; ++turn) {
+        const int what = static_cast<int>(random() % 9);
+        const std::size_t lengths[] = {0, 1, 3, 10, 100, 5000, 20000};
+        const std::size_t count = lengths[random() % 7] + random() % 3;
+        const int root = static_cast<int>(random() % n);
+        const std::uint64_t salt = random();
+        auto mine = values_of(r, count, salt);
+        const Call call = me.call(what + 1);
+        if (what == 0) {
+            CHECK(me.ops.barrier(call) == Outcome::done);
+        } else if (what == 1) {
+            CHECK(me.ops.broadcast(call, bytes_of(mine), 4 * count, root) == Outcome::done);
+            CHECK(mine == values_of(root, count, salt));
+        } else if (what == 2) {
+            CHECK(me.ops.all_reduce(call, bytes_of(mine), count, sum) == Outcome::done);
+            CHECK(mine == total_of(n, count, salt));
+        } else if (what == 3) {
+            CHECK(me.ops.reduce(call, bytes_of(mine), count, sum, root) == Outcome::done);
+            CHECK(mine == (r == root ? total_of(n, count, salt) : values_of(r, count, salt)));
+        } else if (what == 4 || what == 5) {
+            std::vector<std::size_t> counts(n);
+            std::vector<std::int32_t> expected;
+            for (int i = 0; i < n; ++i) {
+                const std::size_t length = what == 4 ? count : (count * (i + 1)) / 2;
+                counts[i] = 4 * length;
+                const auto part = values_of(i, length, salt);
+                expected.insert(expected.end(), part.begin(), part.end());
+            }
+            auto source = values_of(r, counts[r] / 4, salt);
+            std::vector<std::int32_t> target(expected.size(), -1);
+            const int where = what == 4 ? -1 : root;
+            CHECK(me.ops.gather(call, bytes_of(source), bytes_of(target), counts, where) == Outcome::done);
+            if (where < 0 || where == r) CHECK(target == expected);
+        } else if (what == 6) {
+            std::vector<std::size_t> counts(n);
+            for (int i = 0; i < n; ++i) counts[i] = 4 * ((count * (i + 1)) / 2);
+            const std::size_t all = std::accumulate(counts.begin(), counts.end(), std::size_t{0}) / 4;
+            auto source = values_of(root, all, salt);
+            std::size_t start = 0;
+            for (int i = 0; i < r; ++i) start += counts[i] / 4;
+            const std::vector<std::int32_t> expected(source.begin() + start, source.begin() + start + counts[r] / 4);
+            std::vector<std::int32_t> target(counts[r] / 4, -1);
+            CHECK(me.ops.scatter(call, bytes_of(source), bytes_of(target), counts, root) == Outcome::done);
+            CHECK(target == expected);
+        } else if (what == 7) {
+            std::vector<std::size_t> sizes(n * n);
+            for (auto& size : sizes) size = 4 * (random() % (count + 1));
+            std::vector<std::int32_t> expected;
+            for (int i = 0; i < n; ++i) {
+                const auto theirs = values_of(i, 1 + (count + 1) * n, salt);
+                std::size_t start = 0;
+                for (int j = 0; j < r; ++j) start += sizes[i * n + j] / 4;
+                expected.insert(expected.end(), theirs.begin() + start, theirs.begin() + start + sizes[i * n + r] / 4);
+            }
+            auto source = values_of(r, 1 + (count + 1) * n, salt);
+            std::vector<std::int32_t> target(expected.size(), -1);
+            CHECK(me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes) == Outcome::done);
+            CHECK(target == expected);
+        } else {
+            auto source = values_of(r, count * n, salt);
+            const auto total = total_of(n, count * n, salt);
+            std::vector<std::int32_t> target(count, -1);
+            CHECK(me.ops.reduce_scatter(call, bytes_of(source), bytes_of(target), count, sum) == Outcome::done);
+            CHECK(std::equal(target.begin(), target.end(), total.begin() + r * count));
+        }
+    }
+}
+
+void heap_arrays(Rank& me) {
+    const std::size_t count = 50000;
+    auto* mine = reinterpret_cast<std::int32_t*>(me.segment.heap(me.rank()));
+    for (std::uint64_t turn = 0; turn < 8; ++turn) {
+        auto values = values_of(me.rank(), count, turn);
+        const bool in_heap = turn % 2 == 0 || me.rank() % 2 == 0;  // all of them, and some of them
+        std::byte* at = in_heap ? reinterpret_cast<std::byte*>(mine) : bytes_of(values);
+        std::memcpy(at, values.data(), 4 * count);
+        CHECK(me.ops.all_reduce(me.call(), at, count, sum) == Outcome::done);
+        CHECK(std::memcmp(at, total_of(me.ranks(), count, turn).data(), 4 * count) == 0);
+        std::vector<std::int32_t> gathered(count * me.ranks());
+        const std::vector<std::size_t> counts(me.ranks(), 4 * count);
+        CHECK(me.ops.all_gather(me.call(), at, bytes_of(gathered), counts) == Outcome::done);
+        CHECK(std::memcmp(gathered.data() + count * (me.ranks() - 1), at, 4 * count) == 0);
+        CHECK(me.ops.broadcast(me.call(), at, 4 * count, me.ranks() - 1) == Outcome::done);
+    }
+}
+
+void mismatch(Rank& me) {
+    std::vector<std::int32_t> x(1000, 1);
+    const bool odd = me.rank() == me.ranks() - 1;
+    const Outcome outcome = me.ops.all_reduce(me.call(odd ? 1 : 2), bytes_of(x), odd ? 10 : 1000, sum);
+    CHECK(outcome == Outcome::mismatch);
+    CHECK(me.ops.culprit() == (odd ? 0 : me.ranks() - 1));
+}
+
+void missing_rank(Rank& me) {
+    if (me.rank() == 1) return;
+    CHECK(me.ops.barrier(me.call(1, second / 5)) == Outcome::timed_out);
+    CHECK(me.segment.missing() == std::vector<int>{1});
+}
+
+void aborted(Rank& me) {
+    if (me.rank() == 1) return;
+    std::thread other([&] {
+        timespec pause{0, 50'000'000};
+        nanosleep(&pause, nullptr);
+        me.segment.abort();
+    });
+    const std::int64_t began = monotonic_ns();
+    CHECK(me.ops.barrier(me.call()) == Outcome::aborted);
+    CHECK(monotonic_ns() - began < 5 * second);
+    CHECK(me.ops.barrier(me.call()) == Outcome::aborted);
+    other.join();
+}
+
+}  // namespace
+
+int main() {
+    const Layout small{0, 4096, 1 << 20};
+    const Layout large{0, 64 << 10, 1 << 20};
+    for (const Patience& patience : {Patience{0, 0}, Patience{200, 2}})
+        for (const int ranks : {1, 2, 3, 4, 7})
+            for (const Layout& layout : {small, large})
+                world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
+    for (const int ranks : {2, 3, 4}) {
+        world(ranks, large, Patience{100, 1}, heap_arrays);
+        world(ranks, large, Patience{100, 1}, mismatch);
+        world(ranks, large, Patience{100, 1}, missing_rank);
+        world(ranks, large, Patience{100, 1}, aborted);
+    }
+    std::printf("%d checks, %d failed\n", checks.load(), failures.load());
+    return failures == 0 ? 0 : 1;
+}

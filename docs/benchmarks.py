@@ -1,0 +1,156 @@
+"""Writes what `make bench` measured into docs/benchmarks.md.
+
+The page is written by hand, but for what stands between `<!-- measured: NAME -->` and `<!-- end -->`:
+
+    python docs/benchmarks.py FOLDER
+
+FOLDER holds what `phalanx bench --json` wrote: `main.json`, and as far as they are there `many.json`, `tcp.json` and
+`hosts.json`. A part whose file is missing stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.cli.bench.machine import limit
+from phalanx.cli.bench.results import Report
+from phalanx.cli.bench.show import Table, tables
+from phalanx.cli.bench.sizes import show_bytes, show_seconds, show_size
+from phalanx.cli.bench.summary import primary, summary
+
+PAGE = Path(__file__).with_name("benchmarks.md")
+BLOCK = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *rows])
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+def where(report: Report) -> str:
+    machine = report.machine
+    versions = dict.fromkeys(column.version for column in report.columns if column.version and not column.ours)
+    lines = [
+        f"Measured on {report.date} on {machine.cores} cores, {machine.model}, {machine.kernel}, with Phalanx "
+        f"{report.version}, Python {machine.python}, NumPy {machine.numpy}"
+        + "".join(f", {version}" for version in versions)
+        + ".",
+        "",
+        f"```bash\n{report.command}\n```",
+    ]
+    for name, reason in report.missing.items():
+        lines += ["", f"{name} was left out: {reason}."]
+    return "\n".join(lines) + "\n"
+
+
+def standing(report: Report) -> str:
+    rows = [[name, text] for name, text in summary(report)]
+    return markdown(["", "Phalanx's speed beside the best peer's, geometric mean of the cells"], rows).replace(
+        "---:", "---"
+    )
+
+
+def cells(report: Report) -> str:
+    """Every cell. The ratio is bold where Phalanx is slower by more than the noise."""
+    return "\n".join(f"**{table.title}**\n\n{markdown(table.head, bold_rows(table))}" for table in tables(report))
+
+
+def bold_rows(table: Table) -> list[list[str]]:
+    rows = []
+    for row, ratio in zip(table.rows, table.ratios, strict=True):
+        marked = list(row)
+        if table.ratio_at is not None and ratio is not None and ratio < 0.95:
+            marked[table.ratio_at] = f"**{marked[table.ratio_at]}**"
+        rows.append(marked)
+    return rows
+
+
+def limits(report: Report) -> str:
+    speeds = [
+        [
+            "one core" if found.cores == 1 else f"{found.cores} cores at once",
+            f"{found.copy / 1e9:.1f} GB/s",
+            f"{found.add / 1e9:.1f} GB/s",
+        ]
+        for found in report.machine.bandwidth
+    ]
+    rows = []
+    ours = [column for column in report.columns if column.ours]
+    for cell in report.cells:
+        for column in ours:
+            timing = cell.of(column.name)
+            if cell.limit is None or timing is None or timing.seconds is None:
+                continue
+            least = limit(cell.operation, cell.size, cell.ranks, report.machine.bandwidth, in_segment=column.in_segment)
+            name = f"{cell.operation}, {column.label}" if column.in_segment else cell.operation
+            share = f"{least / timing.seconds:.0%}"
+            rows.append(
+                [name, str(cell.ranks), show_size(cell.size), show_seconds(least), show_seconds(timing.seconds), share]
+            )
+    return (
+        markdown(["64 MiB arrays", "copy", "`x += y`, of x"], speeds)
+        + "\n"
+        + markdown(["operation", "ranks", "size", "limit", "Phalanx", "of the limit's speed"], rows)
+    )
+
+
+def memory(report: Report) -> str:
+    labels = {column.name: column.label for column in report.columns}
+    rows = [
+        [labels[row.entrant], str(row.ranks), show_size(row.size), show_bytes(row.peak), show_bytes(row.kept)]
+        for row in report.memory
+    ]
+    return markdown(["", "ranks", "all_reduce of", "more at the peak", "kept afterwards"], rows)
+
+
+def aside(report: Report) -> str:
+    return "\n".join([where(report), standing(report), cells(report)])
+
+
+PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "where": ("main", where),
+    "summary": ("main", standing),
+    "cells": ("main", cells),
+    "limits": ("main", limits),
+    "memory": ("main", memory),
+    "many": ("many", aside),
+    "tcp": ("tcp", aside),
+    "hosts": ("hosts", aside),
+}
+"""Name of the part -> file it is made of, and how."""
+
+
+def renew(page: str, reports: dict[str, Report]) -> str:
+    """The page with every part that there is a report for.
+
+    Raises:
+        KeyError: The page asks for a part that does not exist.
+    """
+
+    def part(match: re.Match[str]) -> str:
+        name, make = PARTS[match[2]]
+        return f"{match[1]}\n{make(reports[name])}\n{match[3]}" if name in reports else match[0]
+
+    return BLOCK.sub(part, page)
+
+
+def main(folder: Path) -> None:
+    reports = {
+        name: Report.decode((folder / f"{name}.json").read_bytes())
+        for name in dict.fromkeys(name for name, _ in PARTS.values())
+        if (folder / f"{name}.json").exists()
+    }
+    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8"), reports), encoding="utf-8")
+    for name, report in reports.items():
+        for line, text in summary(report)[:1]:
+            print(f"{name}: {primary(report).label}, {line}: {text}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,237 @@
+"""The command line of `phalanx bench`."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from phalanx.errors import ConfigError
+
+from .contenders import PEERS, TRANSPORTS, Contender, Missing, find_peer, ours
+from .operations import DTYPES, OPERATIONS
+from .plan import DEFAULT_OPERATIONS, Plan
+from .plot import check_plot, draw
+from .session import run
+from .show import all_errors, show
+from .sizes import parse_sizes
+
+__all__ = ["command"]
+
+_EPILOG = f"""\
+\b
+Operations:
+  {", ".join(list(OPERATIONS)[:6])},
+  {", ".join(list(OPERATIONS)[6:])}  [default: those of 'make bench']
+
+A size is that of the largest array that a rank holds: the output of all_gather and gather, the input of reduce_scatter,
+all_to_all and scatter, and the array itself otherwise. pingpong reports half of a round trip. Every result is checked
+once before it is timed.
+
+\b
+Examples:
+  phalanx bench
+  phalanx bench all_reduce -n 2,4 --sizes 8..64M --against gloo,openmpi,mpich
+  phalanx bench all_reduce --in-segment all_reduce --sizes 64M
+  phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
+"""
+
+_MOST_RANKS = 256
+
+
+def _list_of(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str | None], list[str]]:
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+        return _unique(value.split(",") if value else [], known)
+
+    return parse
+
+
+def _unique(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    found = list(dict.fromkeys(name.strip() for name in names))
+    for name in found:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not valid (expected {', '.join(known)})")
+    return found
+
+
+def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[str]:
+    return _unique([name for word in value for name in word.split(",")], list(OPERATIONS)) or list(DEFAULT_OPERATIONS)
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    try:
+        return parse_sizes(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    counts = []
+    for word in value.split(","):
+        number = word.strip()
+        if not (number.isascii() and number.isdigit() and 2 <= int(number) <= _MOST_RANKS):
+            raise click.BadParameter(f"{word!r} is not valid (expected numbers from 2 to {_MOST_RANKS}, as 2,4)")
+        counts.append(int(number))
+    return list(dict.fromkeys(counts))
+
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(
+    "bench",
+    epilog=_EPILOG,
+    short_help="Measure collectives, beside Gloo and MPI if you like.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("operations", metavar="[OPERATION]...", nargs=-1, callback=_operations)
+@click.option(
+    "-n", "--ranks", metavar="LIST", default="2", show_default=True, callback=_ranks, help="Numbers of ranks, as 2,4."
+)
+@click.option(
+    "-s",
+    "--sizes",
+    metavar="LIST",
+    default="8,1K,16K,128K,1M,8M,64M",
+    show_default=True,
+    callback=_sizes,
+    help="Sizes, as 8,1K,64M; or 8..64M for those between by factors of eight.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    metavar="LIST",
+    default="float32",
+    show_default=True,
+    callback=_list_of(DTYPES),
+    help="Types of the elements, as float32,int8.",
+)
+@click.option(
+    "--transport",
+    "transports",
+    metavar="LIST",
+    default="auto",
+    show_default=True,
+    callback=_list_of(TRANSPORTS),
+    help="How Phalanx moves bytes: auto, tcp, or both.",
+)
+@click.option(
+    "--in-segment",
+    metavar="LIST",
+    callback=_list_of(list(OPERATIONS)),
+    help="Operations that Phalanx also does on arrays from Group.empty().",
+)
+@click.option(
+    "--against",
+    metavar="LIST",
+    callback=_list_of(PEERS),
+    help="Peers to measure in the same run: gloo, openmpi, mpich, openmpi-tcp.",
+)
+@click.option("--openmpi", metavar="PATH", type=_MPIRUN, help="Open MPI's mpirun, if it is not found by its name.")
+@click.option("--mpich", metavar="PATH", type=_MPIRUN, help="MPICH's mpirun, if it is not found by its name.")
+@click.option("--memory", is_flag=True, help="Also measure the extra memory of an all_reduce of the largest size.")
+@click.option(
+    "--rounds", type=click.IntRange(3, 1000), metavar="N", default=9, show_default=True, help="Rounds in each cell."
+)
+@click.option(
+    "--round-ms",
+    type=click.FloatRange(1, 10_000),
+    metavar="MS",
+    default=30,
+    show_default=True,
+    help="Milliseconds of one round.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(1, 3600),
+    metavar="SECONDS",
+    default=60,
+    show_default=True,
+    help="Longest wait for one answer; a contender that takes longer has failed.",
+)
+@click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write everything as JSON.")
+@click.option("--plot", "plot_file", metavar="FILE", type=_FILE, help="Draw it, as .svg or .png; needs matplotlib.")
+def command(
+    operations: list[str],
+    ranks: list[int],
+    sizes: list[int],
+    dtypes: list[str],
+    transports: list[str],
+    in_segment: list[str],
+    against: list[str],
+    openmpi: Path | None,
+    mpich: Path | None,
+    memory: bool,
+    rounds: int,
+    round_ms: float,
+    limit: float,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Measure OPERATIONs of Phalanx on this machine, and those of its peers in the same run.
+
+    The contenders take turns in short rounds, so that a noisy moment meets all of them. The exit code is 1 if Phalanx
+    failed anywhere.
+    """
+    # Either would end this process at once, and leave others behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    if plot_file is not None:
+        check_plot(plot_file)
+    unused = [name for name in in_segment if name not in operations]
+    if unused:
+        raise click.UsageError(f"--in-segment {unused[0]}: this operation is not measured")
+    peers, missing = _peers(against, {"openmpi": openmpi, "mpich": mpich})
+    for peer in missing:
+        click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
+    plan = Plan(
+        operations=operations,
+        sizes=sizes,
+        dtypes=dtypes,
+        ranks=ranks,
+        contenders=[*map(ours, transports), *peers],
+        in_segment=in_segment,
+        rounds=rounds,
+        round_seconds=round_ms / 1000,
+        limit=limit,
+        memory=memory,
+    )
+    report, failed = run(plan, missing=missing, command=shlex.join(["phalanx", "bench", *_words()]))
+    show(report, sys.stdout)
+    for text in all_errors(report):
+        click.echo(f"phalanx: {text}", err=True)
+    if json_file is not None:
+        json_file.write_bytes(report.encode())
+    if plot_file is not None:
+        draw(report, plot_file)
+    sys.exit(1 if failed else 0)
+
+
+def _peers(names: Sequence[str], mpiruns: dict[str, Path | None]) -> tuple[list[Contender], list[Missing]]:
+    found = [find_peer(name, mpiruns) for name in names]
+    return [peer for peer in found if isinstance(peer, Contender)], [p for p in found if isinstance(p, Missing)]
+
+
+def _words() -> list[str]:
+    """The command line without paths, which say nothing to others."""
+    words = sys.argv[sys.argv.index("bench") + 1 :] if "bench" in sys.argv else []
+    kept, skip = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in ("--json", "--plot", "--openmpi", "--mpich"):
+            skip = not equals
+        elif skip:
+            skip = False
+        else:
+            kept.append(word)
+    return kept
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

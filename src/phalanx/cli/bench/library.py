@@ -1,0 +1,71 @@
+"""The same verbs in the words of each contender's library, so that all of them run in the same loop."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .operations import Arrays
+
+__all__ = ["Call", "Library", "Unsupported", "open_library", "pingpong"]
+
+Call = Callable[[], object]
+"""One call of an operation, with its arguments bound."""
+
+
+class Unsupported(Exception):
+    """The library has no such operation, or not for this dtype. The text says what it lacks."""
+
+
+class Library(Protocol):
+    """A world of one contender, as one of its ranks sees it."""
+
+    rank: int
+    size: int
+    version: str
+
+    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
+        """An array for `call`, in the library's own memory if asked for."""
+
+    def call(self, operation: str, arrays: Arrays) -> Call:
+        """The operation on these arrays.
+
+        Raises:
+            Unsupported: It has none.
+        """
+
+    def barrier(self) -> object:
+        """Waits for all ranks."""
+
+    def close(self) -> None:
+        """Leaves the world."""
+
+
+_MODULES = {"phalanx": ".with_phalanx", "gloo": ".with_gloo", "mpi": ".with_mpi"}
+
+
+def open_library(name: str, timeout: float) -> Library:
+    """Joins the world that this process was started for: `phalanx`, `gloo` or `mpi`. Nothing else is imported."""
+    library: Library = importlib.import_module(_MODULES[name], __package__).open_world(timeout)
+    return library
+
+
+def pingpong(rank: int, send: Callable[..., object], recv: Callable[..., object], x: object, out: object) -> Call:
+    """A message from rank 0 to rank 1 and back. `send(array, rank)` and `recv(array, rank)` are the library's."""
+
+    def serve() -> None:
+        send(x, 1)
+        recv(out, 1)
+
+    def return_it() -> None:
+        recv(out, 0)
+        send(out, 0)
+
+    def watch() -> None:
+        """The other ranks play no part."""
+
+    return {0: serve, 1: return_it}.get(rank, watch)

@@ -1,0 +1,245 @@
+"""Walks over all cells. In each the contenders take turns in short rounds: a noisy moment meets all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .contenders import Contender, Site
+from .crew import Crew, CrewFailed
+from .machine import LARGE, limit
+from .operations import OPERATIONS, element_count
+from .orders import Check, Drop, Memory, Prepare, Run
+from .plan import Cell, Entrant, Plan
+from .results import Bandwidth, CellResult, MemoryResult, Timing
+
+__all__ = ["Measuring"]
+
+_FEWEST = 3
+"""Calls in a round, also of the largest arrays, and rounds in a cell, also of the slowest contender."""
+_CHANCES = 2
+"""How often the processes of a contender may fail at one number of ranks before it is left out."""
+_SLOW = 0.5
+"""Seconds for a call that needs no second one to warm up."""
+
+
+@dataclass(eq=False)
+class _Racer:
+    """An entrant in one cell."""
+
+    entrant: Entrant
+    crew: Crew
+    iterations: int = 1
+    rounds: int = 1
+    times: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not keep the first one from ending everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class Measuring:
+    """One run, as it goes on.
+
+    Args:
+        plan: What to measure.
+        site: Where.
+        folder: For everything that processes need; removed by the caller afterwards.
+        bandwidth: Of this machine, for the limits.
+        step: Called with a cell before it is measured, and with a text before processes start.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        site: Site,
+        folder: Path,
+        bandwidth: list[Bandwidth],
+        step: Callable[[Cell | str], None],
+    ) -> None:
+        self._plan, self._site, self._folder, self._bandwidth, self._step = plan, site, folder, bandwidth, step
+        self._crews: dict[str, Crew] = {}
+        self._failures: dict[str, int] = {}
+        self._started = 0
+        self.cells: list[CellResult] = []
+        self.memory: list[MemoryResult] = []
+        self.errors: list[str] = []
+        self.versions: dict[str, str] = {}
+        self.ours_failed = False
+
+    def run(self) -> None:
+        """Measures everything. What fails is noted, and the others go on."""
+        for ranks in self._plan.ranks:
+            self._failures.clear()
+            try:
+                for contender in self._plan.contenders:
+                    self._crew(contender, ranks)
+                if self._plan.memory:
+                    self._measure_memory(ranks)
+                for cell in self._plan.cells(ranks):
+                    self._step(cell)
+                    self.cells.append(self._measure(cell))
+            except BaseException:
+                with _uninterrupted():
+                    self._end_all(Crew.kill)
+                raise
+            self._end_all(Crew.end)
+
+    # -- crews ---------------------------------------------------------------------------------------------------------
+
+    def _crew(self, contender: Contender, ranks: int) -> Crew | None:
+        """The contender's processes, started if they are not there; None if they failed too often."""
+        crew = self._crews.get(contender.name)
+        if crew is not None or self._failures.get(contender.name, 0) >= _CHANCES:
+            return crew
+        self._step(f"starting {contender.label} on {ranks} ranks")
+        self._started += 1
+        folder = self._folder / str(self._started)
+        folder.mkdir()
+        try:
+            crew = Crew(contender, ranks, site=self._site, folder=folder, limit=self._plan.limit)
+        except CrewFailed as error:
+            self._note(contender, str(error))
+            return None
+        self._crews[contender.name] = crew
+        self.versions[contender.name] = crew.version
+        return crew
+
+    def _note(self, contender: Contender, text: str) -> None:
+        self._failures[contender.name] = self._failures.get(contender.name, 0) + 1
+        self.ours_failed |= contender.is_ours
+        self.errors.append(text)
+
+    def _failed(self, crew: Crew, error: CrewFailed) -> str:
+        """Ends the processes; they are started again for the next cell. What to write into the table."""
+        self._note(crew.contender, str(error))
+        self._crews.pop(crew.contender.name, None)
+        crew.kill()
+        return str(error).split("\n", 1)[0]
+
+    def _end_all(self, how: Callable[[Crew], None]) -> None:
+        while self._crews:
+            how(self._crews.popitem()[1])
+
+    # -- one cell ------------------------------------------------------------------------------------------------------
+
+    def _measure(self, cell: Cell) -> CellResult:
+        timings: dict[str, Timing] = {}
+        racers: list[_Racer] = []
+        for entrant in self._plan.entrants(cell.operation):
+            ready = self._prepare(cell, entrant)
+            if isinstance(ready, Timing):
+                timings[entrant.name] = ready
+            else:
+                racers.append(ready)
+        self._race(racers)
+        for racer in racers:
+            name = racer.entrant.name
+            parts = 2 if OPERATIONS[cell.operation].halved else 1
+            times = [] if racer.error else [seconds / parts for seconds in racer.times]
+            timings[name] = Timing(name, times, racer.iterations, error=racer.error)
+        for crew in list(self._crews.values()):
+            try:
+                crew.ask(Drop())
+            except CrewFailed as error:
+                self._failed(crew, error)
+        order = [entrant.name for entrant in self._plan.entrants(cell.operation)]
+        return CellResult(**cell._asdict(), timings=[timings[name] for name in order], limit=self._limit(cell))
+
+    def _limit(self, cell: Cell) -> float | None:
+        # Over TCP the kernel copies as it likes; the estimate is of shared memory.
+        if cell.size < LARGE or self._plan.contenders[0].name != "phalanx":
+            return None
+        return limit(cell.operation, cell.size, cell.ranks, self._bandwidth)
+
+    def _prepare(self, cell: Cell, entrant: Entrant) -> _Racer | Timing:
+        crew = self._crew(entrant.contender, cell.ranks)
+        if crew is None:
+            return Timing(entrant.name, error=f"{entrant.label} does not run on {cell.ranks} ranks here")
+        racer = _Racer(entrant, crew)
+        try:
+            lacks = self._fill(racer, cell)
+            if lacks:
+                return Timing(entrant.name, lacks=lacks)
+            crew.ask(Check(entrant.name))
+            self._calibrate(racer)
+        except CrewFailed as error:
+            return Timing(entrant.name, error=self._failed(crew, error))
+        return racer
+
+    def _fill(self, racer: _Racer, cell: Cell) -> str:
+        """Has the arrays made; what the library lacks, if it cannot do this."""
+        count = element_count(OPERATIONS[cell.operation], cell.size, cell.dtype or "float32", cell.ranks)
+        dtype = cell.dtype or "float32"
+        answers = racer.crew.ask(Prepare(racer.entrant.name, cell.operation, count, dtype, racer.entrant.in_segment))
+        return next((answer.lacks for answer in answers if answer.lacks), "")
+
+    def _calibrate(self, racer: _Racer) -> None:
+        """Warms up, and chooses how many calls make a round."""
+        plan = self._plan
+        seconds = self._time(racer, 1)
+        if seconds < _SLOW:
+            seconds = self._time(racer, 2)
+            calls = int(plan.round_seconds / 4 / seconds)
+            if calls > 2:
+                seconds = self._time(racer, min(calls, 2000))
+        wanted = max(_FEWEST, round(plan.round_seconds / seconds))
+        affordable = int(plan.budget / plan.rounds / seconds)
+        racer.iterations = max(1, min(wanted, affordable))
+        racer.rounds = max(_FEWEST, min(plan.rounds, int(plan.budget / racer.iterations / seconds)))
+
+    def _race(self, racers: list[_Racer]) -> None:
+        for turn in range(max((racer.rounds for racer in racers), default=0)):
+            # Another one begins each time: what the one before leaves in the caches meets all of them.
+            first = turn % len(racers)
+            for racer in racers[first:] + racers[:first]:
+                if racer.error or turn >= racer.rounds:
+                    continue
+                if self._crews.get(racer.entrant.contender.name) is not racer.crew:
+                    racer.error = "its processes were ended"
+                    continue
+                try:
+                    racer.times.append(self._time(racer, racer.iterations))
+                except CrewFailed as error:
+                    racer.error = self._failed(racer.crew, error)
+
+    def _time(self, racer: _Racer, iterations: int) -> float:
+        """Seconds per call, of the slowest rank."""
+        answers = racer.crew.ask(Run(racer.entrant.name, iterations))
+        return max(max(answer.seconds for answer in answers) / iterations, 1e-9)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _measure_memory(self, ranks: int) -> None:
+        """On processes that have done nothing else yet: what they set up for the first call counts too."""
+        cell = Cell("all_reduce", self._plan.dtypes[0], ranks, max(self._plan.sizes))
+        self._step(f"memory of all_reduce on {ranks} ranks")
+        for entrant in self._plan.entrants("all_reduce"):
+            crew = self._crews.get(entrant.contender.name)
+            if crew is None or entrant.in_segment:  # its arrays are in memory that is there before the call
+                continue
+            try:
+                if self._fill(_Racer(entrant, crew), cell):
+                    continue
+                found = [answer.memory for answer in crew.ask(Memory(entrant.name, _FEWEST)) if answer.memory]
+                crew.ask(Drop())
+            except CrewFailed as error:
+                self._failed(crew, error)
+                continue
+            peak, kept = max(usage.peak for usage in found), max(usage.kept for usage in found)
+            self.memory.append(MemoryResult(entrant.name, ranks, cell.size, peak, kept))

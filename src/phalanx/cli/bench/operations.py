@@ -1,0 +1,219 @@
+"""What is measured: each operation's arrays, what they hold before and after one call, and how much must be moved.
+
+One convention for sizes holds for every operation and contender: the size is that of the largest array that a rank
+holds. That is the array itself for all_reduce, reduce, broadcast and pingpong; the output of all_gather and gather; the
+input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is rounded up to whole elements per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DTYPES", "OPERATIONS", "ROOT", "Arrays", "Cost", "Operation", "element_count", "item_size", "numpy_dtype"]
+
+ROOT = 0
+"""The rank that has or gets everything in operations with a root."""
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "complex64", "complex128"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+Array = npt.NDArray[Any]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of this name.
+
+    Raises:
+        ImportError: bfloat16 without ml_dtypes.
+    """
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+def item_size(dtype: str) -> int:
+    """Bytes of one element; known without ml_dtypes too."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+class Arrays(NamedTuple):
+    """What one rank passes in; `out` is None where there is none, or where the operation works in place."""
+
+    x: Array
+    out: Array | None
+
+
+class Cost(NamedTuple):
+    """Bytes that all ranks together must copy and add, in parts of the size."""
+
+    copied: float
+    added: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation. `rank` and `n` are the rank and the number of ranks, `count` the elements of the size."""
+
+    name: str
+    sized: bool = True
+    """Whether it moves an array at all."""
+    divided: bool = False
+    """Whether the size is cut into one part per rank."""
+    halved: bool = False
+    """Whether one call is two messages, there and back, of which one is reported."""
+    shape: Callable[[int, int, int], tuple[int, int | None]]
+    """(rank, n, count) -> elements of `x` and of `out`."""
+    before: Callable[[int, int, Array], None]
+    """Fills `x`."""
+    after: Callable[[int, int, Array, Array | None], bool]
+    """Whether `x` and `out` hold what one call must leave there."""
+    cost: Callable[[int], Cost]
+    """What must at least be done for it through shared memory, with ordinary arrays: each is copied there first."""
+    shared_cost: Callable[[int], Cost]
+    """The same with arrays that lie in shared memory."""
+
+
+def element_count(operation: Operation, size: int, dtype: str, n: int) -> int:
+    """Elements that make up a size, at least one, and a multiple of the ranks where it is cut by rank."""
+    if not operation.sized:
+        return 0
+    count = max(1, size // item_size(dtype))
+    return -(-count // n) * n if operation.divided else count
+
+
+# -- what the arrays hold ----------------------------------------------------------------------------------------------
+# Small whole numbers: exact in every dtype, and different on every rank as far as there are few of them.
+
+
+def _mine(rank: int, n: int, x: Array) -> None:
+    x.fill(rank % 4 + 1)
+
+
+def _by_target(rank: int, n: int, x: Array) -> None:
+    """Part j is for rank j and says so."""
+    for target, part in enumerate(np.split(x, n)):
+        part.fill(rank % 4 + target % 4)
+
+
+def _nothing(rank: int, n: int, x: Array) -> None:
+    pass
+
+
+def _total(n: int) -> int:
+    return sum(rank % 4 + 1 for rank in range(n))
+
+
+def _is(array: Array | None, value: int) -> bool:
+    # Small integers wrap, small floats round, and so does what is expected.
+    return array is not None and bool((array == np.array([value]).astype(array.dtype)).all())
+
+
+def _parts(array: Array | None, n: int, value: Callable[[int], int]) -> bool:
+    return array is not None and all(_is(part, value(source)) for source, part in enumerate(np.split(array, n)))
+
+
+# -- the operations ----------------------------------------------------------------------------------------------------
+
+_ALL = [
+    Operation(
+        name="all_reduce",
+        shape=lambda rank, n, count: (count, None),
+        before=_mine,
+        after=lambda rank, n, x, out: _is(x, _total(n)),
+        # Each rank publishes what others reduce, reduces its own part, and fetches the others' parts.
+        cost=lambda n: Cost(2 * (n - 1), n - 1),
+        shared_cost=lambda n: Cost(n - 1, n - 1),
+    ),
+    Operation(
+        name="reduce",
+        shape=lambda rank, n, count: (count, None),
+        before=_mine,
+        after=lambda rank, n, x, out: rank != ROOT or _is(x, _total(n)),
+        cost=lambda n: Cost(n - 1 + (n - 1) / n, n - 1),
+        shared_cost=lambda n: Cost((n - 1) / n, n - 1),
+    ),
+    Operation(
+        name="broadcast",
+        shape=lambda rank, n, count: (count, None),
+        before=_mine,
+        after=lambda rank, n, x, out: _is(x, ROOT + 1),
+        cost=lambda n: Cost(n, 0),
+        shared_cost=lambda n: Cost(n - 1, 0),
+    ),
+    Operation(
+        name="all_gather",
+        divided=True,
+        shape=lambda rank, n, count: (count // n, count),
+        before=_mine,
+        after=lambda rank, n, x, out: _parts(out, n, lambda source: source % 4 + 1),
+        cost=lambda n: Cost(1 + n, 0),
+        shared_cost=lambda n: Cost(n, 0),
+    ),
+    Operation(
+        name="gather",
+        divided=True,
+        shape=lambda rank, n, count: (count // n, count if rank == ROOT else None),
+        before=_mine,
+        after=lambda rank, n, x, out: rank != ROOT or _parts(out, n, lambda source: source % 4 + 1),
+        cost=lambda n: Cost(1 + (n - 1) / n, 0),
+        shared_cost=lambda n: Cost(1, 0),
+    ),
+    Operation(
+        name="scatter",
+        divided=True,
+        shape=lambda rank, n, count: (count if rank == ROOT else 0, count // n),
+        before=lambda rank, n, x: _by_target(rank, n, x) if rank == ROOT else None,
+        after=lambda rank, n, x, out: _is(out, ROOT % 4 + rank % 4),
+        cost=lambda n: Cost(1 + (n - 1) / n, 0),
+        shared_cost=lambda n: Cost(1, 0),
+    ),
+    Operation(
+        name="reduce_scatter",
+        divided=True,
+        shape=lambda rank, n, count: (count, count // n),
+        before=_by_target,
+        after=lambda rank, n, x, out: _is(out, sum(source % 4 for source in range(n)) + n * (rank % 4)),
+        cost=lambda n: Cost(n - 1, n - 1),
+        shared_cost=lambda n: Cost(0, n - 1),
+    ),
+    Operation(
+        name="all_to_all",
+        divided=True,
+        shape=lambda rank, n, count: (count, count),
+        before=_by_target,
+        after=lambda rank, n, x, out: _parts(out, n, lambda source: source % 4 + rank % 4),
+        cost=lambda n: Cost(2 * (n - 1) + 1, 0),
+        shared_cost=lambda n: Cost(n, 0),
+    ),
+    Operation(
+        name="barrier",
+        sized=False,
+        shape=lambda rank, n, count: (0, None),
+        before=_nothing,
+        after=lambda rank, n, x, out: True,
+        cost=lambda n: Cost(0, 0),
+        shared_cost=lambda n: Cost(0, 0),
+    ),
+    Operation(
+        name="pingpong",
+        halved=True,
+        shape=lambda rank, n, count: (count, count),
+        before=_mine,
+        # Rank 0 gets its own message back, rank 1 has seen it; the others take no part.
+        after=lambda rank, n, x, out: rank > 1 or _is(out, 1),
+        cost=lambda n: Cost(2, 0),
+        shared_cost=lambda n: Cost(1, 0),
+    ),
+]
+
+OPERATIONS = {operation.name: operation for operation in _ALL}

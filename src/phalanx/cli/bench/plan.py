@@ -1,0 +1,81 @@
+"""What to measure: the cells of the table, and who takes part in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .contenders import Contender
+from .operations import OPERATIONS
+
+__all__ = ["DEFAULT_OPERATIONS", "Cell", "Entrant", "Plan"]
+
+DEFAULT_OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "barrier",
+    "pingpong",
+)
+
+
+class Cell(NamedTuple):
+    """One row of the table."""
+
+    operation: str
+    dtype: str
+    ranks: int
+    size: int
+    """In bytes; 0 for an operation without an array."""
+
+
+class Entrant(NamedTuple):
+    """One column of the table: a contender, and where its arrays lie."""
+
+    name: str
+    label: str
+    contender: Contender
+    in_segment: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run."""
+
+    operations: Sequence[str]
+    sizes: Sequence[int]
+    dtypes: Sequence[str]
+    ranks: Sequence[int]
+    contenders: Sequence[Contender]
+    """Phalanx first."""
+    in_segment: Sequence[str] = ()
+    """Operations that Phalanx also does on arrays from `Group.empty()`."""
+    rounds: int = 9
+    round_seconds: float = 0.03
+    budget: float = 6.0
+    """Seconds for one contender in one cell. One that is slower than that gets fewer calls and rounds."""
+    limit: float = 60.0
+    """Seconds for one answer: nothing waits longer."""
+    memory: bool = False
+
+    def cells(self, ranks: int) -> Iterator[Cell]:
+        """The cells for one number of ranks. What has no array has one cell, whatever the sizes and dtypes."""
+        for operation in self.operations:
+            if not OPERATIONS[operation].sized:
+                yield Cell(operation, "", ranks, 0)
+                continue
+            for dtype in self.dtypes:
+                yield from (Cell(operation, dtype, ranks, size) for size in self.sizes)
+
+    def entrants(self, operation: str | None = None) -> list[Entrant]:
+        """The columns, of one operation or of all."""
+        found = []
+        for contender in self.contenders:
+            found.append(Entrant(contender.name, contender.label, contender))
+            wanted = bool(self.in_segment) if operation is None else operation in self.in_segment
+            if contender.is_ours and wanted:
+                found.append(Entrant(f"{contender.name}-empty", f"{contender.label}, empty()", contender, True))
+        return found

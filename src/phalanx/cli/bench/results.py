@@ -1,0 +1,117 @@
+"""What came out, as it is written to and read from JSON."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+
+__all__ = ["Bandwidth", "CellResult", "Column", "Machine", "MemoryResult", "Report", "Timing"]
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """One contender in one cell."""
+
+    entrant: str
+    rounds: list[float] = []
+    """Seconds per call, one number per round: that of the slowest rank."""
+    iterations: int = 0
+    """Calls in each round."""
+    lacks: str = ""
+    """What it does not have, if it could not take part."""
+    error: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Per call, the median of the rounds."""
+        return statistics.median(self.rounds) if self.rounds else None
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, in parts of the median."""
+        if len(self.rounds) < 2:
+            return 0.0
+        low, middle, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
+        return (high - low) / 2 / middle
+
+
+class CellResult(msgspec.Struct, frozen=True):
+    """One row."""
+
+    operation: str
+    dtype: str
+    ranks: int
+    size: int
+    timings: list[Timing]
+    limit: float | None = None
+    """Seconds that the machine's memory makes it take at least, by an estimate; only where no cache helps."""
+
+    def of(self, entrant: str) -> Timing | None:
+        """The timing of one contender, if it took part."""
+        return next((timing for timing in self.timings if timing.entrant == entrant), None)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One contender."""
+
+    name: str
+    label: str
+    ours: bool
+    in_segment: bool
+    version: str
+
+
+class MemoryResult(msgspec.Struct, frozen=True):
+    """Extra memory of one contender for the largest all_reduce of the run, in bytes: the rank that needs most."""
+
+    entrant: str
+    ranks: int
+    size: int
+    peak: int
+    kept: int
+
+
+class Bandwidth(msgspec.Struct, frozen=True):
+    """Bytes per second of 64 MiB arrays: of what is copied, and of `x` in `x += y`."""
+
+    cores: int
+    copy: float
+    add: float
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What it ran on. No names of hosts or people."""
+
+    cores: int
+    model: str
+    kernel: str
+    python: str
+    numpy: str
+    bandwidth: list[Bandwidth]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    date: str
+    command: str
+    version: str
+    machine: Machine
+    columns: list[Column]
+    missing: dict[str, str]
+    cells: list[CellResult]
+    memory: list[MemoryResult]
+    errors: list[str]
+
+    def encode(self) -> bytes:
+        """As JSON, indented."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report:
+        """The reverse.
+
+        Raises:
+            msgspec.DecodeError: It is not what `encode` writes.
+        """
+        return msgspec.json.decode(data, type=cls)

@@ -1,0 +1,55 @@
+"""A whole run: the machine, the measuring, the report."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import phalanx
+from phalanx.cli.run.plan import cores
+
+from .contenders import Missing, Site
+from .machine import describe, measure_bandwidth
+from .measure import Measuring
+from .plan import Plan
+from .progress import progress
+from .results import Column, Report
+
+__all__ = ["run"]
+
+
+def run(
+    plan: Plan, *, missing: Sequence[Missing] = (), command: str = "", site: Site | None = None
+) -> tuple[Report, bool]:
+    """Measures a plan; the report, and whether Phalanx failed somewhere. Leaves no process and no file behind."""
+    cells = sum(1 for ranks in plan.ranks for _ in plan.cells(ranks))
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder, progress(sys.stderr, cells) as step:
+        step("the memory's speed")
+        bandwidth = [measure_bandwidth(count) for count in sorted({1, min(cores(), max(plan.ranks))})]
+        measuring = Measuring(plan, site=site or Site(), folder=Path(folder), bandwidth=bandwidth, step=step)
+        measuring.run()
+    columns = [
+        Column(
+            name=entrant.name,
+            label=entrant.label,
+            ours=entrant.contender.is_ours,
+            in_segment=entrant.in_segment,
+            version=measuring.versions.get(entrant.contender.name, ""),
+        )
+        for entrant in plan.entrants()
+    ]
+    report = Report(
+        date=dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        command=command,
+        version=phalanx.__version__,
+        machine=describe(bandwidth),
+        columns=columns,
+        missing={peer.name: peer.reason for peer in missing},
+        cells=measuring.cells,
+        memory=measuring.memory,
+        errors=measuring.errors,
+    )
+    return report, measuring.ours_failed

@@ -1,0 +1,140 @@
+"""The result for a person at a terminal, and for a log."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from .results import CellResult, Report, Timing
+from .sizes import show_bytes, show_ratio, show_seconds, show_size
+from .summary import place, ratio, summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["FOOTNOTES", "Table", "all_errors", "show", "tables"]
+
+FOOTNOTES = (
+    "Time per call: median over rounds of the slowest rank's loop; ± is half the distance between the quartiles.",
+    "Size: that of the largest array that a rank holds. Ping-pong: half of a round trip.",
+)
+
+
+class Table:
+    """One operation on one number of ranks, as words."""
+
+    def __init__(self, report: Report, title: str, cells: Sequence[CellResult]) -> None:
+        self.title = title
+        columns = [column for column in report.columns if any(cell.of(column.name) for cell in cells)]
+        peers = any(not column.ours for column in report.columns)
+        limits = any(cell.limit is not None for cell in cells)
+        self.head = ["size", *(column.label for column in columns)]
+        self.head += ["best peer / Phalanx"] * peers + ["limit"] * limits
+        self.rows: list[list[str]] = []
+        self.ratios: list[float | None] = []
+        self.ratio_at = len(columns) + 1 if peers else None
+        for cell in cells:
+            row = [show_size(cell.size), *(_show(cell.of(column.name)) for column in columns)]
+            value = ratio(report, cell)
+            row += ["" if value is None else show_ratio(value)] * peers
+            row += ["" if cell.limit is None else show_seconds(cell.limit)] * limits
+            self.rows.append(row)
+            self.ratios.append(value)
+
+
+def _show(timing: Timing | None) -> str:
+    if timing is None:
+        return ""
+    if timing.seconds is None:
+        return "n/a" if timing.lacks else "failed"
+    return f"{show_seconds(timing.seconds)} ±{timing.spread:.0%}"
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """All of them, in the order in which they were measured."""
+    for (ranks, operation, dtype), cells in itertools.groupby(
+        report.cells, key=lambda cell: (cell.ranks, cell.operation, cell.dtype)
+    ):
+        yield Table(report, f"{operation}, {ranks} ranks{f', {dtype}' if dtype else ''}", list(cells))
+
+
+def _more(report: Report) -> Iterator[tuple[str, str]]:
+    """Everything beside the tables, as names and texts."""
+    yield from summary(report)
+    labels = {column.name: column.label for column in report.columns}
+    for row in report.memory:
+        name = f"memory, {labels[row.entrant]}, {row.ranks} ranks"
+        text = f"{show_bytes(row.peak)} more at the peak, {show_bytes(row.kept)} kept"
+        yield name, f"{text}, for an all_reduce of {show_size(row.size)}"
+    for found in report.machine.bandwidth:
+        which = "one core" if found.cores == 1 else f"{found.cores} cores"
+        yield f"memory bandwidth, {which}", f"copy {found.copy / 1e9:.1f} GB/s, x += y {found.add / 1e9:.1f} GB/s of x"
+    for name, reason in report.missing.items():
+        yield f"{name} left out", reason
+    lacking = {
+        f"{labels[timing.entrant]}: {timing.lacks}" for cell in report.cells for timing in cell.timings if timing.lacks
+    }
+    for text in sorted(lacking):
+        yield "n/a", text
+
+
+def show(report: Report, out: TextIO) -> None:
+    """Writes it all; errors are the caller's business."""
+    if out.isatty():
+        from rich.console import Console
+
+        _show_rich(report, Console(file=out, highlight=False))
+    else:
+        _show_plain(report, out)
+
+
+def _show_plain(report: Report, out: TextIO) -> None:
+    for table in tables(report):
+        rows = [table.head, *table.rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(table.head))]
+        out.write(f"\n{table.title}\n")
+        for row in rows:
+            cells = (
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            out.write("  ".join(cells).rstrip() + "\n")
+    out.write("\n" + "\n".join(FOOTNOTES) + "\n\n")
+    for name, text in _more(report):
+        out.write(f"{name}: {text}\n")
+
+
+def _show_rich(report: Report, console: Console) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    for table in tables(report):
+        drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for i, name in enumerate(table.head):
+            drawn.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
+        for row, value in zip(table.rows, table.ratios, strict=True):
+            cells = [Text(cell, "red" if cell == "failed" else "dim" if cell == "n/a" else "") for cell in row]
+            if table.ratio_at is not None and value is not None:
+                cells[table.ratio_at].stylize(_colour(value))
+            drawn.add_row(*cells)
+        console.print(drawn)
+    for line in FOOTNOTES:
+        console.print(line, style="dim")
+    console.print()
+    grid = RichTable.grid(padding=(0, 2))
+    for name, text in _more(report):
+        grid.add_row(Text(name, "cyan"), Text(text))
+    console.print(grid)
+
+
+def _colour(value: float) -> str:
+    """Green where Phalanx is faster, red where it is slower by more than the noise."""
+    return "bold green" if value >= 1.5 else "green" if value >= 1 else "yellow" if value >= 0.95 else "bold red"
+
+
+def all_errors(report: Report) -> list[str]:
+    """What failed, each once, with where."""
+    failed = [f"{place(cell)}: {timing.error}" for cell in report.cells for timing in cell.timings if timing.error]
+    return list(dict.fromkeys([*report.errors, *failed]))

@@ -1,0 +1,85 @@
+"""What moves and combines the memory of a collective: the part below the verbs.
+
+A verb has validated its arrays and made flat, contiguous memory of them; an engine does the work, over the network or
+inside a segment. All ranks of a group use the same kind of engine, because they decide by what all of them know.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .reduction import Reduction
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from .._core import Segment
+
+__all__ = ["Engine", "Flat", "split"]
+
+Flat = npt.NDArray[Any]
+"""One-dimensional and contiguous."""
+
+
+def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
+    """Consecutive parts of these lengths."""
+    return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+class Engine(ABC):
+    """The collectives on flat memory.
+
+    Every method is called by all members with matching arguments. Where parts differ in length, `counts` has their
+    elements by rank, the same on all ranks; they lie one after another.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: From every method, as `executor.run`.
+    """
+
+    segment: Segment | None = None
+    """The memory that this rank shares with others of its host, if it does."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def barrier(self, turn: Turn) -> None:
+        """Returns once all have called it."""
+
+    @abstractmethod
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        """`flat` of rank `src` on everyone."""
+
+    @abstractmethod
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        """The reduction of all `flat`, on everyone, with the same bits."""
+
+    @abstractmethod
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        """The reduction of all `flat` on rank `dst`; elsewhere `flat` stays as it is."""
+
+    @abstractmethod
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        """The r-th part of the reduction of all `source` to `target` of rank r; `source` stays as it is."""
+
+    @abstractmethod
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        """All `source`, one after another, to `target` on everyone. `source` may lie at its place in `target`."""
+
+    @abstractmethod
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        """All `source`, one after another, to `target` on rank `dst`; elsewhere `target` is None."""
+
+    @abstractmethod
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        """The r-th part of `source` of rank `src` to `target` of rank r; elsewhere `source` is None."""
+
+    @abstractmethod
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        """`sizes[i, j]` elements from rank i to rank j."""

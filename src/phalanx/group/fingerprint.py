@@ -1,0 +1,36 @@
+"""64 bits that say which operation this is, so that ranks in different ones find out at the first exchange.
+
+The quick paths of the core compute the same number from the same parts (cpp/phalanx/fingerprint.hpp).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+__all__ = ["fingerprint", "kind_of"]
+
+_MASK = (1 << 64) - 1
+
+
+@lru_cache(4096)
+def kind_of(operation: str, dtype: str, reduction: str) -> int:
+    """What does not change from call to call, as a number."""
+    text = f"{operation}|{dtype}|{reduction}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def fingerprint(operation: str, sequence: int, dtype: str, count: int, reduction: str, root: int) -> int:
+    """The operation's number; never 0, which stands for none."""
+    mark = kind_of(operation, dtype, reduction)
+    for part in (sequence, count, root):
+        mark = _mix(mark ^ _mix(part + 1))
+    return mark or 1
+
+
+def _mix(x: int) -> int:
+    """Spreads every bit over all (the finalizer of splitmix64)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,103 @@
+"""Collectives inside a segment: one call into the core for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import dtype_code, op_code
+from ..backends.lane import Lane
+from ..errors import ChannelClosed, PhalanxError
+from .arrays import memory_of
+from .engine import Engine, Flat
+from .executor import DeadlinePassed, FingerprintMismatch
+from .reduction import Reduction
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from .._core import Segment
+
+__all__ = ["SegmentEngine", "Stopped", "raise_outcome"]
+
+DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT = range(6)  # Outcome in cpp/phalanx/waiting.hpp
+
+
+class Stopped(Exception):
+    """A quick path did not end well; its argument is the outcome."""
+
+
+def raise_outcome(outcome: int, segment: Segment, members: Sequence[int], lane: Lane) -> NoReturn:
+    """Says in Python how an operation in a segment ended that did not go well.
+
+    Args:
+        members: The group's rank of each of the segment's.
+        lane: What was aborted, if the operation was.
+    """
+    if outcome == TIMED_OUT:
+        raise DeadlinePassed([members[rank] for rank in segment.missing])
+    if outcome == MISMATCH:
+        raise FingerprintMismatch(members[segment.culprit])
+    if outcome == LEFT:
+        raise ChannelClosed(lane.members[members[segment.leaver]], "it has closed this group")
+    raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
+
+
+class SegmentEngine(Engine):
+    """The members' shared memory.
+
+    Args:
+        members: The group's rank of each of the segment's, in order; `rank` is among them.
+        lane: The group's, whose end is the segment's.
+    """
+
+    def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
+        super().__init__(list(members).index(rank), len(members))
+        self.segment: Segment = segment
+        self.members = tuple(members)
+        self._lane = lane
+
+    def _do(self, turn: Turn, operation: Callable[..., int], *arguments: Any) -> None:
+        outcome = operation(*arguments, turn.mark, turn.deadline.at)
+        if outcome != DONE:
+            raise_outcome(outcome, self.segment, self.members, self._lane)
+
+    def _how(self, flat: Flat, reduction: Reduction) -> tuple[int, int, int]:
+        divisor = self.size if reduction.name == "mean" else 1
+        return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
+
+    def barrier(self, turn: Turn) -> None:
+        self._do(turn, self.segment.barrier)
+
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        self._do(turn, self.segment.broadcast, memory_of(flat), src)
+
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        self._do(turn, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
+
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        self._do(turn, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
+
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        how = self._how(source, reduction)
+        self._do(turn, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
+
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        sizes = [count * source.itemsize for count in counts]
+        self._do(turn, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
+
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        sizes = [count * source.itemsize for count in counts]
+        everything = None if target is None else memory_of(target)
+        self._do(turn, self.segment.gather, memory_of(source), everything, sizes, dst)
+
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        sizes = [count * target.itemsize for count in counts]
+        everything = None if source is None else memory_of(source)
+        self._do(turn, self.segment.scatter, everything, memory_of(target), sizes, src)
+
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        matrix = (sizes * source.itemsize).reshape(-1).tolist()
+        self._do(turn, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)

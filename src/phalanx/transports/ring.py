@@ -1,0 +1,314 @@
+"""A stream through shared memory, between two ranks on one host.
+
+A channel begins on TCP. Once it has carried a few messages, its sender makes a ring in anonymous memory (a memfd, which
+has no name to guess or to leave behind) and offers it in a frame. The receiver opens it through /proc, which the kernel
+allows to the same user only, checks that it is the one that was meant, and says so inside the memory. When the sender
+sees that, it sends one more frame, the switch, and everything after it goes through the ring. Nobody ever waits.
+
+The TCP connection stays underneath. It is the sign of life; whoever sleeps in `poll` is woken by a zero byte on it; and
+last words (a goodbye, or why a group is broken) go over it, because a ring may be full just then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import secrets
+import select
+import stat
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .._native import core
+from ..errors import ProtocolError
+from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Kind, pack_header
+from .stream import Buffer, Stream, StreamEnded
+
+if TYPE_CHECKING:
+    from .._core import RingIn, RingOut
+
+__all__ = ["SWITCH", "InboundRing", "OutboundRing", "RingOffer", "open_offer"]
+
+logger = logging.getLogger("phalanx.transports")
+
+SIZE = 512 << 10
+"""Bytes of a ring: as many as stay in the cache while one side writes and the other reads."""
+LARGEST = 64 << 20
+"""Bytes of a ring that is still believed when it is offered."""
+OFFER_AFTER = 2
+"""Messages that go over TCP first: a channel that carries one or two only is not worth a ring."""
+ENOUGH = 16
+"""Looks at the socket in a row, in case that the other side never ceases to wake."""
+SWITCH = pack_header(Kind.RING, 0, 0, 0)
+_LAST_WORDS = HEADER_SIZE + MAX_DESCRIPTION
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where the receiver finds the memory: in the sender's process."""
+
+    fd: int
+    nonce: bytes
+    size: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Offer)
+
+
+class _RingStream(Stream):
+    """What both ends have in common: the socket that belongs to the ring."""
+
+    read_events = write_events = select.POLLIN
+    exact = True
+
+    def __init__(self, stream: Stream, ring: RingIn | RingOut, aside: bytes) -> None:
+        # Takes the socket over; the stream that had it is not used any more.
+        self._socket = stream._socket
+        self.fd = stream.fd
+        self._half = ring
+        self._aside = bytearray(aside.lstrip(b"\0"))
+        """What came on the socket and does not merely wake."""
+        self._ended: StreamEnded | None = None
+
+    def _listen(self) -> bool:
+        """Takes what came on the socket; False if there was nothing new."""
+        if self._ended is not None:
+            return False
+        scratch = memoryview(bytearray(4096))
+        try:
+            count = super().receive_into(scratch)
+        except StreamEnded as ended:
+            self._ended = ended
+            return True
+        data = bytes(scratch[:count])
+        self._aside += data if self._aside else data.lstrip(b"\0")
+        if len(self._aside) > _LAST_WORDS:
+            raise ProtocolError(f"{len(self._aside)} bytes came beside a ring (at most {_LAST_WORDS} are allowed)")
+        return count > 0
+
+    def _take_aside(self, view: memoryview) -> int:
+        count = min(len(view), len(self._aside))
+        view[:count] = self._aside[:count]
+        del self._aside[:count]
+        return count
+
+    def sever(self) -> None:
+        self._half.sever()
+        super().sever()
+
+    def close(self) -> None:
+        self._half.close()
+        # A socket that is closed with bytes unread is reset, and last words that are on their way may be lost.
+        with contextlib.suppress(StreamEnded, ProtocolError):
+            for _ in range(ENOUGH):
+                if not self._listen():
+                    break
+        super().close()
+
+    def abandon(self) -> None:
+        self._half.abandon()
+        super().abandon()
+
+
+class InboundRing(_RingStream):
+    """The receiver's end. What it sends goes over TCP: it has nothing to say but last words.
+
+    Args:
+        stream: The channel's TCP connection so far.
+        aside: What was read from it after the switch.
+    """
+
+    def __init__(self, stream: Stream, ring: RingIn, aside: bytes) -> None:
+        super().__init__(stream, ring, aside)
+        self.ring = ring
+
+    @property
+    def pending(self) -> bool:
+        return self.ring.pending or bool(self._aside)
+
+    def receive_into(self, view: memoryview) -> int:
+        if not len(view):
+            return 0
+        for _ in range(ENOUGH):
+            if self.ring.severed:
+                raise StreamEnded("the connection was reset")
+            count = self.ring.read_into(view)
+            if count:
+                return count
+            if self.ring.broken:
+                raise ProtocolError("the counters of its ring are not possible")
+            # Whatever came on the socket now may have been sent after more was written to the ring.
+            if not self._listen():
+                if self._aside:
+                    return self._take_aside(view)
+                if self._ended is not None:
+                    raise self._ended
+                return 0
+        return 0
+
+
+class OutboundRing(_RingStream):
+    """The sender's end. What it receives came over TCP: last words."""
+
+    def __init__(self, stream: Stream, ring: RingOut) -> None:
+        super().__init__(stream, ring, b"")
+        self.ring = ring
+
+    def send(self, views: Sequence[Buffer]) -> int:
+        for _ in range(ENOUGH):
+            if self._ended is not None:
+                raise self._ended
+            if self.ring.severed or self.ring.other_closed or self._aside:
+                raise StreamEnded("the connection was closed")
+            count = self.ring.write(views)
+            if count:
+                return count
+            if self.ring.broken:
+                raise StreamEnded("the counters of its ring are not possible")
+            try:
+                if not self._listen():
+                    return 0
+            except ProtocolError as error:
+                raise StreamEnded(str(error)) from None
+        return 0
+
+    def say(self, word: bytes) -> None:
+        super().send([word])
+
+    def receive_into(self, view: memoryview) -> int:
+        for _ in range(ENOUGH):
+            if not self._listen():
+                break
+        if self._ended is not None and not self._aside:
+            raise self._ended
+        return self._take_aside(view)
+
+
+class RingOffer:
+    """The ring of a channel before it is used: the sender's side of the agreement.
+
+    Args:
+        switched: Is told of the ring once it is in use.
+    """
+
+    def __init__(self, switched: Callable[[RingOut], None]) -> None:
+        self._switched = switched
+        self._messages = 0
+        self._ring: RingOut | None = None
+        self._memory = -1
+
+    def next_frame(self, stream: Stream) -> bytes | None:
+        """What has to be sent before the next message: the offer, the switch, or nothing."""
+        self._messages += 1
+        if self._messages <= OFFER_AFTER:
+            return None
+        if self._messages == OFFER_AFTER + 1:
+            return self._make(stream)
+        return SWITCH if self._ring is not None and self._ring.accepted else None
+
+    def _make(self, stream: Stream) -> bytes | None:
+        assert core is not None
+        nonce = secrets.token_bytes(16)
+        try:
+            self._memory = os.memfd_create("phalanx-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self._memory, core.RING_CONTROL_BYTES + SIZE)
+            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
+            self._ring = core.RingOut(self._memory, SIZE, stream.fd, nonce)
+        except OSError as error:
+            self.close()
+            _warn_once(f"no shared memory could be made: {error}")
+            return None
+        offer = _encoder.encode(Offer(self._memory, nonce, SIZE))
+        return pack_header(Kind.RING, 0, len(offer), 0) + offer
+
+    def switch(self, stream: Stream) -> OutboundRing:
+        """The stream of everything that follows the switch."""
+        assert self._ring is not None
+        self._close_memory()  # both have mapped it
+        self._switched(self._ring)
+        return OutboundRing(stream, self._ring)
+
+    def close(self) -> None:
+        """Gives back what is not in use: the channel has ended. May be called twice."""
+        if self._ring is not None:
+            self._ring.abandon()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        memory, self._memory = self._memory, -1
+        if memory >= 0:
+            os.close(memory)
+
+
+def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
+    """Maps the ring that a process on this host offers; None if that cannot be done.
+
+    Raises:
+        ProtocolError: It is no offer of a ring.
+    """
+    try:
+        offer = _decoder.decode(description)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not the offer of a ring: {error}") from None
+    possible = 4096 <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
+    if len(offer.nonce) != 16 or not possible or not 0 <= offer.fd < 1 << 31:
+        raise ProtocolError(f"not the offer of a ring: {offer.size} bytes in descriptor {offer.fd}")
+    if core is None:
+        return None
+    try:
+        ring = _map(offer, pid, stream)
+    except FileNotFoundError:
+        ring = None
+    except OSError as error:
+        _warn_once(f"the shared memory that process {pid} offers cannot be opened: {error}")
+        return None
+    if ring is None:  # the sender may have closed the channel since, and its descriptor be another's by now
+        logger.debug("descriptor %d of process %d is not the ring that it offered", offer.fd, pid)
+    return ring
+
+
+def _map(offer: Offer, pid: int, stream: Stream) -> RingIn | None:
+    """The ring, or None if that descriptor is something else.
+
+    Raises:
+        OSError: The descriptor cannot be opened, or not be mapped.
+    """
+    assert core is not None
+    # First without touching what is there: opening a device or a pipe could do things, or wait.
+    path = os.open(f"/proc/{pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(path).st_mode):
+            return None
+        memory = os.open(f"/proc/self/fd/{path}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(path)
+    try:
+        # Without the seals, another could cut the memory off under our feet. Files on disk have none.
+        if not _is_sealed(memory) or os.fstat(memory).st_size != core.RING_CONTROL_BYTES + offer.size:
+            return None
+        ring: RingIn = core.RingIn(memory, offer.size, stream.fd)
+    finally:
+        os.close(memory)
+    if ring.accept(offer.nonce):
+        return ring
+    ring.abandon()
+    return None
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False
+
+
+@functools.cache
+def _warn_once(words: str) -> None:
+    """Every channel will meet the same problem."""
+    logger.warning("%s; messages use TCP, which is slower", words)

@@ -1,0 +1,197 @@
+"""Channels that may go over to a ring in shared memory, and hand messages over to and from the quick way.
+
+The quick way (`QuickMessages` of the core) takes a channel's lock when it is free, moves one whole message through the
+ring, and gives the lock back. It does so only between frames and when nothing waits to be sent or received before it.
+A message that it could not finish in time it hands over, and the lane goes on with it as with any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager as Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import core
+from ..errors import ProtocolError
+from ..wire.frames import Kind
+from .channel import Inbound, Outbound, Outgoing
+from .mailbox import Arrival, BufferSink, Envelope, Mailbox, Operation, Receive
+from .ring import SWITCH, InboundRing, RingOffer
+from .stream import Buffer, Stream
+
+if TYPE_CHECKING:
+    from .._core import RingIn, RingOut
+
+__all__ = ["RingInbound", "RingOutbound", "last_handed_over"]
+
+_local = threading.local()
+
+
+def new_lock() -> Lock[Any]:
+    """The core's own, where there is a core: the quick way takes it without a call into Python."""
+    return threading.RLock() if core is None else core.ChannelLock()
+
+
+def last_handed_over() -> Operation | None:
+    """What the quick way handed over last in this thread; forgotten with this call.
+
+    For whoever was interrupted just then, and must take it back without ever having got it.
+    """
+    operation: Operation | None = getattr(_local, "operation", None)
+    _local.operation = None
+    return operation
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+class RingInbound(Inbound):
+    """Reads frames from TCP and, once the sender goes over, from a ring.
+
+    Args:
+        open_ring: Opens what is offered; None if it cannot.
+        switched: Is told of the ring once it is in use.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        src: int,
+        mailbox: Mailbox,
+        *,
+        max_message: int,
+        max_object: int,
+        on_end: Callable[[Inbound, Exception, bool], BaseException],
+        open_ring: Callable[[bytes, Stream], RingIn | None],
+        switched: Callable[[RingInbound, RingIn], None],
+    ) -> None:
+        super().__init__(stream, src, mailbox, max_message=max_message, max_object=max_object, on_end=on_end)
+        self.lock = new_lock()
+        self._open_ring = open_ring
+        self._switched = switched
+        self._offered: RingIn | None = None
+        self._was_offered = False
+
+    def _ring(self, description: bytes) -> None:
+        if description:
+            if self._was_offered:
+                raise ProtocolError("it offers a second ring (a channel has one)")
+            self._was_offered = True
+            self._offered = self._open_ring(description, self.stream)
+            return
+        ring, self._offered = self._offered, None
+        if ring is None:
+            raise ProtocolError("it goes over to a ring that this rank has not accepted")
+        aside = bytes(self._buffer[self._start : self._stop])
+        self._start = self._stop = 0
+        self.stream = InboundRing(self.stream, ring, aside)
+        self._switched(self, ring)
+
+    def _advance(self) -> Arrival | None:
+        stream = self.stream
+        if isinstance(stream, InboundRing):
+            stream.ring.resting = False
+        finished = super()._advance()
+        if isinstance(self.stream, InboundRing):
+            # Only where the next byte begins a frame may the quick way go on.
+            self.stream.ring.resting = self._arrival is None and self._header is None and not self._head
+        return finished
+
+    def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
+        """Goes on with a message of which the quick way has received a part. Called with the lock held."""
+        view = _bytes_of(out)
+        envelope = Envelope(self.src, Kind.ARRAY, tag, description, len(view))
+        receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
+        assert isinstance(self.stream, InboundRing)
+        self.stream.ring.resting = False
+        _local.operation = receive
+        return receive
+
+    def _close_stream(self) -> None:
+        if self._offered is not None:
+            self._offered.close()
+        super()._close_stream()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of everything without a word."""
+        if self._offered is not None:
+            self._offered.abandon()
+        self.stream.abandon()
+
+
+class RingOutbound(Outbound):
+    """Writes frames to TCP and, once the receiver has accepted one, to a ring.
+
+    Args:
+        offers: Whether to offer a ring at all.
+        switched: Is told of the ring once it is in use.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        dst: int,
+        on_end: Callable[[Exception, bool], BaseException],
+        *,
+        offers: bool,
+        switched: Callable[[RingOutbound, RingOut], None],
+    ) -> None:
+        super().__init__(stream, dst, on_end)
+        self.lock = new_lock()
+        self._offer = RingOffer(lambda ring: switched(self, ring)) if offers else None
+        self._switch: Outgoing | None = None
+
+    def send(self, views: Sequence[Buffer]) -> Outgoing:
+        if self._offer is not None:
+            with self.lock:
+                self._offer_ring()
+        return super().send(views)
+
+    def _offer_ring(self) -> None:
+        if self._offer is None or self._queue or self._ended is not None:
+            return
+        frame = self._offer.next_frame(self.stream)
+        if frame is not None:
+            outgoing = Outgoing([frame], self)
+            if frame is SWITCH:
+                self._switch = outgoing
+            self._queue.append(outgoing)
+
+    def _write(self, outgoing: Outgoing) -> bool:
+        if not super()._write(outgoing):
+            return False
+        if outgoing is self._switch and self._offer is not None:
+            # Before it leaves the queue: an interrupt in between then ends the channel, as in the middle of a frame.
+            self.stream = self._offer.switch(self.stream)
+            self._offer = self._switch = None
+        return True
+
+    @property
+    def queue(self) -> deque[Outgoing]:
+        """What is still to be sent."""
+        return self._queue
+
+    def hand_over(self, array: npt.NDArray[Any], sent: int) -> Outgoing:
+        """Goes on with a message of which the quick way has sent a part. Called with the lock held."""
+        outgoing = Outgoing([_bytes_of(array)[sent:]], self)
+        outgoing.begun = True
+        self._queue.append(outgoing)
+        _local.operation = outgoing
+        return outgoing
+
+    def _close_stream(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
+        super()._close_stream()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of everything without a word."""
+        if self._offer is not None:
+            self._offer.close()
+        self.stream.abandon()
