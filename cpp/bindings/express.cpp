@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <stdexcept>
 #include <vector>
 
 #include "module.hpp"
@@ -47,16 +48,16 @@ struct Array {
 
 class Express {
 public:
-    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `stopped` is raised with the outcome of what
-    // did not go well.
+    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, interrupt)` raises what it
+    // means that an operation did not go well.
     Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-            nb::object stopped, double timeout)
+            nb::object failed, double timeout)
         : s_(segment),
           recorder_(recorder),
           turn_(turn),
           arrays_(arrays),
           kind_of_(std::move(kind_of)),
-          stopped_(std::move(stopped)),
+          failed_(std::move(failed)),
           timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)) {
         for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
     }
@@ -197,9 +198,10 @@ private:
         if (record.sequence == sequence) record.ended_ns = monotonic_ns();  // the ring may have come round
         turn_.release();
         if (outcome == Outcome::done) return nb::borrow(result);
-        if (outcome != Outcome::interrupted)
-            PyErr_SetObject(stopped_.ptr(), nb::int_(static_cast<int>(outcome)).ptr());
-        throw nb::python_error();
+        nb::object interrupt = nb::none();
+        if (outcome == Outcome::interrupted) interrupt = nb::borrow(nb::python_error().value());
+        failed_(static_cast<int>(outcome), interrupt);
+        throw std::logic_error("an operation failed, and nobody said so");
     }
 
     static constexpr std::size_t worth_holding = 16 << 10;
@@ -208,7 +210,7 @@ private:
     Recorder& recorder_;
     TurnLock& turn_;
     const PlainArrays& arrays_;
-    nb::object kind_of_, stopped_;
+    nb::object kind_of_, failed_;
     std::int64_t timeout_ns_;
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};

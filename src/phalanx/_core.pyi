@@ -110,7 +110,7 @@ class Express:
         turn: TurnLock,
         arrays: PlainArrays,
         kind_of: Any,
-        stopped: Any,
+        failed: Any,
         timeout: float,
     ) -> None: ...
     def barrier(self) -> Any: ...

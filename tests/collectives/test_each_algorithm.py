@@ -11,6 +11,7 @@ import pytest
 
 import phalanx as px
 from phalanx.config.algorithms import ALGORITHMS
+from phalanx.group import executor, flows, native_steps
 from phalanx.group.network_engine import NetworkEngine
 from phalanx.testing import open_world
 
@@ -49,9 +50,20 @@ class Crew:
         return results
 
 
-@pytest.fixture(scope="module", params=SIZES)
+OPTIONS = px.Options(transport="tcp")
+HOW = ["as always", "in Python", "in Python, in odd pieces"]
+
+
+@pytest.fixture(scope="module", params=[*((HOW[0], size) for size in SIZES), (HOW[1], 3), (HOW[1], 8), (HOW[2], 6)])
 def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    with open_world(request.param, "mesh") as backends:
+    how, size = request.param
+    with pytest.MonkeyPatch.context() as patch, open_world(size, "mesh", options=OPTIONS) as backends:
+        if how != HOW[0]:
+            patch.setattr(native_steps, "start", lambda schedule, job: None)
+        if how == HOW[2]:  # of which none ends with an element
+            patch.setattr(executor, "PIECE", 4999)
+            patch.setattr(executor, "LONG_PIECE", 4999)
+            patch.setattr(flows, "PIECE", 4999)
         groups = [px.Group(backend) for backend in backends]
         yield Crew(groups)
         for group in groups:

@@ -1,10 +1,10 @@
 """Which algorithm a collective over the network uses: by operation, bytes, ranks and topology.
 
-All ranks know these facts, so they decide alike. The crossover points were measured on two Neoverse-N1 cores over
-loopback TCP, with 2 to 8 ranks and 8 B to 64 MiB of float32: the algorithms of an operation took turns in one run, each
-forced by the option `algorithm`, and a point is where the medians of two cross (tests/soak/crossover.py does it).
-Where two are within the noise of each other, the one with fewer messages is taken below a point, and the one with fewer
-bytes above.
+All ranks know these facts, so they decide alike. The crossover points for few ranks were measured on two Neoverse-N1
+cores over loopback TCP, with 2, 3 and 4 ranks and 8 B to 16 MiB of float32: the algorithms of an operation took turns
+in one run, and a point is where the medians of two cross (`python -m tests.soak.crossover` prints the table). Where two
+are within the noise of each other, the one with fewer messages is taken below a point, and the one with fewer bytes
+above. For many ranks, which this machine cannot measure, the costs in the algorithms' own files decide.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from .schedule import Schedule
 __all__ = ["OPERATIONS", "broadcast_pieces", "choose", "schedule"]
 
 FEW = 8
-"""Ranks up to which everybody talks to everybody at once, rather than in rounds."""
-SHORT_REDUCE = 16 << 10
-"""Bytes up to which an all_reduce sends the whole buffer in every step."""
-SHORT_GATHER = 64 << 10
-"""Bytes of the result up to which an all_gather is a matter of messages, not of bytes."""
+"""Ranks up to which it costs little that everybody talks to everybody, or sends a short buffer as a whole."""
+SHORT_REDUCE = {True: 128 << 10, False: 16 << 10}
+"""Bytes up to which an all_reduce among few, or among many, sends the whole buffer in every step."""
 SHORT_EXCHANGE = 4 << 10
 """Bytes of a rank up to which an all_to_all among many sends them through others."""
-MIDDLE = 512 << 10
+MIDDLE = 1 << 20
 """Bytes up to which fewer steps count more than talking to neighbours only."""
 LONG_BROADCAST = 256 << 10
 """Bytes from which a broadcast goes along a chain, piece by piece."""
@@ -86,9 +84,7 @@ def broadcast_pieces(nbytes: int) -> int:
 
 
 def _all_reduce(size: int, nbytes: int) -> str:
-    if nbytes <= SHORT_REDUCE:
-        return "doubling"
-    return _reduce_scatter(size, nbytes)
+    return "doubling" if nbytes <= SHORT_REDUCE[size <= FEW] else _reduce_scatter(size, nbytes)
 
 
 def _reduce_scatter(size: int, nbytes: int) -> str:
@@ -97,14 +93,12 @@ def _reduce_scatter(size: int, nbytes: int) -> str:
 
 
 def _all_gather(size: int, nbytes: int) -> str:
-    if nbytes <= SHORT_GATHER:
-        return "linear" if size <= FEW else "bruck"
-    return _reduce_scatter(size, nbytes)
+    return "bruck" if size <= FEW or nbytes <= MIDDLE else "ring"
 
 
 def _all_to_all(size: int, nbytes: int) -> str:
     if size <= FEW:
-        return "linear" if nbytes <= MIDDLE else "pairwise"
+        return "linear"
     return "bruck" if nbytes <= SHORT_EXCHANGE else "pairwise"
 
 

@@ -42,7 +42,7 @@ LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
 PATIENT = (300, 100)
 """How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
-CROWDED = (20, 20)
+CROWDED = (0, 4)
 """The same where there are more ranks than cores, and whoever is waited for may need this very core."""
 
 

@@ -32,12 +32,8 @@ class Gathers(Lockstep):
             PeerLost: A member is gone.
             Desync: A member called another operation.
         """
-        if self._express is not None and timeout is None and not async_op:
-            try:
-                if self._express.barrier() is not None:
-                    return None
-            except BaseException as error:
-                self._express_failed(error)
+        if self._express is not None and timeout is None and not async_op and self._express.barrier() is not None:
+            return None
         self._check()
 
         def body(turn: Turn) -> None:
@@ -56,11 +52,9 @@ class Gathers(Lockstep):
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
         if self._express is not None and timeout is None and not async_op and type(src) is int:
-            try:
-                if (done := self._express.broadcast(x, src)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.broadcast(x, src)
+            if done is not None:
+                return done
         self._check()
         self._check_member(src)
         target = adapt(x, write=self.rank != src)
@@ -84,11 +78,9 @@ class Gathers(Lockstep):
             As `broadcast`.
         """
         if self._express is not None and timeout is None and not async_op and out is not None:
-            try:
-                if (done := self._express.all_gather(x, out)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.all_gather(x, out)
+            if done is not None:
+                return done
         self._check()
         source = adapt(x, write=False)
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
@@ -203,11 +195,9 @@ class Gathers(Lockstep):
         """
         plain = out is not None and send_counts is None and recv_counts is None
         if self._express is not None and timeout is None and not async_op and plain:
-            try:
-                if (done := self._express.all_to_all(x, out)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.all_to_all(x, out)
+            if done is not None:
+                return done
         self._check()
         source = adapt(x, write=False)
         if send_counts is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
 from ..backends.base import fresh
@@ -20,7 +21,7 @@ from .fingerprint import kind_of
 from .host_engine import HostEngine
 from .journal import Entry
 from .network_engine import NetworkEngine
-from .segment_engine import SegmentEngine, Stopped, raise_outcome
+from .segment_engine import SegmentEngine, raise_outcome
 from .turn import Turn
 from .work import Work
 
@@ -67,28 +68,33 @@ class Lockstep(GroupCore):
     def _start_express(self, segment: Segment) -> None:
         assert core is not None
         assert self._recorder is not None
-        assert not isinstance(self._turn, type(threading.Lock()))
-        express = core.Express(segment, self._recorder, self._turn, plain_arrays(), _kind_of, Stopped, self._timeout)
+        reference = weakref.ref(self)
+
+        def failed(outcome: int, interrupt: BaseException | None) -> None:
+            group = reference()
+            if group is not None:
+                group._express_failed(outcome, interrupt)
+
+        express: Express = core.Express(
+            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout
+        )
         if self._worker is not None:
             self._worker.hold_back(express)
         self._express = express
 
-    def _express_failed(self, error: BaseException) -> NoReturn:
+    def _express_failed(self, outcome: int, interrupt: BaseException | None) -> None:
         """Raises what a quick path's failure means, as the general path would."""
-        engine = self._engine
-        if not isinstance(engine, SegmentEngine):  # the group was closed meanwhile
-            self._check()
-            raise error
-        quick = [entry for entry in self._journal.recent() if entry.collective]
-        entry = max(quick, key=lambda entry: entry.sequence)
+        entry = max((entry for entry in self._journal.recent() if entry.collective), key=lambda entry: entry.sequence)
 
         def fail(_turn: Turn) -> None:
-            if isinstance(error, Stopped):
-                raise_outcome(error.args[0], engine.segment, engine.members, self._collectives)
-            raise error
+            if interrupt is not None:
+                raise interrupt
+            engine = self._engine
+            if isinstance(engine, SegmentEngine):
+                raise_outcome(outcome, engine.segment, engine.members, self._collectives)
+            self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))
-        raise AssertionError("unreachable")
 
     def _check_member(self, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.world_size:

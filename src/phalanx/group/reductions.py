@@ -36,11 +36,9 @@ class Reductions(Lockstep):
             As `broadcast`.
         """
         if self._express is not None and timeout is None and not async_op:
-            try:
-                if (done := self._express.all_reduce(x, op)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.all_reduce(x, op)
+            if done is not None:
+                return done
         self._check()
         target = adapt(x, write=True)
         reduction = Reduction(op, target)
@@ -109,11 +107,9 @@ class Reductions(Lockstep):
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
         if self._express is not None and timeout is None and not async_op and type(dst) is int:
-            try:
-                if (done := self._express.reduce(x, dst, op)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.reduce(x, dst, op)
+            if done is not None:
+                return done
         self._check()
         self._check_member(dst)
         target = adapt(x, write=self.rank == dst)
@@ -148,11 +144,9 @@ class Reductions(Lockstep):
             As `all_reduce`.
         """
         if self._express is not None and timeout is None and not async_op and out is not None:
-            try:
-                if (done := self._express.reduce_scatter(x, op, out)) is not None:
-                    return done
-            except BaseException as error:
-                self._express_failed(error)
+            done = self._express.reduce_scatter(x, op, out)
+            if done is not None:
+                return done
         self._check()
         source = adapt(x, write=False)
         reduction = Reduction(op, source)

@@ -20,13 +20,9 @@ from .turn import Turn
 if TYPE_CHECKING:
     from .._core import Segment
 
-__all__ = ["SegmentEngine", "Stopped", "raise_outcome"]
+__all__ = ["SegmentEngine", "raise_outcome"]
 
 DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT = range(6)  # Outcome in cpp/phalanx/waiting.hpp
-
-
-class Stopped(Exception):
-    """A quick path did not end well; its argument is the outcome."""
 
 
 def raise_outcome(outcome: int, segment: Segment, members: Sequence[int], lane: Lane) -> NoReturn:
