@@ -232,6 +232,7 @@ private:
 
     // Takes the operation's first step and waits for everybody; only then is anything of theirs looked at.
     Outcome meet(const Call& call) {
+        if (s_.aborted()) return Outcome::aborted;  // others must not take it for one that came
         s_.next_line().mark.store(call.mark, std::memory_order_relaxed);
         s_.arrive();
         const Outcome outcome = s_.wait(s_.step(), call.bound);

@@ -15,7 +15,7 @@ from phalanx.group import executor, flows, native_steps
 from phalanx.group.network_engine import NetworkEngine
 from phalanx.testing import open_world
 
-SIZES = [2, 3, 5, 6, 7, 8]
+SIZES = [1, 2, 3, 5, 6, 7, 8]
 COUNTS = [0, 1, 5, 4099, 300_001]
 """Elements: none, fewer than ranks, more than one piece of a chunk."""
 

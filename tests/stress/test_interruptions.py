@@ -241,7 +241,7 @@ def test_an_operation_that_fails_for_lack_of_memory_breaks_the_group_for_all(mon
 
         def fail() -> None:
             with monkeypatch.context() as patch:
-                patch.setattr(here._collectives, "start_send", starve)
+                patch.setattr(here, "_engine_for", starve)
                 with pytest.raises(MemoryError):
                     here.all_reduce(x.copy())
             with pytest.raises(px.PeerLost, match="MemoryError"):

@@ -68,6 +68,8 @@ def run(
         DeadlinePassed, FingerprintMismatch: See there.
         PhalanxError: As the lane fails.
     """
+    if not schedule.steps:  # a rank that is alone
+        return
     job = Job(lane, chunks, mark, deadline, dtype, op, sources, look_around)
     try:
         native = native_steps.start(schedule, job) if lane.direct else None

@@ -37,11 +37,15 @@ __all__ = ["agree", "neighbourhoods"]
 
 logger = logging.getLogger("phalanx.group")
 
-SLOT = 256 << 10
+SLOT = 1 << 20
 """Bytes of a slot: long enough that keeping step costs little, short enough that all slots stay in the caches."""
+SHORT_SLOT = 256 << 10
+"""The same for many ranks, whose slots would be too much together."""
+FEW = 8
+"""Ranks that are not many."""
 PATIENCE = (2000, 1000)
 """How often a rank looks at the others, and then gives its core away, before it sleeps."""
-LITTLE_PATIENCE = (200, 50)
+LITTLE_PATIENCE = (20, 4)
 """The same where there are fewer cores than ranks."""
 _OFFER = struct.Struct("<?QQQQ16s")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
@@ -96,7 +100,8 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
 def _make(ranks: int, heap: int) -> tuple[int, bytes]:
     """The descriptor of new memory, and what the others need to find it."""
     assert core is not None
-    size = core.segment_bytes(ranks, SLOT, heap)
+    slot = SLOT if ranks <= FEW else SHORT_SLOT
+    size = core.segment_bytes(ranks, slot, heap)
     fd = os.memfd_create("phalanx-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
@@ -106,7 +111,7 @@ def _make(ranks: int, heap: int) -> tuple[int, bytes]:
     except BaseException:
         os.close(fd)
         raise
-    return fd, _OFFER.pack(True, os.getpid(), fd, SLOT, heap, nonce)
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:

@@ -30,8 +30,10 @@ from typing import Any, NoReturn
 from ..backends.classic import ClassicWorld
 from ..backends.lane import Lane
 from ..backends.mesh_world import MeshWorld
-from ..errors import UnsupportedOp, UsageError
+from ..errors import ChannelClosed, UnsupportedOp, UsageError
 from ..group import Group
+from ..group.engine import Engine
+from ..group.turn import Turn
 from .failures import Died
 from .threads import is_thread_rank
 
@@ -89,7 +91,7 @@ def drop_connections(group: Group) -> None:
     """Breaks the connections that carry this group's data to and from this rank, as a network that fails does.
 
     The ranks go on, and so does what tells them of each other's health. On a classic wire all groups share the
-    connections.
+    connections. Memory that ranks of one host share cannot break; here it does all the same.
 
     Raises:
         UnsupportedOp: The backend has no connections.
@@ -99,6 +101,11 @@ def drop_connections(group: Group) -> None:
     streams = [stream for lane in _lanes(group) for stream in lane.streams()]
     for stream in streams:
         stream.sever()
+    segment = group._engine.segment if group._engine is not None else None
+    if segment is not None:
+        segment.leave()
+        other = group.members[(group.rank + 1) % group.world_size]
+        group._collectives.fail(ChannelClosed(other, "the memory shared with it was cut off on purpose"))
 
 
 def cut_off(group: Group) -> None:
@@ -135,13 +142,24 @@ def delay(group: Group, seconds: float) -> Iterator[None]:
 
         return start_send
 
+    def slow_engine(turn: Turn) -> Engine:
+        engine = type(group)._engine_for(group, turn)
+        if engine.segment is not None:
+            time.sleep(seconds)
+        return engine
+
     for lane in lanes:
         lane.start_send = slow(lane)  # type: ignore[method-assign]
-    quick, group._quick = group._quick, None  # it would go past the lane
+    group._engine_for = slow_engine  # type: ignore[method-assign]
+    # What goes past the lanes and the engine:
+    quick, group._quick = group._quick, None
+    express, group._express = group._express, None
     try:
         yield
     finally:
         group._quick = quick
+        group._express = express
+        del group._engine_for
         for lane in lanes:
             del lane.start_send  # the class's own is seen again
 
