@@ -51,6 +51,7 @@ public:
     enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused };
 
     static constexpr std::size_t scratch_bytes = 256 << 10;  // of a piece that is reduced: it stays in the cache
+    static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
 
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
@@ -63,16 +64,20 @@ public:
         begin();
     }
 
+    // Looks at the channels so often before it gives up, and moves up to `piece` bytes at once on each, so that sending and
+    // receiving take turns.
     Outcome move(int looks, std::size_t piece) {
         int fruitless = 0;
         std::size_t moved_bytes = 0;
         while (at_ < steps_.size()) {
             std::size_t moved = 0;
             bool pending = false;
+            const bool one_way = steps_[at_].sends.empty() || steps_[at_].recvs.empty();
+            const std::size_t most = one_way ? long_piece : piece;
             for (std::size_t i = 0; i < outbound_.size(); ++i) {
                 Outbound& to = outbound_[i];
                 if (to.next == to.frames.size()) continue;
-                const ssize_t count = push(to, piece);
+                const ssize_t count = push(to, most);
                 if (count < 0) return failed(Outcome::outbound_ended, i);
                 moved += static_cast<std::size_t>(count);
                 pending |= to.next < to.frames.size();
@@ -80,7 +85,7 @@ public:
             for (std::size_t i = 0; i < inbound_.size(); ++i) {
                 Inbound& from = inbound_[i];
                 if (from.next == from.frames.size()) continue;
-                const ssize_t count = pull(from, piece);
+                const ssize_t count = pull(from, most);
                 if (count < 0) return failed(Outcome::inbound_ended, i);
                 moved += static_cast<std::size_t>(count);
                 if (refused_) return failed(Outcome::refused, i);

@@ -79,6 +79,15 @@ inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns) noexcept {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT, seen, &span, nullptr, 0);
 }
 
+// Gives the core away; true if it took long to get it back. Then others than our ranks want it, and a sleeper that is
+// woken gets it back sooner than one that stands in line.
+inline bool yield_was_long() noexcept {
+    constexpr std::int64_t long_ns = 50'000;
+    const std::int64_t before = monotonic_ns();
+    sched_yield();
+    return monotonic_ns() - before > long_ns;
+}
+
 template <class Ready>
 Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
     for (;;) {
@@ -112,18 +121,19 @@ Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
 template <class Ready, class Crowded>
 Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Ready ready, Crowded crowded) {
     int yields = patience.yields;
-    for (int i = 0; i < patience.spins; ++i) {
+    bool others = false;
+    for (int i = 0; i < patience.spins && !others; ++i) {
         if (ready()) return Outcome::done;
         if (i % 16 == 15 && yields > 0 && crowded()) {
             --yields;
-            sched_yield();
+            others = detail::yield_was_long();
         } else {
             relax();
         }
     }
-    for (; yields > 0; --yields) {
+    for (; yields > 0 && !others; --yields) {
         if (ready()) return Outcome::done;
-        sched_yield();
+        others = detail::yield_was_long();
     }
     return detail::wait_asleep(bell, bound, ready);
 }

@@ -26,9 +26,9 @@ SHORT_EXCHANGE = 4 << 10
 """Bytes of a rank up to which an all_to_all among many sends them through others."""
 MIDDLE = 1 << 20
 """Bytes up to which fewer steps count more than talking to neighbours only."""
-LONG_BROADCAST = 256 << 10
+LONG_BROADCAST = 1 << 20
 """Bytes from which a broadcast goes along a chain, piece by piece."""
-BROADCAST_PIECE = 256 << 10
+BROADCAST_PIECE = 512 << 10
 MOST_PIECES = 64
 
 
