@@ -9,6 +9,11 @@
 // was shown at t - 4, and that was read before step t - 2. The two lines of a board are written by short operations only,
 // which have one step, so that the writer of step t has seen everybody at t - 1.
 //
+// A short broadcast is the exception: its root does not wait, and the others wait for the root alone. What it shows lies
+// in a note of its own, and is written again only when everybody has read it, 64 steps later. Before any other operation
+// a rank waits until all have caught up, so that the above holds again. Two ranks that both take themselves for the root
+// would not notice it there: so what a rank shows next also stands for the broadcasts before.
+//
 // An array in the rank's heap is not copied: the others read it where it lies.
 #pragma once
 
@@ -19,6 +24,7 @@
 #include <span>
 #include <vector>
 
+#include "fingerprint.hpp"
 #include "reduce.hpp"
 #include "segment.hpp"
 
@@ -43,11 +49,13 @@ public:
     int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
 
     Outcome barrier(const Call& call) {
+        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
         s_.next_line().offset.store(0, std::memory_order_relaxed);
         return meet(call);
     }
 
     Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
+        if (bytes <= sizeof(Note::data)) return pass_note(call, x, bytes, root);
         const Shape shape{bytes, s_.layout().slot_bytes, bytes, root};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
@@ -230,18 +238,59 @@ private:
         reduce_many(to, sources_.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
     }
 
+    // After short broadcasts: nobody may be behind any more.
+    Outcome catch_up(const Call& call) {
+        if (!ahead_) return Outcome::done;
+        ahead_ = false;
+        return s_.wait(s_.step(), call.bound);
+    }
+
+    Outcome pass_note(const Call& call, std::byte* x, std::size_t bytes, int root) {
+        if (s_.aborted()) return Outcome::aborted;
+        const std::uint64_t step = s_.step() + 1;
+        ahead_ = true;
+        Note& note = s_.note(root, step);
+        if (rank() == root) {
+            if (step > notes) {
+                const Outcome outcome = s_.wait(step - notes, call.bound);
+                if (outcome != Outcome::done) return outcome;
+            }
+            note.mark.store(shown_mark(call), std::memory_order_relaxed);
+            copy(note.data, x, bytes);
+            s_.hurry();
+        } else {
+            const Outcome outcome = s_.wait_for(root, step, call.bound);
+            if (outcome != Outcome::done) return outcome;
+            if (note.mark.load(std::memory_order_relaxed) != shown_mark(call)) {
+                culprit_ = root;
+                return Outcome::mismatch;
+            }
+            copy(x, note.data, bytes);
+            s_.arrive();
+        }
+        passed_ = mix(passed_ ^ call.mark);
+        return Outcome::done;
+    }
+
+    // The fingerprint, and that of the short broadcasts before.
+    std::uint64_t shown_mark(const Call& call) const noexcept {
+        return passed_ == 0 ? call.mark : mix(passed_ ^ mix(call.mark));
+    }
+
     // Takes the operation's first step and waits for everybody; only then is anything of theirs looked at.
     Outcome meet(const Call& call) {
         if (s_.aborted()) return Outcome::aborted;  // others must not take it for one that came
-        s_.next_line().mark.store(call.mark, std::memory_order_relaxed);
+        const std::uint64_t mark = shown_mark(call);
+        s_.next_line().mark.store(mark, std::memory_order_relaxed);
         s_.arrive();
         const Outcome outcome = s_.wait(s_.step(), call.bound);
         if (outcome != Outcome::done) return outcome;
         for (int r = 0; r < ranks(); ++r) {
-            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) == call.mark) continue;
+            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) == mark) continue;
             culprit_ = r;
             return Outcome::mismatch;
         }
+        passed_ = 0;
         return Outcome::done;
     }
 
@@ -266,6 +315,7 @@ private:
     template <class Bytes, class Publish, class Consume>
     Outcome exchange(const Call& call, const Shape& shape, const std::byte* mine, Bytes bytes_of, Publish publish,
                      Consume consume) {
+        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
         const bool shows = shape.root < 0 || shape.root == rank();
         const bool in_line = shape.footprint <= sizeof(Line::small);
         const std::uint64_t first = s_.step() + 1;
@@ -312,6 +362,7 @@ private:
     // Piece k lies in slot first + k, and only its owner copies out of that slot, after everybody is done with it. The
     // owner writes piece k + 1 once it has taken piece k - 2 out: three slots would do.
     Outcome reduce_by_parts(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
+        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
         const std::size_t item = item_size(how.dtype);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
@@ -391,6 +442,8 @@ private:
 
     Segment& s_;
     int culprit_ = -1;
+    bool ahead_ = false;        // a short broadcast was the last operation: others may be behind
+    std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
     std::vector<std::byte*> homes_;
     std::vector<const std::byte*> sources_;
 };

@@ -5,7 +5,7 @@
 // be read. A rank has `depth` slots, and what belongs to step s lies in slot s mod depth. `collectives.hpp` says for each
 // operation why nobody still reads a slot that is written again.
 //
-//   Header | Board of rank 0, 1, ... | slots of rank 0, 1, ... | heap of rank 0, 1, ...
+//   Header | Board of rank 0, 1, ... | notes of rank 0, 1, ... | slots of rank 0, 1, ... | heap of rank 0, 1, ...
 //
 // The heaps hold the arrays of `Group.empty`. They are large and empty: pages exist once they are touched.
 #pragma once
@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "waiting.hpp"
@@ -36,6 +37,13 @@ struct alignas(cache_line) Line {
 };
 static_assert(sizeof(Line) == cache_line);
 
+// What a rank shows in a short broadcast. It has many of them, so that it need not wait for the others each time.
+struct alignas(cache_line) Note {
+    std::atomic<std::uint64_t> mark;
+    std::byte data[504];
+};
+inline constexpr std::uint64_t notes = 64;
+
 // Two lines, for even and odd steps: a rank that is one step ahead does not overwrite what others still read.
 struct alignas(2 * cache_line) Board {
     Line lines[2];
@@ -55,7 +63,8 @@ struct Layout {
     std::size_t heap_bytes = 0;
 
     std::size_t boards() const noexcept { return page; }
-    std::size_t slots() const noexcept { return boards() + rounded(ranks * sizeof(Board)); }
+    std::size_t notebooks() const noexcept { return boards() + rounded(ranks * sizeof(Board)); }
+    std::size_t slots() const noexcept { return notebooks() + rounded(ranks * notes * sizeof(Note)); }
     std::size_t heaps() const noexcept { return slots() + rounded(ranks * depth * slot_bytes); }
     std::size_t bytes() const noexcept { return heaps() + ranks * rounded(heap_bytes); }
 
@@ -76,6 +85,10 @@ public:
 
     std::byte* slot(int rank, std::uint64_t number) const noexcept {
         return base_ + layout_.slots() + (rank * depth + number % depth) * layout_.slot_bytes;
+    }
+
+    Note& note(int rank, std::uint64_t step) const noexcept {
+        return reinterpret_cast<Note*>(base_ + layout_.notebooks())[rank * notes + step % notes];
     }
 
     std::byte* heap(int rank) const noexcept {
@@ -102,6 +115,13 @@ public:
     Line& next_line() const noexcept { return line(rank_, step_ + 1); }
     const Line& line_of(int rank, std::uint64_t step) const noexcept { return line(rank, step); }
 
+    // Takes the next step without waiting for those who are behind, and wakes whoever waits for this rank alone.
+    void hurry() noexcept {
+        arrive();
+        Bell& bell = header().bell;
+        if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
+    }
+
     // Takes the next step.
     void arrive() noexcept {
         ++step_;
@@ -115,37 +135,15 @@ public:
     }
 
     // Waits until everybody has reached a step.
-    Outcome wait(std::uint64_t step, const Bound& limits) {
-        waited_for_ = step;
-        Bound bound = limits;
-        bound.aborted = &aborted_;
-        int known = 0;  // ranks below are there
-        leaver_ = -1;
-        const auto ready = [&] {
-            while (known < layout_.ranks && reached(known, step)) ++known;
-            return known == layout_.ranks || find_leaver(known, step);
-        };
-        const auto crowded = [&] {
-            return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
-        };
-        bool is_ready = ready();
-        for (int i = 0; i < moment && !is_ready; ++i) {
-            relax();
-            is_ready = ready();
-        }
-        Outcome outcome = Outcome::done;
-        if (!is_ready) {
-            if (bound.before_long != nullptr) bound.before_long(bound.held);
-            outcome = wait_until(header().bell, patience_, bound, ready, crowded);
-            if (bound.after_long != nullptr) bound.after_long(bound.held);
-        }
-        return leaver_ < 0 ? outcome : Outcome::left;
-    }
+    Outcome wait(std::uint64_t step, const Bound& limits) { return wait(step, limits, 0, layout_.ranks); }
+
+    // Waits until one rank has.
+    Outcome wait_for(int rank, std::uint64_t step, const Bound& limits) { return wait(step, limits, rank, rank + 1); }
 
     // The ranks that the last wait was for and that had not come.
     std::vector<int> missing() const {
         std::vector<int> found;
-        for (int rank = 0; rank < layout_.ranks; ++rank)
+        for (int rank = awaited_.first; rank < awaited_.second; ++rank)
             if (!reached(rank, waited_for_)) found.push_back(rank);
         return found;
     }
@@ -172,14 +170,43 @@ public:
 private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
 
+    // For the ranks from `first` up to `last`.
+    Outcome wait(std::uint64_t step, const Bound& limits, int first, int last) {
+        waited_for_ = step;
+        awaited_ = {first, last};
+        Bound bound = limits;
+        bound.aborted = &aborted_;
+        int known = first;  // ranks below are there
+        leaver_ = -1;
+        const auto ready = [&] {
+            while (known < last && reached(known, step)) ++known;
+            return known == last || find_leaver(known, last, step);
+        };
+        const auto crowded = [&] {
+            return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
+        };
+        bool is_ready = ready();
+        for (int i = 0; i < moment && !is_ready; ++i) {
+            relax();
+            is_ready = ready();
+        }
+        Outcome outcome = Outcome::done;
+        if (!is_ready) {
+            if (bound.before_long != nullptr) bound.before_long(bound.held);
+            outcome = wait_until(header().bell, patience_, bound, ready, crowded);
+            if (bound.after_long != nullptr) bound.after_long(bound.held);
+        }
+        return leaver_ < 0 ? outcome : Outcome::left;
+    }
+
     Header& header() const noexcept { return *reinterpret_cast<Header*>(base_); }
 
     Board* boards() const noexcept { return reinterpret_cast<Board*>(base_ + layout_.boards()); }
     Line& line(int rank, std::uint64_t step) const noexcept { return boards()[rank].lines[step % 2]; }
 
-    bool find_leaver(int first, std::uint64_t step) noexcept {
+    bool find_leaver(int first, int last, std::uint64_t step) noexcept {
         if (header().leavers.load(std::memory_order_seq_cst) == 0) return false;
-        for (int rank = first; rank < layout_.ranks; ++rank)
+        for (int rank = first; rank < last; ++rank)
             // In this order: it may have come, and left afterwards.
             if (boards()[rank].left.load(std::memory_order_seq_cst) != 0 && !reached(rank, step)) leaver_ = rank;
         return leaver_ >= 0;
@@ -201,6 +228,7 @@ private:
     Patience patience_;
     std::uint64_t step_ = 0;
     std::uint64_t waited_for_ = 0;
+    std::pair<int, int> awaited_{0, 0};
     int leaver_ = -1;
     std::atomic<std::uint32_t> aborted_{0};
 };

@@ -183,6 +183,27 @@ void mismatch(Rank& me) {
     CHECK(me.ops.culprit() == (odd ? 0 : me.ranks() - 1));
 }
 
+// Two ranks that both broadcast: nobody reads what the second one shows, so the next operation has to tell.
+void two_roots(Rank& me) {
+    std::vector<std::int32_t> x(4, me.rank());
+    const int root = me.rank() == me.ranks() - 1 ? me.rank() : 0;
+    Call call = me.call();
+    call.mark = fingerprint(1, me.sequence, 4, root);
+    CHECK(me.ops.broadcast(call, bytes_of(x), 16, root) == Outcome::done);
+    CHECK(me.ops.all_reduce(me.call(), bytes_of(x), 4, sum) == Outcome::mismatch);
+}
+
+// The root may be far ahead of the others, in turns.
+void many_broadcasts(Rank& me) {
+    for (std::uint64_t turn = 0; turn < 1000; ++turn) {
+        const int root = static_cast<int>(turn / 100) % me.ranks();
+        auto x = values_of(me.rank(), turn % 120, turn);
+        CHECK(me.ops.broadcast(me.call(), bytes_of(x), 4 * x.size(), root) == Outcome::done);
+        CHECK(x == values_of(root, turn % 120, turn));
+        if (turn % 97 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
+    }
+}
+
 void missing_rank(Rank& me) {
     if (me.rank() == 1) return;
     CHECK(me.ops.barrier(me.call(1, second / 5)) == Outcome::timed_out);
@@ -215,6 +236,8 @@ int main() {
     for (const int ranks : {2, 3, 4}) {
         world(ranks, large, Patience{100, 1}, heap_arrays);
         world(ranks, large, Patience{100, 1}, mismatch);
+        world(ranks, large, Patience{100, 1}, two_roots);
+        world(ranks, large, Patience{100, 1}, many_broadcasts);
         world(ranks, large, Patience{100, 1}, missing_rank);
         world(ranks, large, Patience{100, 1}, aborted);
     }

@@ -143,8 +143,9 @@ def run_programs(world: px.Group, first: int, count: int, in_step: bool) -> list
             error = raised
         except Exception:
             problems.append(f"seed {seed} ({kind}): {traceback.format_exc()}")
-        problem = judge(world.rank, kind, odd_rank, parted, done if in_step else 0, error)
-        if error is None and not in_step and kind == "missing at the end":
+        strict = in_step and not any(call.operation == "broadcast" for call in (*program[parted:], *odd[parted:]))
+        problem = judge(world.rank, kind, odd_rank, parted, done if strict else 0, error)
+        if error is None and not strict and kind == "missing at the end":
             problem = ""  # this rank had nothing to wait for
         if problem:
             problems.append(f"seed {seed} ({kind}, rank {odd_rank} differs at {parted}): {problem}: {error!r}")
@@ -174,7 +175,8 @@ def judge(rank: int, kind: str, odd_rank: int, parted: int, done: int, error: Ba
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["segment", "tcp", "simulated"])
 def test_one_rank_differs_in_one_call(how: str) -> None:
-    # In a segment nobody runs ahead of a mismatch. Elsewhere a rank that has nothing to wait for may, and hears later.
+    # In a segment nobody runs ahead of a mismatch, but the root of a short broadcast. Elsewhere everybody may who has
+    # nothing to wait for, and hears at the next call that has.
     arguments = ({"segment": 0, "tcp": 10_000, "simulated": 20_000}[how], PROGRAMS, how == "segment")
     if how == "simulated":
         results = run_ranks(RANKS, run_programs, *arguments, timeout=280)
