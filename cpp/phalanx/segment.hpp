@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "spreading.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -75,8 +76,8 @@ struct Layout {
 // any.
 class Segment {
 public:
-    Segment(std::byte* base, const Layout& layout, int rank, const Patience& patience) noexcept
-        : base_(base), layout_(layout), rank_(rank), patience_(patience) {}
+    Segment(std::byte* base, const Layout& layout, int rank, const Patience& patience)
+        : base_(base), layout_(layout), rank_(rank), patience_(patience), spreading_(layout.ranks) {}
 
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return layout_.ranks; }
@@ -192,6 +193,9 @@ private:
         }
         Outcome outcome = Outcome::done;
         if (!is_ready) {
+            spreading_.look(rank_, layout_.ranks, [&](int r) {
+                return line(r, step - 1).core.load(std::memory_order_relaxed);
+            });
             if (bound.before_long != nullptr) bound.before_long(bound.held);
             outcome = wait_until(header().bell, patience_, bound, ready, crowded);
             if (bound.after_long != nullptr) bound.after_long(bound.held);
@@ -226,6 +230,7 @@ private:
     Layout layout_;
     int rank_;
     Patience patience_;
+    Spreading spreading_;
     std::uint64_t step_ = 0;
     std::uint64_t waited_for_ = 0;
     std::pair<int, int> awaited_{0, 0};

@@ -32,6 +32,8 @@ __all__ = ["Lane", "sleep"]
 
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline, as long as there are more."""
+EAGER = 100e-6
+"""Seconds that a waiting thread looks again and again before it sleeps, where every rank has a core of its own."""
 STOP_WAIT = 5.0
 """Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
@@ -136,15 +138,17 @@ class Lane(ABC):
             self.add_sleeper(waker)
             for operation in operations:
                 operation.add_waker(waker)
+            eager = time.monotonic() + (0.0 if self.crowded else EAGER)
             while True:
                 waker.clear()
                 waiting = _unfinished(operations)
                 polled = self.drive(waiting)
                 if not _unfinished(waiting):
                     return True
-                if deadline.expired:
+                now = time.monotonic()
+                if now >= deadline.at:
                     return False
-                if polled is not None:
+                if polled is not None and now >= eager:
                     sleep(waker, polled, deadline)
         finally:
             for operation in operations:

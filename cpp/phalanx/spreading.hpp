@@ -1,0 +1,78 @@
+// Keeps the ranks of a machine apart when they fill it.
+//
+// Ranks that wake each other are drawn to one core, and as they run for microseconds only, the kernel takes long to move
+// them apart again: half of the machine can stand idle meanwhile. A rank that finds more of them on its core than there
+// should be moves itself, once: its own affinity is set to another core and at once back to what it was.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace phalanx {
+
+class Spreading {
+public:
+    // Only where the ranks fill all cores that they may use: otherwise the kernel has idle ones to choose from.
+    explicit Spreading(int ranks) {
+        if (sched_getaffinity(0, sizeof(allowed_), &allowed_) != 0) return;
+        for (int core = 0; core < CPU_SETSIZE; ++core)
+            if (CPU_ISSET(core, &allowed_)) cores_.push_back(core);
+        if (cores_.size() < 2 || static_cast<std::size_t>(ranks) < cores_.size()) cores_.clear();
+        share_ = cores_.empty() ? 0 : (ranks + static_cast<int>(cores_.size()) - 1) / static_cast<int>(cores_.size());
+    }
+
+    // `core_of(r)` is where rank r was seen last.
+    template <class CoreOf>
+    void look(int rank, int ranks, CoreOf core_of) {
+        if (cores_.empty() || ++looks_ % every != 0) return;
+        const int here = sched_getcpu();
+        int crowd = 0;
+        for (int r = 0; r < ranks; ++r) {
+            const bool shares = r == rank || core_of(r) == here;
+            crowd += shares ? 1 : 0;
+            if (shares && r > rank && crowd > 0) return;  // of those on one core, the last one moves
+        }
+        if (crowd <= share_) return;
+        const std::int64_t now = monotonic_ns();
+        if (now - moved_ns_ < pause_ns) return;
+        moved_ns_ = now;
+        move(rank, ranks, here, core_of);
+    }
+
+private:
+    static constexpr int every = 16;                      // waits between two looks
+    static constexpr std::int64_t pause_ns = 2'000'000;  // between two moves
+
+    template <class CoreOf>
+    void move(int rank, int ranks, int here, CoreOf core_of) {
+        int best = here;
+        int fewest = ranks;
+        for (const int core : cores_) {
+            int crowd = 0;
+            for (int r = 0; r < ranks; ++r)
+                if (r != rank && core_of(r) == core) ++crowd;
+            if (core != here && crowd < fewest) {
+                best = core;
+                fewest = crowd;
+            }
+        }
+        cpu_set_t before;
+        if (best == here || sched_getaffinity(0, sizeof(before), &before) != 0 || !CPU_EQUAL(&before, &allowed_)) return;
+        cpu_set_t only;
+        CPU_ZERO(&only);
+        CPU_SET(best, &only);
+        if (sched_setaffinity(0, sizeof(only), &only) == 0) sched_setaffinity(0, sizeof(before), &before);
+    }
+
+    cpu_set_t allowed_{};
+    std::vector<int> cores_;
+    int share_ = 0;  // ranks that a core should have
+    int looks_ = 0;
+    std::int64_t moved_ns_ = 0;
+};
+
+}  // namespace phalanx
