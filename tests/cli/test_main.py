@@ -34,7 +34,7 @@ def test_alone_it_prints_help_with_examples(arguments: list[str]) -> None:
     done = phalanx_command(*arguments)
     assert done.returncode == 0
     assert not done.stderr
-    for word in ("run", "doctor", "demo", "phalanx run -n 4 train.py"):
+    for word in ("run", "doctor", "demo", "bench", "phalanx run -n 4 train.py"):
         assert word in done.stdout
 
 
@@ -59,7 +59,7 @@ def test_help_imports_no_command() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["run", "doctor", "demo"])
+@pytest.mark.parametrize("name", ["run", "doctor", "demo", "bench"])
 def test_every_command_has_help_and_says_in_the_list_what_it_says_itself(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--help"])
     assert result.exit_code == 0, result.output
