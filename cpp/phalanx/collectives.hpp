@@ -76,18 +76,27 @@ public:
         const std::size_t longest = *std::max_element(counts.begin(), counts.end());
         const std::size_t mine = counts[rank()];
         const Shape shape{longest, s_.layout().slot_bytes, longest, -1};
+        const bool receives = root < 0 || rank() == root;
+        std::byte* own = receives ? target + sum_before(counts, rank()) : nullptr;
+        bool own_done = false;
         return exchange(
             call, shape, source, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
-                copy(to, source + from, part(mine, from, size));
+                // Tile by tile, so that what is read once is written twice.
+                const std::size_t end = from + part(mine, from, size);
+                for (std::size_t at = from; at < end; at += tile) {
+                    copy(to + (at - from), source + at, std::min(tile, end - at));
+                    if (receives) copy(own + at, source + at, std::min(tile, end - at));
+                }
+                own_done = true;
             },
             [&](auto shown, std::size_t from, std::size_t size) {
-                if (root >= 0 && rank() != root) return;
+                if (!receives) return;
                 each_other([&](int r) {
                     const std::size_t count = part(counts[r], from, size);
                     copy(target + sum_before(counts, r) + from, shown(r, from, 0), count);
                 });
-                copy(target + sum_before(counts, rank()) + from, source + from, part(mine, from, size));
+                if (!own_done) copy(own + from, source + from, part(mine, from, size));
             });
     }
 
@@ -192,6 +201,7 @@ public:
 private:
     // Up to here everybody reduces everything: half the steps are worth twice the work.
     static constexpr std::size_t reduced_by_all = 16 << 10;
+    static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
 
@@ -259,9 +269,18 @@ private:
             copy(note.data, x, bytes);
             s_.hurry();
         } else {
-            const Outcome outcome = s_.wait_for(root, step, call.bound);
+            const std::uint64_t mark = shown_mark(call);
+            Note& mine = s_.note(rank(), step);
+            mine.wanted.store(mark, std::memory_order_relaxed);
+            mine.wanted_at.store(step, std::memory_order_seq_cst);
+            s_.wake_sleepers();
+            const auto waits_itself = [&] {  // for another root, or in another broadcast
+                return note.wanted_at.load(std::memory_order_seq_cst) == step &&
+                       note.wanted.load(std::memory_order_relaxed) != mark;
+            };
+            const Outcome outcome = s_.wait_for(root, step, call.bound, waits_itself);
             if (outcome != Outcome::done) return outcome;
-            if (note.mark.load(std::memory_order_relaxed) != shown_mark(call)) {
+            if (!s_.reached(root, step) || note.mark.load(std::memory_order_relaxed) != mark) {
                 culprit_ = root;
                 return Outcome::mismatch;
             }
@@ -429,7 +448,6 @@ private:
     // Tile by tile, so that the result is copied to the others while it is in the cache.
     template <class Place>
     void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
-        constexpr std::size_t tile = 16 << 10;
         sources_.resize(ranks());
         for (std::size_t at = begin; at < end; at += tile) {
             const std::size_t bytes = std::min(tile, end - at);

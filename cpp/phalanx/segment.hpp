@@ -39,9 +39,12 @@ struct alignas(cache_line) Line {
 static_assert(sizeof(Line) == cache_line);
 
 // What a rank shows in a short broadcast. It has many of them, so that it need not wait for the others each time.
+// `wanted` is what its owner waits for at a step: two ranks may each take the other for the root.
 struct alignas(cache_line) Note {
     std::atomic<std::uint64_t> mark;
-    std::byte data[504];
+    std::atomic<std::uint64_t> wanted;
+    std::atomic<std::uint64_t> wanted_at;
+    std::byte data[488];
 };
 inline constexpr std::uint64_t notes = 64;
 
@@ -119,8 +122,7 @@ public:
     // Takes the next step without waiting for those who are behind, and wakes whoever waits for this rank alone.
     void hurry() noexcept {
         arrive();
-        Bell& bell = header().bell;
-        if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
+        wake_sleepers();
     }
 
     // Takes the next step.
@@ -136,10 +138,25 @@ public:
     }
 
     // Waits until everybody has reached a step.
-    Outcome wait(std::uint64_t step, const Bound& limits) { return wait(step, limits, 0, layout_.ranks); }
+    Outcome wait(std::uint64_t step, const Bound& limits) {
+        return wait(step, limits, 0, layout_.ranks, [] { return false; });
+    }
 
-    // Waits until one rank has.
-    Outcome wait_for(int rank, std::uint64_t step, const Bound& limits) { return wait(step, limits, rank, rank + 1); }
+    // Waits until one rank has, or `hopeless()`.
+    template <class Hopeless>
+    Outcome wait_for(int rank, std::uint64_t step, const Bound& limits, Hopeless hopeless) {
+        return wait(step, limits, rank, rank + 1, hopeless);
+    }
+
+    bool reached(int rank, std::uint64_t step) const noexcept {
+        return line(rank, step).step.load(std::memory_order_seq_cst) >= step;
+    }
+
+    // Makes everybody who sleeps look again.
+    void wake_sleepers() noexcept {
+        Bell& bell = header().bell;
+        if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
+    }
 
     // The ranks that the last wait was for and that had not come.
     std::vector<int> missing() const {
@@ -172,7 +189,8 @@ private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
 
     // For the ranks from `first` up to `last`.
-    Outcome wait(std::uint64_t step, const Bound& limits, int first, int last) {
+    template <class Hopeless>
+    Outcome wait(std::uint64_t step, const Bound& limits, int first, int last, Hopeless hopeless) {
         waited_for_ = step;
         awaited_ = {first, last};
         Bound bound = limits;
@@ -181,7 +199,7 @@ private:
         leaver_ = -1;
         const auto ready = [&] {
             while (known < last && reached(known, step)) ++known;
-            return known == last || find_leaver(known, last, step);
+            return known == last || hopeless() || find_leaver(known, last, step);
         };
         const auto crowded = [&] {
             return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
@@ -214,10 +232,6 @@ private:
             // In this order: it may have come, and left afterwards.
             if (boards()[rank].left.load(std::memory_order_seq_cst) != 0 && !reached(rank, step)) leaver_ = rank;
         return leaver_ >= 0;
-    }
-
-    bool reached(int rank, std::uint64_t step) const noexcept {
-        return line(rank, step).step.load(std::memory_order_seq_cst) >= step;
     }
 
     bool all_reached(std::uint64_t step) const noexcept {

@@ -193,6 +193,16 @@ void two_roots(Rank& me) {
     CHECK(me.ops.all_reduce(me.call(), bytes_of(x), 4, sum) == Outcome::mismatch);
 }
 
+// Each takes another one for the root: all would wait.
+void no_root(Rank& me) {
+    std::vector<std::int32_t> x(4, me.rank());
+    const int root = (me.rank() + 1) % me.ranks();
+    Call call = me.call();
+    call.mark = fingerprint(1, me.sequence, 4, root);
+    CHECK(me.ops.broadcast(call, bytes_of(x), 16, root) == Outcome::mismatch);
+    CHECK(me.ops.culprit() == root);
+}
+
 // The root may be far ahead of the others, in turns.
 void many_broadcasts(Rank& me) {
     for (std::uint64_t turn = 0; turn < 1000; ++turn) {
@@ -237,6 +247,7 @@ int main() {
         world(ranks, large, Patience{100, 1}, heap_arrays);
         world(ranks, large, Patience{100, 1}, mismatch);
         world(ranks, large, Patience{100, 1}, two_roots);
+        world(ranks, large, Patience{100, 1}, no_root);
         world(ranks, large, Patience{100, 1}, many_broadcasts);
         world(ranks, large, Patience{100, 1}, missing_rank);
         world(ranks, large, Patience{100, 1}, aborted);

@@ -125,5 +125,5 @@ def test_closed_groups_leave_nothing_in_a_simulated_world() -> None:
 
     together(*[lambda group=group: come_and_go(group) for group in groups])  # type: ignore[misc]
     world = backends[0]._world
-    assert (len(world.lanes), world.closed, world.early) == (lanes, set(), {})
+    assert (len(world.lanes), world.closed, world.early) == (lanes, {}, {})
     together(*[backend.close for backend in backends])

@@ -131,24 +131,28 @@ class Lane(ABC):
 
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
-        if not _unfinished(operations):  # most sends are done at once
+        waiting = _unfinished(operations)
+        if not self.crowded:
+            eager = min(time.monotonic() + EAGER, deadline.at)
+            while waiting and time.monotonic() < eager:
+                self.drive(waiting)
+                waiting = _unfinished(waiting)
+        if not waiting:  # most sends are done at once
             return True
         waker = Waker.take()
         try:
             self.add_sleeper(waker)
             for operation in operations:
                 operation.add_waker(waker)
-            eager = time.monotonic() + (0.0 if self.crowded else EAGER)
             while True:
                 waker.clear()
                 waiting = _unfinished(operations)
                 polled = self.drive(waiting)
                 if not _unfinished(waiting):
                     return True
-                now = time.monotonic()
-                if now >= deadline.at:
+                if deadline.expired:
                     return False
-                if polled is not None and now >= eager:
+                if polled is not None:
                     sleep(waker, polled, deadline)
         finally:
             for operation in operations:

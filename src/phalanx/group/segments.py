@@ -55,7 +55,7 @@ def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
     """The ranks of a backend by the memory that they can share; one that shares with nobody is alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
-        found[(host, memory) if memory else (rank,)].append(rank)
+        found[(host, memory) if memory and core is not None else (rank,)].append(rank)
     return list(found.values())
 
 
