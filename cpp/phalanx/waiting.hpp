@@ -52,7 +52,8 @@ struct Bound {
     void* held = nullptr;
 };
 
-// A word to sleep on, with the number of sleepers. Lies in shared memory, on a cache line of its own.
+// A word to sleep on, and whether somebody went to sleep since it was rung last. Lies in shared memory, on a cache line
+// of its own.
 struct alignas(64) Bell {
     std::atomic<std::uint32_t> word{0};
     std::atomic<std::uint32_t> sleepers{0};
@@ -65,6 +66,7 @@ struct alignas(64) Bell {
     }
 
     void wake() noexcept {
+        sleepers.store(0, std::memory_order_seq_cst);  // all are woken, and who sleeps again says so again
         word.fetch_add(1, std::memory_order_seq_cst);
         syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
@@ -91,8 +93,9 @@ inline bool yield_was_long() noexcept {
 template <class Ready>
 Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
     for (;;) {
-        bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        // In this order: if the bell is rung in between, the word has changed, and nobody falls asleep unannounced.
         const std::uint32_t seen = bell.word.load(std::memory_order_seq_cst);
+        bell.sleepers.store(1, std::memory_order_seq_cst);
         Outcome outcome = Outcome::done;
         bool over = ready();
         if (!over && bound.aborted->load(std::memory_order_relaxed) != 0) {
@@ -107,9 +110,8 @@ Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
                 over = true;
             }
         }
-        if (!over) sleep_on(bell, seen, left < slice_ns ? left : slice_ns);
-        bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
         if (over) return outcome;
+        sleep_on(bell, seen, left < slice_ns ? left : slice_ns);
         if (!ready() && bound.interrupted != nullptr && bound.interrupted()) return Outcome::interrupted;
     }
 }
