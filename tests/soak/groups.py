@@ -2,8 +2,8 @@
 
     python -m tests.soak.groups [--groups 10000] [--ranks 4]
 
-Descriptors, threads, mappings and /dev/shm must be as they were after the first hundred, and memory must not grow with
-the number of groups. Exits with 1 if any of this fails.
+Descriptors, threads, mappings and /dev/shm must be as they were after the first 1,500, and memory must not grow with the
+number of groups. Exits with 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rich.console import Console
 import phalanx as px
 from phalanx.testing import run_ranks
 
-WARM = 100
+WARM = 1500
+"""Groups before the first look: a rank remembers the last thousand that were closed."""
 GROWTH = 4 << 20
 """Bytes of memory that all groups together may leave: the allocator's own, not one thing per group."""
 

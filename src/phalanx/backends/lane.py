@@ -7,6 +7,7 @@ own thread, which exists only once it is needed. Ranks here are those of the gro
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import threading
 import time
@@ -33,7 +34,7 @@ __all__ = ["Lane", "sleep"]
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline, as long as there are more."""
 EAGER = 100e-6
-"""Seconds that a waiting thread looks again and again before it sleeps, where every rank has a core of its own."""
+"""Seconds that a waiting thread looks again and again before it sleeps."""
 STOP_WAIT = 5.0
 """Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
@@ -132,11 +133,12 @@ class Lane(ABC):
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
         waiting = _unfinished(operations)
-        if not self.crowded:
-            eager = min(time.monotonic() + EAGER, deadline.at)
-            while waiting and time.monotonic() < eager:
-                self.drive(waiting)
-                waiting = _unfinished(waiting)
+        eager = min(time.monotonic() + EAGER, deadline.at)
+        while waiting and time.monotonic() < eager:
+            self.drive(waiting)
+            waiting = _unfinished(waiting)
+            if waiting and self.crowded:
+                os.sched_yield()  # who is to send may need this core
         if not waiting:  # most sends are done at once
             return True
         waker = Waker.take()
