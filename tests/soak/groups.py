@@ -2,8 +2,8 @@
 
     python -m tests.soak.groups [--groups 10000] [--ranks 4]
 
-Descriptors, threads, mappings and /dev/shm must be as they were after the first 1,500, and memory must not grow with the
-number of groups. Exits with 1 if any of this fails.
+Descriptors, threads, mappings and /dev/shm must be as they were after the first 1,500, and memory must not grow with
+the number of groups. Exits with 1 if any of this fails.
 """
 
 from __future__ import annotations
