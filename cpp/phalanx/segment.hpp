@@ -183,8 +183,6 @@ public:
 
     bool aborted() const noexcept { return aborted_.load(std::memory_order_relaxed) != 0; }
 
-    void be_patient(const Patience& patience) noexcept { patience_ = patience; }
-
 private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
 

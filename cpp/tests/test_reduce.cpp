@@ -8,23 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "check.hpp"
 #include "phalanx/reduce.hpp"
 
 using namespace phalanx;
 
 namespace {
-
-int failures = 0;
-int checks = 0;
-
-#define CHECK(condition)                                                          \
-    do {                                                                          \
-        ++checks;                                                                 \
-        if (!(condition)) {                                                       \
-            ++failures;                                                           \
-            std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);   \
-        }                                                                         \
-    } while (false)
 
 constexpr int dtypes = 15;
 constexpr int ops = 7;
@@ -197,6 +186,6 @@ int main() {
     no_byte_beyond_the_end();
     unknown_codes_change_nothing();
     threads_share_a_source();
-    std::printf("%d checks, %d failed\n", checks, failures);
+    std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;
 }

@@ -14,24 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "check.hpp"
 #include "phalanx/frame.hpp"
 #include "phalanx/transfer.hpp"
 
 using namespace phalanx;
 
 namespace {
-
-std::atomic<int> failures{0};
-std::atomic<int> checks{0};
-
-#define CHECK(condition)                                                        \
-    do {                                                                        \
-        ++checks;                                                               \
-        if (!(condition)) {                                                     \
-            ++failures;                                                         \
-            std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-        }                                                                       \
-    } while (false)
 
 constexpr std::int64_t second = 1'000'000'000;
 const std::atomic<std::uint32_t> nobody{0};

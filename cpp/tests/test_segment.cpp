@@ -9,24 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "check.hpp"
 #include "phalanx/collectives.hpp"
 #include "phalanx/fingerprint.hpp"
 
 using namespace phalanx;
 
 namespace {
-
-std::atomic<int> failures{0};
-std::atomic<int> checks{0};
-
-#define CHECK(condition)                                                        \
-    do {                                                                        \
-        ++checks;                                                               \
-        if (!(condition)) {                                                     \
-            ++failures;                                                         \
-            std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-        }                                                                       \
-    } while (false)
 
 constexpr std::int64_t second = 1'000'000'000;
 

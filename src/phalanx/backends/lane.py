@@ -87,7 +87,7 @@ class Lane(ABC):
         Raises:
             PhalanxError: There is none.
         """
-        raise NotImplementedError
+        raise PhalanxError(f"rank {self.members[dst]} has no channel of this {type(self).__name__} alone")
 
     @abstractmethod
     def inbound(self, src: int | None) -> Iterable[Inbound]:

@@ -41,6 +41,8 @@ SLOT = 1 << 20
 """Bytes of a slot: long enough that keeping step costs little, short enough that all slots stay in the caches."""
 SHORT_SLOT = 256 << 10
 """The same for many ranks, whose slots would be too much together."""
+LARGEST_HEAP = 1 << 40
+"""Bytes of a heap that are believed: far from where sizes of all ranks together could overflow."""
 FEW = 8
 """Ranks that are not many."""
 PATIENCE = (2000, 1000)
@@ -124,6 +126,8 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     made, pid, number, slot, heap, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("there is none")
+    if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
+        raise OSError(f"it is said to have slots of {slot} and heaps of {heap} bytes")
     fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS  # or another could cut it off under our feet
