@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.collectives.crew import Crew
 
 import phalanx as px
 from phalanx.testing import open_world
@@ -34,35 +34,6 @@ DTYPES = [
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
 SIZES = [1, 2, 3, 5]
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Crew:
-    """All ranks of a world in one process, each driven by a thread that outlives the examples."""
-
-    def __init__(self, groups: list[px.Group]) -> None:
-        self.groups = groups
-        self.size = len(groups)
-
-    def run(self, body: Callable[[px.Group], Any]) -> list[Any]:
-        """What `body` returns on each rank."""
-        results: list[Any] = [None] * self.size
-        errors: list[BaseException] = []
-
-        def work(rank: int) -> None:
-            try:
-                results[rank] = body(self.groups[rank])
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive(), "a rank hangs"
-        if errors:
-            raise errors[0]
-        return results
 
 
 KINDS = ("simulated", "tcp", "segment", "network", "hosts")

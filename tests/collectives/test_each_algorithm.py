@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.collectives import crew as crew_of_threads
 
 import phalanx as px
 from phalanx.config.algorithms import ALGORITHMS
@@ -20,34 +20,13 @@ COUNTS = [0, 1, 5, 4099, 300_001]
 """Elements: none, fewer than ranks, more than one piece of a chunk."""
 
 
-class Crew:
-    """All ranks of a mesh in one process."""
+class Crew(crew_of_threads.Crew):
+    """Ranks of a mesh that are told which algorithm to use."""
 
-    def __init__(self, groups: list[px.Group]) -> None:
-        self.groups = groups
-        self.size = len(groups)
-
-    def run(self, algorithm: str, body: Callable[[px.Group], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.size
-        errors: list[BaseException] = []
-
-        def work(rank: int) -> None:
-            group = self.groups[rank]
+    def run_with(self, algorithm: str, body: Callable[[px.Group], Any]) -> list[Any]:
+        for group in self.groups:
             group._engine = NetworkEngine(group._collectives, is_star=False, algorithm=algorithm)
-            try:
-                results[rank] = body(group)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a rank hangs"
-        if errors:
-            raise errors[0]
-        return results
+        return self.run(body)
 
 
 OPTIONS = px.Options(transport="tcp")
@@ -85,14 +64,14 @@ def test_all_reduce(crew: Crew, name: str) -> None:
     for count in COUNTS:
         data = inputs(crew.size, count)
         runs = [
-            crew.run(f"all_reduce={name}", lambda group: group.all_reduce(data[group.rank].copy()))  # noqa: B023
+            crew.run_with(f"all_reduce={name}", lambda group: group.all_reduce(data[group.rank].copy()))  # noqa: B023
             for _ in range(2)
         ]
         assert same_bits(runs[0] + runs[1])
         np.testing.assert_allclose(runs[0][0], np.sum(data, axis=0, dtype=np.float64), rtol=1e-3, atol=50)
         exact = [np.arange(count) * (rank + 1) for rank in range(crew.size)]
         for op, wanted in (("sum", np.sum(exact, axis=0)), ("max", exact[-1])):
-            found = crew.run(f"all_reduce={name}", lambda group: group.all_reduce(exact[group.rank].copy(), op))  # noqa: B023
+            found = crew.run_with(f"all_reduce={name}", lambda group: group.all_reduce(exact[group.rank].copy(), op))  # noqa: B023
             assert all((result == wanted).all() for result in found)
 
 
@@ -105,7 +84,7 @@ def test_nans_and_signed_zeros_have_the_same_bits_everywhere(crew: Crew, name: s
         zeros = np.array([0.0, -0.0] if odd else [-0.0, 0.0], np.float32)
         return group.all_reduce(np.tile(np.concatenate([bits, zeros]), 9), op)
 
-    assert same_bits(crew.run(f"all_reduce={name}", body))
+    assert same_bits(crew.run_with(f"all_reduce={name}", body))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["reduce_scatter"])
@@ -113,7 +92,7 @@ def test_reduce_scatter(crew: Crew, name: str) -> None:
     for count in COUNTS:
         data = [np.arange(count * crew.size) * (rank + 1) for rank in range(crew.size)]
         kept = [x.copy() for x in data]
-        found = crew.run(f"reduce_scatter={name}", lambda group: group.reduce_scatter(data[group.rank]))  # noqa: B023
+        found = crew.run_with(f"reduce_scatter={name}", lambda group: group.reduce_scatter(data[group.rank]))  # noqa: B023
         assert (np.concatenate(found) == np.sum(kept, axis=0)).all()
         assert all((x == y).all() for x, y in zip(data, kept, strict=True)), "the inputs stay as they are"
 
@@ -122,7 +101,7 @@ def test_reduce_scatter(crew: Crew, name: str) -> None:
 def test_all_gather(crew: Crew, name: str) -> None:
     for count in COUNTS:
         data = inputs(crew.size, count)
-        found = crew.run(f"all_gather={name}", lambda group: group.all_gather(data[group.rank]))  # noqa: B023
+        found = crew.run_with(f"all_gather={name}", lambda group: group.all_gather(data[group.rank]))  # noqa: B023
         assert same_bits([*found, np.concatenate(data)])
 
 
@@ -131,7 +110,7 @@ def test_all_to_all(crew: Crew, name: str) -> None:
     size = crew.size
     for count in COUNTS[:4]:
         data = [np.arange(count * size) + 1_000_000 * rank for rank in range(size)]
-        found = crew.run(f"all_to_all={name}", lambda group: group.all_to_all(data[group.rank]))  # noqa: B023
+        found = crew.run_with(f"all_to_all={name}", lambda group: group.all_to_all(data[group.rank]))  # noqa: B023
         for rank, result in enumerate(found):
             assert (result == np.concatenate([x[rank * count : (rank + 1) * count] for x in data])).all()
     counts = np.random.default_rng(size).integers(0, 4, (size, size))
@@ -140,7 +119,7 @@ def test_all_to_all(crew: Crew, name: str) -> None:
         mine = np.full(int(counts[group.rank].sum()), group.rank)
         return group.all_to_all(mine, send_counts=counts[group.rank].tolist())
 
-    for rank, result in enumerate(crew.run(f"all_to_all={name}", uneven)):
+    for rank, result in enumerate(crew.run_with(f"all_to_all={name}", uneven)):
         assert (result == np.repeat(np.arange(size), counts[:, rank])).all()
 
 
@@ -149,7 +128,7 @@ def test_broadcast(crew: Crew, name: str) -> None:
     for count in COUNTS:
         for root in {0, crew.size - 1}:
             data = inputs(crew.size, count)
-            found = crew.run(f"broadcast={name}", lambda group: group.broadcast(data[group.rank].copy(), root))  # noqa: B023
+            found = crew.run_with(f"broadcast={name}", lambda group: group.broadcast(data[group.rank].copy(), root))  # noqa: B023
             assert same_bits([*found, data[root]])
 
 
@@ -162,4 +141,4 @@ def test_barrier(crew: Crew, name: str) -> None:
         group.barrier()
         return len(arrived)
 
-    assert crew.run(f"barrier={name}", body) == [crew.size] * crew.size
+    assert crew.run_with(f"barrier={name}", body) == [crew.size] * crew.size
