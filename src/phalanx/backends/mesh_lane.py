@@ -131,6 +131,8 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
+                if not self.crowded:
+                    stream.keep_in_cache()
                 channel = RingOutbound(
                     stream,
                     dst,
