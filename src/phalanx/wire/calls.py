@@ -1,0 +1,94 @@
+"""The frames of remote calls: a fixed header, a head in MessagePack, and a payload of arrays. No I/O.
+
+```
+offset  size  field
+0       2     magic "PC"
+2       1     kind
+3       1     0
+4       4     length of the head (u32)
+8       8     number of the call on this link (u64); 0 where none is meant
+16      8     length of the payload (u64)
+```
+
+All integers are little endian. A link has two ends: the caller's, which opened it, and the server's. A caller numbers its
+calls; the server's answers repeat the number. Answers come in any order.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from ..errors import ProtocolError
+
+__all__ = ["HEADER_SIZE", "Header", "Kind", "pack_header", "parse_header"]
+
+_HEADER = struct.Struct("<2sBBIQQ")
+HEADER_SIZE = _HEADER.size
+_MAGIC = b"PC"
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. The caller sends the first group, the server the second, both the third."""
+
+    REQUEST = 1
+    """Call a function: name, target, seconds left, arguments. It will be answered."""
+    NOTIFY = 2
+    """The same without an answer; its number is 0."""
+    CANCEL = 3
+    """The caller has given this call up, or no longer reads this stream."""
+    CREDIT = 4
+    """The reader of a stream can take more items: the head is their number."""
+    FREE = 5
+    """The handle of a remote object is gone: the head is the object's number."""
+
+    RESULT = 16
+    """The value that the function returned; of a stream, that it has ended."""
+    ERROR = 17
+    """What went wrong: kind, type name, message, traceback."""
+    STREAM = 18
+    """The function yields items, which follow."""
+    ITEM = 19
+    """An item of a stream."""
+
+    RING = 32
+    """Before anything else: the agreement on rings in shared memory; see `transports.duplex_ring`."""
+    GOODBYE = 33
+    """This side closes its agent: nothing follows."""
+
+
+_NAMES = {kind.value: kind for kind in Kind}
+_BARE = frozenset({Kind.CANCEL, Kind.GOODBYE})
+_WITH_PAYLOAD = frozenset({Kind.REQUEST, Kind.NOTIFY, Kind.RESULT, Kind.ITEM})
+
+
+class Header(NamedTuple):
+    """A parsed header."""
+
+    kind: Kind
+    head: int
+    call: int
+    payload: int
+
+
+def pack_header(kind: int, head: int, call: int, payload: int) -> bytes:
+    """The 24 bytes that go before a head and a payload of these lengths."""
+    return _HEADER.pack(_MAGIC, kind, 0, head, call, payload)
+
+
+def parse_header(data: bytes | bytearray | memoryview, offset: int, max_message: int) -> Header:
+    """Reads a header and checks the lengths, before anything is allocated for them.
+
+    Raises:
+        ProtocolError: The bytes are no header, or announce more than `max_message` bytes.
+    """
+    magic, kind_value, zero, head, call, payload = _HEADER.unpack_from(data, offset)
+    kind = _NAMES.get(kind_value)
+    if magic != _MAGIC or zero or kind is None:
+        raise ProtocolError(f"not a frame of a remote call: {bytes(data[offset : offset + HEADER_SIZE]).hex()}")
+    if head + payload > max_message:
+        raise ProtocolError(f"a message of {head + payload} bytes is announced (at most {max_message} are allowed)")
+    if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
+        raise ProtocolError(f"{kind.name} announces {head} + {payload} bytes, which it does not have")
+    return Header(kind, head, call, payload)
