@@ -76,6 +76,14 @@ bench-hosts: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## the same on two hosts
 	@$(PY) -m tests.soak.bench_hosts --rounds 5 --json $(BENCH)/hosts.json $(ARGS)
 	@$(PY) docs/benchmarks.py $(BENCH)
 
+# Ray has many requirements, so it has an environment of its own; without one it is left out, with a line that says so:
+# python3 -m venv .venv-ray && .venv-ray/bin/pip install ray numpy
+RAY ?= .venv-ray/bin/python
+.PHONY: bench-rpc
+bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, pyzmq, gRPC and Ray
+	@mkdir -p $(BENCH)
+	@$(VENV)/bin/phalanx bench rpc --against torch,zmq,grpc,ray --ray $(RAY) --json $(BENCH)/rpc.json $(ARGS)
+
 .PHONY: chaos hostile fuzz scale groups
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections

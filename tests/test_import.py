@@ -20,6 +20,7 @@ PUBLIC = [
     "Desync",
     "FunctionNotFound",
     "Group",
+    "InvalidArgument",
     "InvalidMessage",
     "InvalidRank",
     "InvalidWorldSize",

@@ -150,6 +150,11 @@ public:
         return broken_ ? 0 : written_ - read_;
     }
 
+    // Whether there is something to read, without a change to this side: another thread may be reading just now.
+    bool has_bytes() const noexcept {
+        return control_.written.load(std::memory_order_acquire) != control_.read.load(std::memory_order_relaxed);
+    }
+
     // Of the bytes that are available: `count` of them from `offset` on, which stay.
     void peek(void* to, std::size_t count, std::size_t offset = 0) const noexcept {
         const std::uint64_t from = read_ + offset;

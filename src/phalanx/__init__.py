@@ -24,6 +24,7 @@ from .errors import (
     ConfigError,
     Desync,
     FunctionNotFound,
+    InvalidArgument,
     InvalidMessage,
     InvalidRank,
     InvalidWorldSize,
@@ -48,7 +49,7 @@ from .types import Address, Received, ReduceOp
 from .world import init
 
 if TYPE_CHECKING:
-    from . import testing
+    from . import rpc, testing
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "Desync",
     "FunctionNotFound",
     "Group",
+    "InvalidArgument",
     "InvalidMessage",
     "InvalidRank",
     "InvalidWorldSize",
@@ -90,10 +92,11 @@ __all__ = [
     "backends",
     "errors",
     "init",
+    "rpc",
     "testing",
 ]
 
-_LAZY = ("testing",)
+_LAZY = ("rpc", "testing")
 """Parts that a training job does not need: imported when first used."""
 
 

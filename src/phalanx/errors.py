@@ -10,7 +10,7 @@ PhalanxError
 ├── PeerLost (ConnectionError)   ChannelClosed
 ├── Desync
 ├── ProtocolError
-└── RpcError                     FunctionNotFound  InvalidMessage  RemoteError  Cancelled
+└── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
 ```
 
 Nobody has to match on words: what an error is about is in its type and in its attributes. `rank` is the rank that
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Desync",
     "FunctionNotFound",
+    "InvalidArgument",
     "InvalidMessage",
     "InvalidRank",
     "InvalidWorldSize",
@@ -263,6 +264,10 @@ class RpcError(PhalanxError):
 
 class FunctionNotFound(RpcError):
     """No function of that name is registered on the rank that was called."""
+
+
+class InvalidArgument(RpcError, TypeError):
+    """An argument that the called function does not take; the message says which one and what would be valid."""
 
 
 class InvalidMessage(RpcError):

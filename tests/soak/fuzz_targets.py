@@ -20,9 +20,17 @@ import msgspec
 import numpy as np
 from tests.soak.fuzz_grammar import LENGTH, PAYLOAD_LIMIT, Grammar
 
-from phalanx.errors import AuthenticationFailed, BackendUnavailable, InvalidMessage, ProtocolError, UsageError
+from phalanx.errors import (
+    AuthenticationFailed,
+    BackendUnavailable,
+    InvalidArgument,
+    InvalidMessage,
+    ProtocolError,
+    UsageError,
+)
+from phalanx.rpc import payload, signature
 from phalanx.types import Address
-from phalanx.wire import classic, codec, control, frames, handshake
+from phalanx.wire import calls, classic, codec, control, frames, handshake
 from phalanx.wire.packing import Code
 
 __all__ = ["TARGETS", "Broken", "Target", "warm_up"]
@@ -106,6 +114,155 @@ def _object_seeds() -> Iterator[bytes]:
         head = _pack([msgspec.msgpack.Ext(Code.TENSOR, _pack((2 * itemsize, (2, 1), name, False)))])
         yield LENGTH.pack(2 * itemsize) + head
     yield LENGTH.pack(0) + _pack(msgspec.msgpack.Ext(Code.PICKLE, b"\x80\x05N."))
+
+
+# -- remote calls ----------------------------------------------------------------------------------------------------
+
+
+def _split_payload(data: bytes) -> tuple[int, bytes]:
+    if len(data) < LENGTH.size:
+        raise InvalidMessage("no frame")
+    return LENGTH.unpack_from(data)[0], data[LENGTH.size :]
+
+
+def _built(plan: payload.ValuePlan, payload_bytes: int) -> Any:
+    target = plan.allocate()
+    if len(target) != payload_bytes:
+        raise Broken(f"{len(target)} bytes allocated for a payload of {payload_bytes}")
+    target[:] = bytes(payload_bytes)
+    return plan.build(target)
+
+
+def _check_quick(quick: Any, plan: Callable[[], Any]) -> Any:
+    """What the quick way accepts, the general one reads as the same."""
+    if quick is payload.NOT_QUICK:
+        return plan()
+    try:
+        general = plan()
+    except InvalidMessage as error:
+        raise Broken(f"the quick way accepts what the general one refuses: {error}") from error
+    if repr(quick) != repr(general):
+        raise Broken(f"the quick way reads {quick!r}, the general one {general!r}")
+    return general
+
+
+def parse_call(data: bytes) -> object:
+    """The head of a call behind the length of its payload."""
+    size, head = _split_payload(data)
+    quick = payload.quick_call(head) if not size else payload.NOT_QUICK
+    name, target, seconds, args, kwargs = _check_quick(
+        quick, lambda: _built(payload.plan_call(head, size, _LIMITS), size)
+    )
+    again = payload.encode_call(name, target, seconds, tuple(args), kwargs, payload.Limits())
+    if payload.plan_call(again.head, again.payload, payload.Limits()).payload_bytes != again.payload:
+        raise Broken("a call that was accepted cannot be sent on")
+    return args
+
+
+def parse_call_value(data: bytes) -> object:
+    """The head of a result or item behind the length of its payload."""
+    size, head = _split_payload(data)
+    quick = payload.quick_value(head) if not size else payload.NOT_QUICK
+    return _check_quick(quick, lambda: _built(payload.plan_value(head, size, _LIMITS), size))
+
+
+def parse_call_error(data: bytes) -> object:
+    """An error; cutting it a second time changes nothing."""
+    error = payload.decode_error(data)
+    if payload.decode_error(payload.encode_error(*error)) != error:
+        raise Broken("an error that was accepted arrives changed when it is sent on")
+    return error
+
+
+def parse_call_header(data: bytes) -> object:
+    """A header somewhere in a buffer; what is accepted has exactly one spelling."""
+    data = _exactly(data, calls.HEADER_SIZE)
+    header = calls.parse_header(b"###" + data, 3, max_message=1 << 30)
+    if header.head + header.payload > 1 << 30 or calls.pack_header(*header) != data:
+        raise Broken(f"{data.hex()} was read as {header}")
+    return header
+
+
+@dataclass
+class _Point:
+    x: int
+    y: float = 0.0
+
+
+@dataclass
+class _Tree:
+    value: float | np.ndarray[Any, Any]
+    at: _Point | None = None
+    children: list[_Tree] = field(default_factory=list)
+
+
+def _handler(
+    point: _Point,
+    count: int = 0,
+    trees: dict[str, _Tree] | None = None,
+    *rest: tuple[int, ...],
+    when: dt.date = dt.date.min,
+) -> float:
+    return float(point.x + point.y + count + sum(len(tree.children) for tree in (trees or {}).values()) + len(rest))
+
+
+_SIGNATURE = signature.Signature.of(_handler)
+
+
+def parse_arguments(data: bytes) -> object:
+    """A call whose arguments are checked against annotations; what is accepted, the function can work with."""
+    size, head = _split_payload(data)
+    _, _, _, args, kwargs = _built(payload.plan_call(head, size, _LIMITS), size)
+    bound, named = _SIGNATURE.bind("handler", args, kwargs)
+    return _handler(*bound, **named)
+
+
+def _call_seeds(*values: Any) -> Iterator[bytes]:
+    for value in values:
+        out = payload.encode_call("add", 0, 5.0, (value,), {}, payload.Limits())
+        yield LENGTH.pack(out.payload) + out.head
+    out = payload.encode_call("module.f", 2**40, 0.5, (1, "two", b"3", None), {"a": [1.5], "é": {"b": ()}}, _LIMITS)
+    yield LENGTH.pack(out.payload) + out.head
+
+
+def _argument_seeds() -> Iterator[bytes]:
+    tree = _Tree(np.zeros(2), _Point(1), [_Tree(1.5)])
+    for args, kwargs in (
+        ((_Point(1, 2.5), 3), {}),
+        ((_Point(1), 3, {"a": tree}, (1, 2), (3,)), {"when": dt.date(2024, 2, 29)}),
+        ((), {"point": _Point(2), "trees": {"b": _Tree(0.5)}}),
+    ):
+        out = payload.encode_call("handler", 0, 5.0, args, kwargs, _LIMITS)
+        yield LENGTH.pack(out.payload) + out.head
+
+
+def _generate_call(rng: random.Random) -> bytes:
+    """A call with one argument from the codec's grammar."""
+    message = Grammar(rng).message()
+    argument = msgspec.Raw(message[LENGTH.size :])
+    named = rng.random() < 0.3
+    fields = ["f", 0, 1.0, [] if named else [argument], {"k": argument} if named else {}]
+    if rng.random() < 0.1:
+        fields[rng.randrange(5)] = rng.choice([None, -1, 1.5, "", b"", [], {}, 2**63, True, float("nan")])
+    return message[: LENGTH.size] + _pack(fields)
+
+
+def _call_targets() -> Iterator[Target]:
+    errors = (InvalidMessage, BackendUnavailable)
+    magic = [b"\x95", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 70, b"\xca\x7f\x80\x00\x00"]
+    yield Target("call", parse_call, errors, list(_call_seeds(*_OBJECTS)), _generate_call, magic)
+    yield Target(
+        "call value", parse_call_value, errors, list(_object_seeds()), lambda rng: Grammar(rng).message(), magic
+    )
+    texts = [("remote", "ValueError", "oops é", "Traceback\n"), ("", "", "", ""), ("k", "T", "x" * 300, "y" * 70_000)]
+    yield Target("call error", parse_call_error, (InvalidMessage,), [payload.encode_error(*text) for text in texts])
+    yield Target("call arguments", parse_arguments, (*errors, InvalidArgument), list(_argument_seeds()), magic=magic)
+    headers = [
+        calls.pack_header(kind, *((0, 7, 0) if kind in (calls.Kind.CANCEL, calls.Kind.GOODBYE) else (100, 7, 0)))
+        for kind in calls.Kind
+    ]
+    headers.append(calls.pack_header(calls.Kind.REQUEST, 100, 7, 1 << 20))
+    yield Target("call header", parse_call_header, (ProtocolError,), headers, magic=[b"PC"])
 
 
 # -- the classic wire ------------------------------------------------------------------------------------------------
@@ -310,6 +467,7 @@ def _all_targets() -> Iterator[Target]:
     refusals = (ProtocolError, AuthenticationFailed, handshake.Rejected)
     yield Target("handshake changed", parse_handshake, refusals, masks)
     yield Target("control", parse_control, (ProtocolError,), list(_control_seeds()))
+    yield from _call_targets()
     yield from _classic_targets()
 
 

@@ -20,6 +20,8 @@ from ..wire.control import OperationStatus
 from ..wire.frames import Kind
 from .control_plane import ControlPlane
 from .lane import Lane
+from .lane_links import LanePort
+from .links import Accept, LinkPort
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "derive_context"]
 
@@ -168,6 +170,10 @@ class LaneBackend(Backend):
     @abstractmethod
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         """A lane of its own for some of this backend's ranks, in the order given; this rank must be among them."""
+
+    def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
+        """A port for remote calls among some of this backend's ranks, in the order given."""
+        return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
     def next_context(self, label: str, key: object = None) -> bytes:
         """A fresh identity, the same on all ranks that ask for their n-th one of this kind."""

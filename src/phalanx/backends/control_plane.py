@@ -86,6 +86,11 @@ class ControlPlane:
                 if not self._condition.wait(max(0.0, end - time.monotonic())):
                     return None
 
+    @property
+    def ended(self) -> PhalanxError | None:
+        """Why the world has ended for all ranks, if it has."""
+        return self._ended
+
     def has_left(self, rank: int) -> bool:
         """Whether a rank closed its world on purpose."""
         return rank in self._left

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
 from .lane import Lane
+from .links import Accept, LinkPort
 from .mesh_world import MeshWorld
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ class MeshBackend(LaneBackend):
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
         return self.world.open_lane(context, number, tuple(ranks))
+
+    def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
+        if isinstance(self.world, MeshWorld):
+            self.check_usable()
+            return self.world.open_port(context, number, tuple(ranks), accept)
+        return super().open_port(context, number, ranks, accept)
 
     def _close(self) -> None:
         self.world.close(self.timeout)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .._native import core, plain_arrays
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PhalanxError, ProtocolError, Timeout, WorldNotFormed
+from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..rendezvous.causes import in_brief, to_cause
-from ..rendezvous.join import dial
 from ..transports.channel import Inbound
 from ..transports.mailbox import Operation
 from ..transports.ring import open_offer
@@ -26,7 +24,7 @@ from ..transports.ring_channel import RingInbound, RingOutbound
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..wire.control import pack_cause
 from ..wire.frames import Kind, pack_header
-from ..wire.handshake import Hello, Rejected, Role, Status
+from ..wire.handshake import Rejected, Status
 from .base import payload_size
 from .lane import Lane
 
@@ -34,12 +32,10 @@ if TYPE_CHECKING:
     from .._core import QuickMessages, Recorder, RingIn, RingOut
     from .mesh_world import MeshWorld
 
-__all__ = ["LaneKey", "MeshLane"]
+__all__ = ["MeshLane"]
 
 logger = logging.getLogger("phalanx.backends")
 
-LaneKey = tuple[bytes, int]
-"""A lane's name: the context of its group, and its number in it."""
 PATIENT = (300, 100)
 """How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
 CROWDED = (0, 4)
@@ -59,8 +55,7 @@ class MeshLane(Lane):
         self._outbound: dict[int, RingOutbound] = {}
         self._quick: QuickMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
-        here = sum(member.host_id == world.roster[world.rank].host_id for member in world.roster)
-        self.crowded = here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        self.crowded = world.crowded
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
@@ -126,7 +121,7 @@ class MeshLane(Lane):
     def _open(self, dst: int, deadline: Deadline) -> RingOutbound:
         lock = self._dialling[dst]
         if not lock.acquire(timeout=deadline.remaining()):
-            raise self._no_answer(dst, deadline)
+            raise self._world.no_answer(self.members[dst], deadline)
         try:
             channel = self._outbound.get(dst)
             if channel is None:
@@ -169,28 +164,14 @@ class MeshLane(Lane):
                 raise ChannelClosed(rank, "it has left the world")
 
         check()
-        context, number = self._key
-        hello = Hello(Role.CHANNEL, world.rank, world.size, rank, context, number)
-        address = world.address_of(rank)
         try:
-            return dial([address], hello, world.meeting.token, world.options, deadline, who=f"rank {rank}", check=check)
-        except WorldNotFormed:
-            raise self._no_answer(dst, deadline) from None
+            return world.dial_channel(self._key, rank, deadline, check)
         except Rejected as error:
             if error.status is Status.CLOSED:
                 raise ChannelClosed(rank, "it has closed this group") from None
             if error.status is Status.BROKEN:  # this rank will hear why in a moment
                 raise self.channel_error(dst, StreamEnded(error.message), False) from None
             raise
-
-    def _no_answer(self, dst: int, deadline: Deadline) -> Timeout:
-        rank = self.members[dst]
-        return Timeout(
-            f"rank {rank} did not answer at {self._world.address_of(rank)} within {deadline.seconds:g} s",
-            missing=[rank],
-            rank=self._world.rank,
-            peer=rank,
-        )
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self._key, broken=not goodbye)
@@ -220,10 +201,7 @@ class MeshLane(Lane):
     # -- rings ---------------------------------------------------------------------------------------------------------
 
     def _shares_memory_with(self, member: int) -> bool:
-        # With TLS everything stays inside TLS.
-        mine, other = self._world.roster[self._world.rank], self._world.roster[self.members[member]]
-        same = mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
-        return same and self._world.options.tls is None
+        return self._world.shares_memory_with(self.members[member])
 
     def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
         if not self._shares_memory_with(src):

@@ -6,12 +6,13 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Literal
 
 from .._native import core
 from ..config import Launch, Options
 from ..deadline import Deadline
-from ..errors import ConfigError, PhalanxError
+from ..errors import ConfigError, PhalanxError, Timeout, WorldNotFormed
 from ..rendezvous.acceptor import Acceptor
 from ..rendezvous.addresses import listen_host, reachable_at
 from ..rendezvous.control import ControlClient, Statuses
@@ -26,10 +27,15 @@ from ..wire.control import Member
 from ..wire.handshake import Hello, Role, Status
 from .control_plane import ControlPlane
 from .lane import Lane
-from .mesh_lane import LaneKey, MeshLane
+from .links import Accept, LinkPort
+from .mesh_lane import MeshLane
+from .mesh_links import MeshPort
 from .recent import Recent
 
-__all__ = ["MeshWorld"]
+__all__ = ["LaneKey", "MeshWorld"]
+
+LaneKey = tuple[bytes, int]
+"""A lane's name: the context of its group, and its number in it."""
 
 STATUS_TIMEOUT = 0.6
 """Seconds a rank waits for the directory's account of what the others are doing.
@@ -56,7 +62,7 @@ class MeshWorld(ControlPlane):
         check_tls(options.tls)
         self.size = launch.world_size
         self.options = options
-        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane] = weakref.WeakValueDictionary()
+        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane | MeshPort] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
         self._closed_lanes: Recent[LaneKey] = Recent()
         """To tell a late sender that the group is closed."""
@@ -104,6 +110,41 @@ class MeshWorld(ControlPlane):
         """Where this rank connects to reach another."""
         return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks of this host have to share its cores."""
+        here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
+        return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+    def shares_memory_with(self, rank: int) -> bool:
+        """Whether that rank and this one can map each other's memory. With TLS everything stays inside TLS."""
+        mine, other = self.roster[self.rank], self.roster[rank]
+        same = mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
+        return same and self.options.tls is None
+
+    def dial_channel(self, key: LaneKey, rank: int, deadline: Deadline, check: Callable[[], None]) -> Stream:
+        """Connects to what that rank has under `key`. `check` is called meanwhile, and may raise to end it.
+
+        Raises:
+            Timeout: It did not answer in time.
+            Rejected: It does not want this connection.
+        """
+        hello = Hello(Role.CHANNEL, self.rank, self.size, rank, *key)
+        address = self.address_of(rank)
+        try:
+            return dial([address], hello, self.meeting.token, self.options, deadline, who=f"rank {rank}", check=check)
+        except WorldNotFormed:
+            raise self.no_answer(rank, deadline) from None
+
+    def no_answer(self, rank: int, deadline: Deadline) -> Timeout:
+        """What to say of a rank that cannot be connected to."""
+        return Timeout(
+            f"rank {rank} did not answer at {self.address_of(rank)} within {deadline.seconds:g} s",
+            missing=[rank],
+            rank=self.rank,
+            peer=rank,
+        )
+
     def abort(self, reason: str, traceback: str) -> None:
         self._client.abort(reason, traceback)
         super().abort(reason, traceback)
@@ -131,8 +172,12 @@ class MeshWorld(ControlPlane):
         """A lane among these world ranks."""
         return MeshLane(self, context, number, members.index(self.rank), members)
 
-    def add_lane(self, key: LaneKey, lane: MeshLane) -> None:
-        """Makes a lane known; connections that came before it are handed over."""
+    def open_port(self, context: bytes, number: int, members: tuple[int, ...], accept: Accept) -> LinkPort:
+        """A port for remote calls among these world ranks."""
+        return MeshPort(self, (context, number), members, accept)
+
+    def add_lane(self, key: LaneKey, lane: MeshLane | MeshPort) -> None:
+        """Makes a lane (or the port of remote calls) known; connections that came before it are handed over."""
         with self._lock:
             self._lanes[key] = lane
             parked = self._parked.pop(key, [])

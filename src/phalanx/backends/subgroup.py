@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidRank, InvalidWorldSize
 from .base import LaneBackend
 from .lane import Lane
+from .links import Accept, LinkPort
 
 __all__ = ["SubBackend"]
 
@@ -102,6 +103,10 @@ class SubBackend(LaneBackend):
         lane = self.parent.open_lane(context, number, [self.members[rank] for rank in ranks])
         self._lanes.add(lane)
         return lane
+
+    def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
+        self.check_usable()
+        return self.parent.open_port(context, number, [self.members[rank] for rank in ranks], accept)
 
     def _close(self) -> None:
         for lane in list(self._lanes):  # of groups that outlive their backend

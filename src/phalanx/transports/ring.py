@@ -32,7 +32,7 @@ from .stream import Buffer, Stream, StreamEnded
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
-__all__ = ["SWITCH", "InboundRing", "OutboundRing", "RingOffer", "open_offer"]
+__all__ = ["SWITCH", "InboundRing", "OutboundRing", "RingOffer", "RingStream", "make_ring", "open_offer"]
 
 logger = logging.getLogger("phalanx.transports")
 
@@ -61,7 +61,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Offer)
 
 
-class _RingStream(Stream):
+class RingStream(Stream):
     """What both ends have in common: the socket that belongs to the ring."""
 
     read_events = write_events = select.POLLIN
@@ -116,7 +116,7 @@ class _RingStream(Stream):
         super().abandon()
 
 
-class InboundRing(_RingStream):
+class InboundRing(RingStream):
     """The receiver's end. What it sends goes over TCP: it has nothing to say but last words.
 
     Args:
@@ -153,7 +153,7 @@ class InboundRing(_RingStream):
         return 0
 
 
-class OutboundRing(_RingStream):
+class OutboundRing(RingStream):
     """The sender's end. What it receives came over TCP: last words."""
 
     def __init__(self, stream: Stream, ring: RingOut) -> None:
@@ -190,6 +190,27 @@ class OutboundRing(_RingStream):
         return self._take_aside(view)
 
 
+def make_ring(stream: Stream) -> tuple[RingOut, int, bytes] | None:
+    """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
+
+    The descriptor stays open until the other side has opened it, and then belongs to whoever asked.
+    """
+    assert core is not None
+    nonce = secrets.token_bytes(16)
+    memory = -1
+    try:
+        memory = os.memfd_create("phalanx-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(memory, core.RING_CONTROL_BYTES + SIZE)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        ring = core.RingOut(memory, SIZE, stream.fd, nonce)
+    except OSError as error:
+        if memory >= 0:
+            os.close(memory)
+        _warn_once(f"no shared memory could be made: {error}")
+        return None
+    return ring, memory, _encoder.encode(Offer(memory, nonce, SIZE))
+
+
 class RingOffer:
     """The ring of a channel before it is used: the sender's side of the agreement.
 
@@ -213,18 +234,10 @@ class RingOffer:
         return SWITCH if self._ring is not None and self._ring.accepted else None
 
     def _make(self, stream: Stream) -> bytes | None:
-        assert core is not None
-        nonce = secrets.token_bytes(16)
-        try:
-            self._memory = os.memfd_create("phalanx-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self._memory, core.RING_CONTROL_BYTES + SIZE)
-            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
-            self._ring = core.RingOut(self._memory, SIZE, stream.fd, nonce)
-        except OSError as error:
-            self.close()
-            _warn_once(f"no shared memory could be made: {error}")
+        made = make_ring(stream)
+        if made is None:
             return None
-        offer = _encoder.encode(Offer(self._memory, nonce, SIZE))
+        self._ring, self._memory, offer = made
         return pack_header(Kind.RING, 0, len(offer), 0) + offer
 
     def switch(self, stream: Stream) -> OutboundRing:

@@ -153,6 +153,20 @@ class Stream:
         except OSError as error:
             raise _ended(error) from None
 
+    def woken(self) -> None:
+        """Poll has found something: where bytes come another way, what is on the socket merely wakes."""
+
+    def check(self) -> None:
+        """Where bytes come another way: whether the socket says that nothing more will come.
+
+        Raises:
+            StreamEnded: It does.
+        """
+
+    def may_sleep(self) -> bool:
+        """Whether a poll will tell of everything that comes from now on. If not, there is something to read."""
+        return not self.pending
+
     def say(self, word: bytes) -> None:
         """Sends last words; nothing follows. They are lost if there is no room for them.
 

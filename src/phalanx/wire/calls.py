@@ -10,8 +10,8 @@ offset  size  field
 16      8     length of the payload (u64)
 ```
 
-All integers are little endian. A link has two ends: the caller's, which opened it, and the server's. A caller numbers its
-calls; the server's answers repeat the number. Answers come in any order.
+All integers are little endian. A link has two ends: the caller's, which opened it, and the server's. A caller numbers
+its calls; the server's answers repeat the number. Answers come in any order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["HEADER_SIZE", "Header", "Kind", "pack_header", "parse_header"]
+__all__ = ["HEADER_SIZE", "Header", "Kind", "check_lengths", "pack_header", "parse_header", "split_header"]
 
 _HEADER = struct.Struct("<2sBBIQQ")
 HEADER_SIZE = _HEADER.size
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     """This side closes its agent: nothing follows."""
 
 
-_NAMES = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in Kind}
 _BARE = frozenset({Kind.CANCEL, Kind.GOODBYE})
 _WITH_PAYLOAD = frozenset({Kind.REQUEST, Kind.NOTIFY, Kind.RESULT, Kind.ITEM})
 
@@ -77,18 +77,39 @@ def pack_header(kind: int, head: int, call: int, payload: int) -> bytes:
     return _HEADER.pack(_MAGIC, kind, 0, head, call, payload)
 
 
+def split_header(data: bytes | bytearray | memoryview, offset: int) -> tuple[int, int, int, int]:
+    """Kind, length of the head, number of the call and length of the payload, as they stand there.
+
+    Raises:
+        ProtocolError: The bytes are no header.
+    """
+    magic, kind, zero, head, call, payload = _HEADER.unpack_from(data, offset)
+    if magic != _MAGIC or zero:
+        raise ProtocolError(f"not a frame of a remote call: {bytes(data[offset : offset + HEADER_SIZE]).hex()}")
+    return kind, head, call, payload
+
+
+def check_lengths(kind_value: int, head: int, payload: int, max_message: int) -> Kind:
+    """The kind of a frame, if its lengths are possible. To be called before anything is allocated for them.
+
+    Raises:
+        ProtocolError: There is no such kind, it announces more than `max_message` bytes, or what it does not have.
+    """
+    kind = _KINDS.get(kind_value)
+    if kind is None:
+        raise ProtocolError(f"a frame of the unknown kind {kind_value}")
+    if head + payload > max_message:
+        raise ProtocolError(f"a message of {head + payload} bytes is announced (at most {max_message} are allowed)")
+    if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
+        raise ProtocolError(f"{kind.name} announces {head} + {payload} bytes, which it does not have")
+    return kind
+
+
 def parse_header(data: bytes | bytearray | memoryview, offset: int, max_message: int) -> Header:
     """Reads a header and checks the lengths, before anything is allocated for them.
 
     Raises:
         ProtocolError: The bytes are no header, or announce more than `max_message` bytes.
     """
-    magic, kind_value, zero, head, call, payload = _HEADER.unpack_from(data, offset)
-    kind = _NAMES.get(kind_value)
-    if magic != _MAGIC or zero or kind is None:
-        raise ProtocolError(f"not a frame of a remote call: {bytes(data[offset : offset + HEADER_SIZE]).hex()}")
-    if head + payload > max_message:
-        raise ProtocolError(f"a message of {head + payload} bytes is announced (at most {max_message} are allowed)")
-    if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
-        raise ProtocolError(f"{kind.name} announces {head} + {payload} bytes, which it does not have")
-    return Header(kind, head, call, payload)
+    kind, head, call, payload = split_header(data, offset)
+    return Header(check_lengths(kind, head, payload, max_message), head, call, payload)

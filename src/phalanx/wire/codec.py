@@ -53,7 +53,7 @@ class Encoded:
         return len(self.head) + self.payload_bytes
 
 
-def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT) -> Encoded:
+def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, structs: bool = False) -> Encoded:
     """Turns an object into bytes.
 
     Args:
@@ -62,18 +62,20 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT) -
             their subclasses, whose type would be lost.
         allow_pickle: Pickle everything else. The receiver must allow it, too.
         limits: What the receiver will accept.
+        structs: Write dataclasses and `msgspec.Struct`s as maps from field to value, members of an enum as their values
+            and named tuples as tuples. The receiver must know the types to get them back.
 
     Raises:
         UsageError: There is something else in the object (the message says what and where), it contains itself, or it
             is larger than the limits. `UnsupportedArray` for arrays of objects and the like.
     """
-    writer = Writer(allow_pickle, limits, SIMPLE)
+    writer = Writer(allow_pickle, limits, SIMPLE, structs)
     try:
         try:
             head = pack(writer.value(obj))
         except (OverflowError, UnicodeEncodeError):
             # An integer beyond 64 bits or a lone surrogate somewhere: look at every single value this time.
-            writer = Writer(allow_pickle, limits, SIMPLE - {int, str})
+            writer = Writer(allow_pickle, limits, SIMPLE - {int, str}, structs)
             head = pack(writer.value(obj))
     except Refused as refused:
         raise refused.error() from refused.__cause__
@@ -105,6 +107,11 @@ class Plan:
         self._reader = reader
         self._parts: list[Part] = reader.parts
         self._value = value
+
+    @property
+    def outline(self) -> Any:
+        """The object with stand-ins for its arrays: to look at its shape before anything is allocated."""
+        return self._value
 
     def allocate(self) -> memoryview:
         """Memory for the payload: `payload_bytes` writable bytes that begin at a multiple of 64."""

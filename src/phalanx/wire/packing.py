@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
+import enum
+import functools
 import pickle
 import struct
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,15 +22,16 @@ from phalanx.errors import UnsupportedArray, UsageError
 
 from . import dtypes
 
-__all__ = ["ALIGN", "COMPLEX", "SIMPLE", "Blob", "Code", "Limits", "Refused", "Writer", "pack"]
+__all__ = ["ALIGN", "COMPLEX", "INLINE", "SIMPLE", "Blob", "Code", "Limits", "Refused", "Writer", "pack"]
 
 ALIGN = 64
 """Every buffer starts at a multiple of this in the payload: a cache line, what the kernels of NumPy and torch like."""
 SIMPLE = frozenset({type(None), bool, int, float, str})
 """Exactly these types MessagePack gives back as they were. A container of nothing else is left to msgspec as it is."""
 COMPLEX = struct.Struct("<dd")
+INLINE = 16 << 10
+"""Longer bytes leave the head: they are sent without a copy, and the head stays small."""
 
-_INLINE = 16 << 10  # longer bytes leave the head: they are sent without a copy, and the head stays small
 _PADDING = memoryview(bytes(ALIGN))
 _MICROSECOND = dt.timedelta(microseconds=1)
 _SHOWN = 40  # characters of a key, and levels of a path, that a message repeats
@@ -113,15 +117,18 @@ class Writer:
 
     Args:
         simple: Types that are left alone, `SIMPLE`; without int and str, each of them is looked at.
+        structs: Write dataclasses and Structs as maps, members of an enum as their values, named tuples as tuples.
     """
 
-    def __init__(self, allow_pickle: bool, limits: Limits, simple: frozenset[type]) -> None:
+    def __init__(self, allow_pickle: bool, limits: Limits, simple: frozenset[type], structs: bool = False) -> None:
         self.buffers: list[memoryview] = []
         self.offset = 0
         self.arrays = 0
         self._allow_pickle = allow_pickle
         self._max_depth = limits.max_depth
         self._simple = simple
+        self._structs = structs
+        self._keys = 0  # keys and sets around the value at hand: what is in them must be hashable when it arrives
 
     def value(self, obj: Any, depth: int = 0) -> Any:
         """What msgspec shall write for this object.
@@ -134,12 +141,13 @@ class Writer:
             return obj
         try:
             packer = _PACKERS.get(kind)
-            return packer(self, obj, depth) if packer is not None else self._other(obj, kind)
+            return packer(self, obj, depth) if packer is not None else self._other(obj, kind, depth)
         except (_Unsupported, UnsupportedArray) as unsupported:
             if self._allow_pickle:
                 return self._pickle(obj)
             error_kind = UnsupportedArray if isinstance(unsupported, UnsupportedArray) else UsageError
-            why = f"{unsupported}; allow_pickle=True on both sides sends it, if they trust each other"
+            remedy = "" if self._structs else "; allow_pickle=True on both sides sends it, if they trust each other"
+            why = f"{unsupported}{remedy}"
             raise Refused(f"an object of type {_name(kind)}", why, error_kind) from None
 
     def items(self, obj: Iterable[Any], depth: int) -> Any:
@@ -154,6 +162,13 @@ class Writer:
         except Refused as refused:
             refused.path.append(f"[{len(out)}]" if isinstance(obj, (list, tuple)) else "{...}")
             raise
+        return out
+
+    def members(self, obj: Iterable[Any], depth: int) -> Any:
+        """The items of a set."""
+        self._keys += 1
+        out = self.items(obj, depth)
+        self._keys -= 1
         return out
 
     def mapping(self, obj: dict[Any, Any], depth: int) -> Any:
@@ -180,7 +195,9 @@ class Writer:
         key = None
         try:
             for key, item in obj.items():
+                self._keys += 1
                 out.append(self.value(key, depth + 1))
+                self._keys -= 1
                 out.append(self.value(item, depth + 1))
         except Refused as refused:
             refused.path.append(f"[{_short(key)}]" if len(out) % 2 else ".keys()")
@@ -204,10 +221,10 @@ class Writer:
         return obj
 
     def raw(self, obj: bytes, _depth: int) -> Any:
-        return obj if len(obj) <= _INLINE else self._blob(Blob.BYTES, obj)
+        return obj if len(obj) <= INLINE else self._blob(Blob.BYTES, obj)
 
     def raw_mutable(self, obj: bytearray, _depth: int) -> Any:
-        return _Ext(Code.BYTEARRAY, bytes(obj)) if len(obj) <= _INLINE else self._blob(Blob.BYTEARRAY, obj)
+        return _Ext(Code.BYTEARRAY, bytes(obj)) if len(obj) <= INLINE else self._blob(Blob.BYTEARRAY, obj)
 
     def array(self, obj: np.ndarray[Any, Any], _depth: int) -> Any:
         description = dtypes.describe_dtype(obj.dtype)
@@ -217,7 +234,32 @@ class Writer:
         self._buffer(memory)
         return _Ext(Code.ARRAY, pack((len(memory), obj.shape, description, fortran)))
 
-    def _other(self, obj: Any, kind: type) -> Any:
+    def _record(self, obj: Any, record: _Record, depth: int) -> Any:
+        """An object with named fields as a map; a Struct that wants to be an array, as one."""
+        if self._keys:
+            raise _Unsupported("it is a key or in a set, but would arrive as a dict, which cannot be")
+        self._descend(depth)
+        out: dict[str, Any] = dict(record.tag)
+        attribute = ""
+        try:
+            for name, attribute in record.fields:
+                item = getattr(obj, attribute, msgspec.UNSET)
+                if item is not msgspec.UNSET:
+                    out[name] = self.value(item, depth + 1)
+        except Refused as refused:
+            refused.path.append(f".{attribute}")
+            raise
+        return list(out.values()) if record.is_array else out
+
+    def _other(self, obj: Any, kind: type, depth: int) -> Any:
+        if self._structs:
+            if isinstance(obj, enum.Enum):
+                return self.value(obj.value, depth)
+            record = _record_of(kind)
+            if record is not None:
+                return self._record(obj, record, depth)
+            if isinstance(obj, tuple) and hasattr(kind, "_fields"):
+                return self.value(tuple(obj), depth)
         if isinstance(obj, np.generic) and kind is obj.dtype.type:
             raw = obj.tobytes()[: obj.dtype.itemsize]  # an empty str has no bytes, but NumPy gives four
             return _Ext(Code.SCALAR, pack((dtypes.describe_dtype(obj.dtype), raw)))
@@ -234,7 +276,7 @@ class Writer:
         except Exception as error:  # whatever the object's own methods raise
             why = f"it cannot be pickled: {type(error).__name__}: {error}"
             raise Refused(f"an object of type {_name(type(obj))}", why) from error
-        return _Ext(Code.PICKLE, data) if len(data) <= _INLINE else self._blob(Blob.PICKLE, data)
+        return _Ext(Code.PICKLE, data) if len(data) <= INLINE else self._blob(Blob.PICKLE, data)
 
     def _blob(self, kind: int, data: bytes | bytearray) -> Any:
         self._buffer(memoryview(data))
@@ -248,6 +290,29 @@ class Writer:
                 self.buffers.append(_PADDING[:gap])
             self.buffers.append(memory)
             self.offset += gap + len(memory)
+
+
+class _Record(NamedTuple):
+    """How the objects of a class with named fields are written."""
+
+    fields: tuple[tuple[str, str], ...]
+    """The name that is sent and the attribute, of each."""
+    tag: tuple[tuple[str, Any], ...] = ()
+    """What tells this Struct from others, as msgspec wants to find it."""
+    is_array: bool = False
+
+
+@functools.lru_cache(maxsize=512)
+def _record_of(kind: type) -> _Record | None:
+    """How to write the objects of a class; None if it is neither a dataclass nor a Struct."""
+    if issubclass(kind, msgspec.Struct):
+        config = kind.__struct_config__
+        tag = () if config.tag is None else ((config.tag_field or "type", config.tag),)
+        names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        return _Record(tuple(names), tag, config.array_like)
+    if dataclasses.is_dataclass(kind):
+        return _Record(tuple((field.name, field.name) for field in dataclasses.fields(kind)))
+    return None
 
 
 def _moment(code: int) -> Callable[[Writer, Any, int], Any]:
@@ -291,8 +356,8 @@ _PACKERS: dict[type, Callable[[Writer, Any, int], Any]] = {
     list: Writer.items,
     dict: Writer.mapping,
     tuple: lambda w, x, depth: _Ext(Code.TUPLE, pack(w.items(x, depth))),
-    set: lambda w, x, depth: _Ext(Code.SET, pack(w.items(x, depth))),
-    frozenset: lambda w, x, depth: _Ext(Code.FROZENSET, pack(w.items(x, depth))),
+    set: lambda w, x, depth: _Ext(Code.SET, pack(w.members(x, depth))),
+    frozenset: lambda w, x, depth: _Ext(Code.FROZENSET, pack(w.members(x, depth))),
     OrderedDict: lambda w, x, depth: _Ext(Code.ORDERED_DICT, pack(w.pairs(x, depth))),
     int: Writer.integer,
     str: Writer.text,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import click
 
@@ -15,6 +13,7 @@ from phalanx.errors import ConfigError
 
 from .contenders import PEERS, TRANSPORTS, Contender, Missing, find_peer, ours
 from .operations import DTYPES, OPERATIONS
+from .options import command_line, end_on_signals, list_of, of_every_run, unique
 from .plan import DEFAULT_OPERATIONS, Plan
 from .plot import check_plot, draw
 from .session import run
@@ -39,28 +38,17 @@ Examples:
   phalanx bench all_reduce -n 2,4 --sizes 8..64M --against gloo,openmpi,mpich
   phalanx bench all_reduce --in-segment all_reduce --sizes 64M
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
+
+\b
+Remote calls:
+  phalanx bench rpc --help
 """
 
 _MOST_RANKS = 256
 
 
-def _list_of(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str | None], list[str]]:
-    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
-        return _unique(value.split(",") if value else [], known)
-
-    return parse
-
-
-def _unique(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    found = list(dict.fromkeys(name.strip() for name in names))
-    for name in found:
-        if name not in known:
-            raise click.BadParameter(f"{name!r} is not valid (expected {', '.join(known)})")
-    return found
-
-
 def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[str]:
-    return _unique([name for word in value for name in word.split(",")], list(OPERATIONS)) or list(DEFAULT_OPERATIONS)
+    return unique([name for word in value for name in word.split(",")], list(OPERATIONS)) or list(DEFAULT_OPERATIONS)
 
 
 def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -80,12 +68,25 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _OrCalls(click.Command):
+    """The collectives, unless the first word is `rpc`."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != ["rpc"]:
+            return super().make_context(info_name, args, parent, **extra)
+        from .calls.arguments import command as calls
+
+        return calls.make_context(f"{info_name} rpc", args[1:], parent, **extra)
 
 
 @click.command(
     "bench",
+    cls=_OrCalls,
     epilog=_EPILOG,
     short_help="Measure collectives, beside Gloo and MPI if you like.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -109,7 +110,7 @@ _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="LIST",
     default="float32",
     show_default=True,
-    callback=_list_of(DTYPES),
+    callback=list_of(DTYPES),
     help="Types of the elements, as float32,int8.",
 )
 @click.option(
@@ -118,45 +119,25 @@ _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="LIST",
     default="auto",
     show_default=True,
-    callback=_list_of(TRANSPORTS),
+    callback=list_of(TRANSPORTS),
     help="How Phalanx moves bytes: auto, tcp, or both.",
 )
 @click.option(
     "--in-segment",
     metavar="LIST",
-    callback=_list_of(list(OPERATIONS)),
+    callback=list_of(list(OPERATIONS)),
     help="Operations that Phalanx also does on arrays from Group.empty().",
 )
 @click.option(
     "--against",
     metavar="LIST",
-    callback=_list_of(PEERS),
+    callback=list_of(PEERS),
     help="Peers to measure in the same run: gloo, openmpi, mpich, openmpi-tcp.",
 )
 @click.option("--openmpi", metavar="PATH", type=_MPIRUN, help="Open MPI's mpirun, if it is not found by its name.")
 @click.option("--mpich", metavar="PATH", type=_MPIRUN, help="MPICH's mpirun, if it is not found by its name.")
 @click.option("--memory", is_flag=True, help="Also measure the extra memory of an all_reduce of the largest size.")
-@click.option(
-    "--rounds", type=click.IntRange(3, 1000), metavar="N", default=9, show_default=True, help="Rounds in each cell."
-)
-@click.option(
-    "--round-ms",
-    type=click.FloatRange(1, 10_000),
-    metavar="MS",
-    default=30,
-    show_default=True,
-    help="Milliseconds of one round.",
-)
-@click.option(
-    "--limit",
-    type=click.FloatRange(1, 3600),
-    metavar="SECONDS",
-    default=60,
-    show_default=True,
-    help="Longest wait for one answer; a contender that takes longer has failed.",
-)
-@click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write everything as JSON.")
-@click.option("--plot", "plot_file", metavar="FILE", type=_FILE, help="Draw it, as .svg or .png; needs matplotlib.")
+@of_every_run
 def command(
     operations: list[str],
     ranks: list[int],
@@ -179,9 +160,7 @@ def command(
     The contenders take turns in short rounds, so that a noisy moment meets all of them. The exit code is 1 if Phalanx
     failed anywhere.
     """
-    # Either would end this process at once, and leave others behind.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+    end_on_signals()
     if plot_file is not None:
         check_plot(plot_file)
     unused = [name for name in in_segment if name not in operations]
@@ -202,7 +181,7 @@ def command(
         limit=limit,
         memory=memory,
     )
-    report, failed = run(plan, missing=missing, command=shlex.join(["phalanx", "bench", *_words()]))
+    report, failed = run(plan, missing=missing, command=command_line())
     show(report, sys.stdout)
     for text in all_errors(report):
         click.echo(f"phalanx: {text}", err=True)
@@ -216,22 +195,3 @@ def command(
 def _peers(names: Sequence[str], mpiruns: dict[str, Path | None]) -> tuple[list[Contender], list[Missing]]:
     found = [find_peer(name, mpiruns) for name in names]
     return [peer for peer in found if isinstance(peer, Contender)], [p for p in found if isinstance(p, Missing)]
-
-
-def _words() -> list[str]:
-    """The command line without paths, which say nothing to others."""
-    words = sys.argv[sys.argv.index("bench") + 1 :] if "bench" in sys.argv else []
-    kept, skip = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if name in ("--json", "--plot", "--openmpi", "--mpich"):
-            skip = not equals
-        elif skip:
-            skip = False
-        else:
-            kept.append(word)
-    return kept
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,10 +67,15 @@ class Contender:
     label: str
     library: str
     """Its name in `library.open_library`."""
+    worker: tuple[str, ...] = (sys.executable, "-m", "phalanx.cli.bench.worker")
+    """What a rank runs."""
     env: Mapping[str, str] = field(default_factory=dict)
     mpirun: Path | None = None
     options: tuple[str, ...] = ()
     """For mpirun. {interface} is replaced by the site's."""
+    restless: bool = False
+    """Whether its processes take time also when nothing is asked of them; they are stopped then. Only for one whose
+    ranks are started without a launcher, and ask the kernel to end them with the driver."""
 
     @property
     def is_ours(self) -> bool:

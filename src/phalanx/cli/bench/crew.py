@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -101,7 +100,7 @@ class Crew:
     # -- the start -----------------------------------------------------------------------------------------------------
 
     def _start(self, site: Site) -> None:
-        worker = [sys.executable, "-m", "phalanx.cli.bench.worker", self.contender.library, str(self._socket)]
+        worker = [*self.contender.worker, self.contender.library, str(self._socket)]
         worker.append(str(0.8 * self.limit))  # who has a time-out of its own can say more about it than we can
         with socket.socket(socket.AF_UNIX) as listener:
             _bind(listener, self._socket)
@@ -130,6 +129,7 @@ class Crew:
             rank.hello = answer
         self._ranks.sort(key=lambda rank: rank.hello.rank)
         self.version = hellos[0].version
+        self._pause(True)
 
     def _accept(self, listener: socket.socket, deadline: float) -> None:
         listener.settimeout(0.1)
@@ -152,11 +152,20 @@ class Crew:
             CrewFailed: A rank failed, is gone, or did not answer in time. The crew is of no use then.
         """
         line = msgspec.json.encode(order) + b"\n"
+        self._pause(False)
         for rank in self._ranks:
             # Of one that is gone the answer tells.
             with contextlib.suppress(OSError):
                 rank.connection.sendall(line)
-        return self._answers(time.monotonic() + self.limit, type(order).__name__.lower())
+        answers = self._answers(time.monotonic() + self.limit, type(order).__name__.lower())
+        self._pause(not isinstance(order, End))
+        return answers
+
+    def _pause(self, stopped: bool) -> None:
+        """Stops processes that would take time from the contender whose turn it is, or lets them go on."""
+        if self.contender.restless:
+            for process in self._processes:
+                process.send_signal(signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def _answers(self, deadline: float, what: str) -> list[Answer]:
         answers: dict[_Rank, Answer] = {}
@@ -215,6 +224,7 @@ class Crew:
 
     def kill(self) -> None:
         """Ends every process at once. May be called twice."""
+        self._pause(False)
         alive = [pid for pid in self.pids if self._is_ours(pid)]
         shared = _shared_files(alive)
         for rank in self._ranks:

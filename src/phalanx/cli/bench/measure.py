@@ -11,9 +11,7 @@ from pathlib import Path
 
 from .contenders import Contender, Site
 from .crew import Crew, CrewFailed
-from .machine import LARGE, limit
-from .operations import OPERATIONS, element_count
-from .orders import Check, Drop, Memory, Prepare, Run
+from .orders import Check, Drop, Memory, Run
 from .plan import Cell, Entrant, Plan
 from .results import Bandwidth, CellResult, MemoryResult, Timing
 
@@ -150,8 +148,7 @@ class Measuring:
         self._race(racers)
         for racer in racers:
             name = racer.entrant.name
-            parts = 2 if OPERATIONS[cell.operation].halved else 1
-            times = [] if racer.error else [seconds / parts for seconds in racer.times]
+            times = [] if racer.error else [seconds / self._plan.parts(cell) for seconds in racer.times]
             timings[name] = Timing(name, times, racer.iterations, error=racer.error)
         for crew in list(self._crews.values()):
             try:
@@ -159,13 +156,8 @@ class Measuring:
             except CrewFailed as error:
                 self._failed(crew, error)
         order = [entrant.name for entrant in self._plan.entrants(cell.operation)]
-        return CellResult(**cell._asdict(), timings=[timings[name] for name in order], limit=self._limit(cell))
-
-    def _limit(self, cell: Cell) -> float | None:
-        # Over TCP the kernel copies as it likes; the estimate is of shared memory.
-        if cell.size < LARGE or self._plan.contenders[0].name != "phalanx":
-            return None
-        return limit(cell.operation, cell.size, cell.ranks, self._bandwidth)
+        least = self._plan.least(cell, self._bandwidth)
+        return CellResult(**cell._asdict(), timings=[timings[name] for name in order], limit=least)
 
     def _prepare(self, cell: Cell, entrant: Entrant) -> _Racer | Timing:
         crew = self._crew(entrant.contender, cell.ranks)
@@ -184,9 +176,7 @@ class Measuring:
 
     def _fill(self, racer: _Racer, cell: Cell) -> str:
         """Has the arrays made; what the library lacks, if it cannot do this."""
-        count = element_count(OPERATIONS[cell.operation], cell.size, cell.dtype or "float32", cell.ranks)
-        dtype = cell.dtype or "float32"
-        answers = racer.crew.ask(Prepare(racer.entrant.name, cell.operation, count, dtype, racer.entrant.in_segment))
+        answers = racer.crew.ask(self._plan.prepare(cell, racer.entrant))
         return next((answer.lacks for answer in answers if answer.lacks), "")
 
     def _calibrate(self, racer: _Racer) -> None:

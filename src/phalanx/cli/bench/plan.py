@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .contenders import Contender
-from .operations import OPERATIONS
+from .machine import LARGE, limit
+from .operations import OPERATIONS, element_count
+from .orders import Prepare
+from .results import Bandwidth
 
 __all__ = ["DEFAULT_OPERATIONS", "Cell", "Entrant", "Plan"]
 
@@ -79,3 +82,20 @@ class Plan:
             if contender.is_ours and wanted:
                 found.append(Entrant(f"{contender.name}-empty", f"{contender.label}, empty()", contender, True))
         return found
+
+    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+        """The order that makes a contender ready for a cell."""
+        dtype = cell.dtype or "float32"
+        count = element_count(OPERATIONS[cell.operation], cell.size, dtype, cell.ranks)
+        return Prepare(entrant.name, cell.operation, count, dtype, entrant.in_segment)
+
+    def parts(self, cell: Cell) -> int:
+        """Into how many parts the time of a call is cut: a ping-pong is two messages."""
+        return 2 if OPERATIONS[cell.operation].halved else 1
+
+    def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
+        """Seconds that a cell takes at least on this machine, where that can be said."""
+        # Over TCP the kernel copies as it likes; the estimate is of shared memory.
+        if cell.size < LARGE or self.contenders[0].name != "phalanx":
+            return None
+        return limit(cell.operation, cell.size, cell.ranks, bandwidth)

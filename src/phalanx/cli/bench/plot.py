@@ -17,13 +17,18 @@ __all__ = ["check_plot", "draw"]
 _KINDS = (".svg", ".png")
 _COLOURS = {
     "phalanx": "#0b7a75",
-    "phalanx-tcp": "#0b7a75",
+    "phalanx-tcp": "#7fb800",
     "phalanx-empty": "#58b09c",
     "phalanx-tcp-empty": "#58b09c",
     "gloo": "#d1495b",
     "openmpi": "#3d5a99",
     "openmpi-tcp": "#7a93c8",
     "mpich": "#e39b2d",
+    "pipe": "#777777",
+    "torch": "#d1495b",
+    "zmq": "#3d5a99",
+    "grpc": "#e39b2d",
+    "ray": "#8e5aa8",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from .results import CellResult, Report, Timing
 from .sizes import show_bytes, show_ratio, show_seconds, show_size
@@ -13,12 +13,23 @@ from .summary import place, ratio, summary
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["FOOTNOTES", "Table", "all_errors", "show", "tables"]
+__all__ = ["FOOTNOTES", "Drawn", "Table", "all_errors", "left_out", "present", "show", "show_timing", "tables"]
 
 FOOTNOTES = (
     "Time per call: median over rounds of the slowest rank's loop; ± is half the distance between the quartiles.",
     "Size: that of the largest array that a rank holds. Ping-pong: half of a round trip.",
 )
+
+
+class Drawn(Protocol):
+    """A table as words."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+    def value(self, row: int, column: int) -> float | None:
+        """The ratio that stands there, which gives the colour; None for every other text."""
 
 
 class Table:
@@ -35,15 +46,20 @@ class Table:
         self.ratios: list[float | None] = []
         self.ratio_at = len(columns) + 1 if peers else None
         for cell in cells:
-            row = [show_size(cell.size), *(_show(cell.of(column.name)) for column in columns)]
+            row = [show_size(cell.size), *(show_timing(cell.of(column.name)) for column in columns)]
             value = ratio(report, cell)
             row += ["" if value is None else show_ratio(value)] * peers
             row += ["" if cell.limit is None else show_seconds(cell.limit)] * limits
             self.rows.append(row)
             self.ratios.append(value)
 
+    def value(self, row: int, column: int) -> float | None:
+        """The ratio that stands there, if it is one."""
+        return self.ratios[row] if column == self.ratio_at else None
 
-def _show(timing: Timing | None) -> str:
+
+def show_timing(timing: Timing | None) -> str:
+    """Median and spread, or why there are none."""
     if timing is None:
         return ""
     if timing.seconds is None:
@@ -70,6 +86,12 @@ def _more(report: Report) -> Iterator[tuple[str, str]]:
     for found in report.machine.bandwidth:
         which = "one core" if found.cores == 1 else f"{found.cores} cores"
         yield f"memory bandwidth, {which}", f"copy {found.copy / 1e9:.1f} GB/s, x += y {found.add / 1e9:.1f} GB/s of x"
+    yield from left_out(report)
+
+
+def left_out(report: Report) -> Iterator[tuple[str, str]]:
+    """What was not measured though it was asked for, as names and reasons."""
+    labels = {column.name: column.label for column in report.columns}
     for name, reason in report.missing.items():
         yield f"{name} left out", reason
     lacking = {
@@ -81,16 +103,23 @@ def _more(report: Report) -> Iterator[tuple[str, str]]:
 
 def show(report: Report, out: TextIO) -> None:
     """Writes it all; errors are the caller's business."""
+    present(out, list(tables(report)), FOOTNOTES, list(_more(report)))
+
+
+def present(out: TextIO, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]) -> None:
+    """Writes tables, what holds for all of them, and lines of a name and a text; with colour on a terminal."""
     if out.isatty():
         from rich.console import Console
 
-        _show_rich(report, Console(file=out, highlight=False))
+        _present_rich(Console(file=out, highlight=False), found, footnotes, lines)
     else:
-        _show_plain(report, out)
+        _present_plain(out, found, footnotes, lines)
 
 
-def _show_plain(report: Report, out: TextIO) -> None:
-    for table in tables(report):
+def _present_plain(
+    out: TextIO, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]
+) -> None:
+    for table in found:
         rows = [table.head, *table.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(table.head))]
         out.write(f"\n{table.title}\n")
@@ -100,31 +129,35 @@ def _show_plain(report: Report, out: TextIO) -> None:
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             )
             out.write("  ".join(cells).rstrip() + "\n")
-    out.write("\n" + "\n".join(FOOTNOTES) + "\n\n")
-    for name, text in _more(report):
+    out.write("\n" + "\n".join(footnotes) + "\n\n")
+    for name, text in lines:
         out.write(f"{name}: {text}\n")
 
 
-def _show_rich(report: Report, console: Console) -> None:
+def _present_rich(
+    console: Console, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]
+) -> None:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    for table in tables(report):
+    for table in found:
         drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for i, name in enumerate(table.head):
             drawn.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
-        for row, value in zip(table.rows, table.ratios, strict=True):
+        for i, row in enumerate(table.rows):
             cells = [Text(cell, "red" if cell == "failed" else "dim" if cell == "n/a" else "") for cell in row]
-            if table.ratio_at is not None and value is not None:
-                cells[table.ratio_at].stylize(_colour(value))
+            for j, cell in enumerate(cells):
+                value = table.value(i, j)
+                if value is not None:
+                    cell.stylize(_colour(value))
             drawn.add_row(*cells)
         console.print(drawn)
-    for line in FOOTNOTES:
+    for line in footnotes:
         console.print(line, style="dim")
     console.print()
     grid = RichTable.grid(padding=(0, 2))
-    for name, text in _more(report):
+    for name, text in lines:
         grid.add_row(Text(name, "cyan"), Text(text))
     console.print(grid)
 

@@ -1,0 +1,214 @@
+// The pipes of remote calls for Python, and a look at several of them at once.
+
+#include "phalanx/frame_pipe.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "buffer.hpp"
+#include "mapped_ring.hpp"
+#include "module.hpp"
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up with a long payload
+
+std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
+
+// One end of a connection. One thread may read while another writes; the GIL guards the rest.
+class Pipe {
+public:
+    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead)
+        : in_object_(std::move(in)),
+          out_object_(std::move(out)),
+          in_(in_object_.is_none() ? nullptr : nb::cast<RingIn*>(in_object_)),
+          out_(out_object_.is_none() ? nullptr : nb::cast<RingOut*>(out_object_)),
+          socket_(socket),
+          pipe_(socket, read_ahead) {}
+
+    int ended() const noexcept { return pipe_.ended(); }
+    RingIn* ring() const noexcept { return in_; }
+    int socket() const noexcept { return socket_; }
+    bool has_ahead() const noexcept { return pipe_.has_ahead(); }
+    bool rings_closed() const noexcept {
+        return (in_ != nullptr && in_->half() == nullptr) || (out_ != nullptr && out_->half() == nullptr);
+    }
+
+    // How many bytes of a frame went.
+    std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
+        CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
+        std::vector<iovec> parts;
+        parts.push_back({&header, sizeof header});
+        if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
+        return send_parts(parts, buffers, sizeof header + head.size() + payload);
+    }
+
+    // How many bytes of what is left of a frame went.
+    std::size_t send_rest(nb::sequence buffers) {
+        std::vector<iovec> parts;
+        return send_parts(parts, buffers, worth_releasing);
+    }
+
+    // The frames that are there, each as (kind, call, head, payload); looks for so long if there is none. After one with
+    // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload: then its
+    // length is added. Returns bytes that are no header as such.
+    nb::object pull(double look, std::size_t most) {
+        nb::list frames;
+        std::optional<RingIn::Stay> stay;
+        if (in_ != nullptr) stay.emplace(*in_);
+        const FramePipe::Rings rings = open_rings();
+        bool received = false;
+        while (frames.size() < most) {
+            bool whole = false;
+            const CallHeader* found = pipe_.front(whole);
+            if (found != nullptr && (found->magic[0] != 'P' || found->magic[1] != 'C' || found->zero != 0))
+                return nb::bytes(found, sizeof *found);
+            if (found != nullptr && !whole && !pipe_.fits(found->head)) {
+                pipe_.skip(sizeof *found);
+                frames.append(nb::make_tuple(found->kind, found->call, nb::none(), found->payload, found->head));
+                break;
+            }
+            if (found != nullptr && whole) {
+                nb::bytes head(pipe_.head(), found->head);
+                pipe_.skip(sizeof *found + found->head);
+                frames.append(nb::make_tuple(found->kind, found->call, head, found->payload));
+                if (found->payload != 0) break;
+                continue;
+            }
+            if (received || rings_closed()) break;
+            received = true;
+            bool came = pipe_.receive(rings, 0);
+            if (!came && look > 0 && pipe_.ended() == 0) {
+                nb::gil_scoped_release release;
+                came = pipe_.receive(rings, to_ns(look));
+            }
+            if (!came) break;
+        }
+        return frames;
+    }
+
+    std::size_t fill(nb::handle view) {
+        std::optional<RingIn::Stay> stay;
+        if (in_ != nullptr) stay.emplace(*in_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return 0;
+        const Buffer buffer(view, PyBUF_WRITABLE);
+        auto* to = reinterpret_cast<char*>(buffer.data());
+        if (buffer.bytes() < worth_releasing) return pipe_.fill(rings, to, buffer.bytes(), 0);
+        nb::gil_scoped_release release;
+        return pipe_.fill(rings, to, buffer.bytes(), patience_ns);
+    }
+
+    nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
+
+private:
+    std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total) {
+        std::deque<Buffer> kept;
+        for (nb::handle view : buffers) {
+            kept.emplace_back(view, PyBUF_SIMPLE);
+            if (kept.back().bytes() != 0) parts.push_back({kept.back().data(), kept.back().bytes()});
+        }
+        std::optional<RingOut::Stay> stay;
+        if (out_ != nullptr) stay.emplace(*out_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return 0;
+        if (total < worth_releasing) return pipe_.send(rings, parts, 0);
+        nb::gil_scoped_release release;
+        return pipe_.send(rings, parts, patience_ns);
+    }
+
+    FramePipe::Rings open_rings() const noexcept {
+        FramePipe::Rings rings;
+        if (in_ != nullptr) rings.in = in_->half();
+        if (out_ != nullptr) rings.out = out_->half();
+        return rings;
+    }
+
+    nb::object in_object_;
+    nb::object out_object_;
+    RingIn* in_;
+    RingOut* out_;
+    int socket_;
+    FramePipe pipe_;
+};
+
+// Looks at several pipes for a short while, without the GIL: what the agent's thread does before it sleeps.
+class Lookout {
+public:
+    explicit Lookout(nb::list pipes) {
+        for (nb::handle object : pipes) {
+            Pipe* pipe = nb::cast<Pipe*>(object);
+            kept_.push_back(nb::borrow(object));
+            pipes_.push_back(pipe);
+            if (pipe->ring() == nullptr) polled_.push_back({pipe->socket(), POLLIN, 0});
+        }
+    }
+
+    // The places where there is something to read; looks until there is, for so long.
+    std::vector<int> look(double seconds) {
+        std::vector<std::optional<RingIn::Stay>> stays(pipes_.size());
+        for (std::size_t i = 0; i < pipes_.size(); ++i)
+            if (pipes_[i]->ring() != nullptr) stays[i].emplace(*pipes_[i]->ring());
+        bool found = any_without_poll();
+        if (!found && seconds > 0) {
+            nb::gil_scoped_release release;
+            const std::int64_t end = monotonic_ns() + to_ns(seconds);
+            for (int i = 0; !found; ++i) {
+                found = any_without_poll() || (i % 8 == 0 && any_socket());
+                if (i % 8 == 0 && monotonic_ns() >= end) break;
+                relax();
+            }
+        }
+        const bool socket = any_socket();
+        return found || socket ? ready() : std::vector<int>{};
+    }
+
+private:
+    static bool has_news(const Pipe* pipe) noexcept {
+        if (pipe->has_ahead()) return true;
+        RingReader* half = pipe->ring() != nullptr ? pipe->ring()->half() : nullptr;
+        return half != nullptr && (half->has_bytes() || half->other_closed());
+    }
+
+    bool any_without_poll() const noexcept { return std::any_of(pipes_.begin(), pipes_.end(), has_news); }
+    bool any_socket() noexcept { return !polled_.empty() && ::poll(polled_.data(), polled_.size(), 0) > 0; }
+
+    std::vector<int> ready() const {
+        std::vector<int> places;
+        std::size_t socket = 0;
+        for (std::size_t i = 0; i < pipes_.size(); ++i) {
+            bool news = has_news(pipes_[i]);
+            if (pipes_[i]->ring() == nullptr) news = polled_[socket++].revents != 0 || news;
+            if (news) places.push_back(static_cast<int>(i));
+        }
+        return places;
+    }
+
+    std::vector<Pipe*> pipes_;
+    std::vector<nb::object> kept_;
+    std::vector<pollfd> polled_;
+};
+
+}  // namespace
+
+void phalanx::bind_frame_pipe(nb::module_& m) {
+    nb::class_<Pipe>(m, "FramePipe", "Frames of remote calls; see cpp/phalanx/frame_pipe.hpp.")
+        .def(nb::init<int, nb::object, nb::object, std::size_t>(), nb::arg("socket"), nb::arg("inbound").none(),
+             nb::arg("outbound").none(), nb::arg("read_ahead"))
+        .def_prop_ro("ended", &Pipe::ended)
+        .def_prop_ro("ahead", &Pipe::ahead)
+        .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
+        .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
+        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"))
+        .def("fill", &Pipe::fill, nb::arg("view"));
+    nb::class_<Lookout>(m, "Lookout", "Looks at several pipes for a short while.")
+        .def(nb::init<nb::list>(), nb::arg("pipes"))
+        .def("look", &Lookout::look, nb::arg("seconds"));
+}

@@ -1,0 +1,206 @@
+// Frames of remote calls over a socket or a pair of rings: written and read in one call each.
+//
+// Nothing here waits for long. `send` and `fill` go on as long as the other side keeps up, and `look` gives it a moment
+// to answer; then they return what was done, and whoever called sleeps in poll(). See src/phalanx/wire/calls.py for the
+// bytes of a frame, and src/phalanx/rpc/pipe.py for the same in Python.
+#pragma once
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "phalanx/ring.hpp"
+
+namespace phalanx {
+
+struct CallHeader {
+    char magic[2];
+    std::uint8_t kind;
+    std::uint8_t zero;
+    std::uint32_t head;
+    std::uint64_t call;
+    std::uint64_t payload;
+};
+static_assert(sizeof(CallHeader) == 24);
+
+// What ends a pipe; other values are error numbers of the operating system.
+constexpr int pipe_closed = -1;   // by the other side, in order
+constexpr int pipe_severed = -2;  // as by a network that fails
+constexpr int pipe_broken = -3;   // the counters of a ring are not possible
+
+class FramePipe {
+public:
+    FramePipe(int socket, std::size_t read_ahead) : socket_(socket), buffer_(read_ahead) {}
+
+    int ended() const noexcept { return ended_; }  // 0 as long as it goes on
+
+    // The rings of the pipe for the duration of a call; both or none.
+    struct Rings {
+        RingReader* in = nullptr;
+        RingWriter* out = nullptr;
+    };
+
+    // As many bytes of these parts as go now; waits for room for `patience` at a time.
+    std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns) {
+        std::size_t sent = 0;
+        std::int64_t since = 0;
+        while (!parts.empty() && ended_ == 0) {
+            const std::size_t count = rings.out != nullptr ? put(*rings.out, parts) : put(parts);
+            sent += count;
+            if (count != 0) {
+                drop(parts, count);
+                since = 0;
+                continue;
+            }
+            if (!go_on(since, patience_ns)) break;
+        }
+        if (!parts.empty() && rings.out != nullptr && ended_ == 0) {
+            rings.out->ask_for_byte();
+            if (rings.out->room(1) != 0) {  // there is just now: somebody must try again
+                rings.out->ask_for_no_byte();
+                const std::size_t count = put(*rings.out, parts);
+                sent += count;
+                rings.out->ask_for_byte();
+            }
+        }
+        return sent;
+    }
+
+    // Reads into the buffer of the pipe; looks for so long if nothing is there. False if nothing came.
+    bool receive(const Rings& rings, std::int64_t look_ns) {
+        if (start_ == stop_) {
+            start_ = stop_ = 0;
+        } else if (start_ > 0) {
+            std::memmove(buffer_.data(), buffer_.data() + start_, stop_ - start_);
+            stop_ -= start_;
+            start_ = 0;
+        }
+        std::int64_t since = 0;
+        for (;;) {
+            const std::size_t count = take(rings, buffer_.data() + stop_, buffer_.size() - stop_);
+            stop_ += count;
+            if (count != 0 || ended_ != 0) return count != 0;
+            if (!go_on(since, look_ns)) return false;
+        }
+    }
+
+    // The header at the front of the buffer, and whether all of its frame's head is there; null if not even the header is.
+    const CallHeader* front(bool& whole) noexcept {
+        if (stop_ - start_ < sizeof header_) return nullptr;
+        std::memcpy(&header_, buffer_.data() + start_, sizeof header_);
+        whole = stop_ - start_ - sizeof header_ >= header_.head;
+        return &header_;
+    }
+
+    bool fits(std::size_t head) const noexcept { return head + sizeof header_ <= buffer_.size(); }
+    const char* head() const noexcept { return buffer_.data() + start_ + sizeof header_; }
+    void skip(std::size_t bytes) noexcept { start_ += bytes; }
+
+    // Fills memory with what follows; looks for more for `patience` at a time. Returns how many bytes came.
+    std::size_t fill(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
+        std::size_t filled = std::min(size, stop_ - start_);
+        std::memcpy(to, buffer_.data() + start_, filled);
+        start_ += filled;
+        std::int64_t since = 0;
+        while (filled < size && ended_ == 0) {
+            const std::size_t count = take(rings, to + filled, size - filled);
+            filled += count;
+            if (count != 0) since = 0;
+            if (count == 0 && !go_on(since, patience_ns)) break;
+        }
+        return filled;
+    }
+
+    // What is read ahead and not yet looked at.
+    std::span<const char> ahead() const noexcept { return {buffer_.data() + start_, stop_ - start_}; }
+    bool has_ahead() const noexcept { return stop_ > start_; }
+
+private:
+    static constexpr std::size_t piece = 256 << 10;  // what is copied at a time, so that the other side goes on meanwhile
+
+    bool go_on(std::int64_t& since, std::int64_t patience_ns) const noexcept {
+        if (patience_ns == 0) return false;
+        const std::int64_t now = monotonic_ns();
+        if (since == 0) since = now;
+        relax();
+        return now - since < patience_ns;
+    }
+
+    static void drop(std::span<iovec>& parts, std::size_t count) noexcept {
+        while (count != 0) {
+            iovec& first = parts.front();
+            const std::size_t taken = std::min(count, first.iov_len);
+            first.iov_base = static_cast<char*>(first.iov_base) + taken;
+            first.iov_len -= taken;
+            count -= taken;
+            if (first.iov_len == 0) parts = parts.subspan(1);
+        }
+        while (!parts.empty() && parts.front().iov_len == 0) parts = parts.subspan(1);
+    }
+
+    std::size_t put(RingWriter& ring, std::span<const iovec> parts) {
+        std::size_t total = 0;
+        for (const iovec& part : parts) {
+            const std::size_t wanted = std::min(part.iov_len, piece - total);
+            const std::size_t count = std::min(wanted, ring.room(wanted));
+            ring.put(part.iov_base, count);
+            total += count;
+            if (count < part.iov_len) break;
+        }
+        if (ring.broken()) ended_ = pipe_broken;
+        if (ring.severed()) ended_ = pipe_severed;
+        if (total != 0) ring.publish();
+        return total;
+    }
+
+    std::size_t put(std::span<iovec> parts) {
+        msghdr message{};
+        message.msg_iov = parts.data();
+        message.msg_iovlen = std::min<std::size_t>(parts.size(), 64);
+        const ssize_t count = ::sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (count >= 0) return static_cast<std::size_t>(count);
+        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = errno;
+        return 0;
+    }
+
+    std::size_t take(const Rings& rings, char* to, std::size_t size) {
+        if (rings.in != nullptr) {
+            RingReader& ring = *rings.in;
+            const std::size_t count = std::min({ring.available(std::min(size, piece)), size, piece});
+            if (count != 0) {
+                ring.peek(to, count);
+                ring.skip(count);
+                ring.publish();
+            } else if (ring.severed()) {
+                ended_ = pipe_severed;
+            } else if (ring.broken()) {
+                ended_ = pipe_broken;
+            }
+            return count;
+        }
+        const ssize_t count = ::recv(socket_, to, size, MSG_DONTWAIT);
+        if (count > 0) return static_cast<std::size_t>(count);
+        if (count == 0)
+            ended_ = pipe_closed;
+        else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+            ended_ = errno;
+        return 0;
+    }
+
+    int socket_;
+    int ended_ = 0;
+    std::vector<char> buffer_;
+    std::size_t start_ = 0;
+    std::size_t stop_ = 0;
+    CallHeader header_{};
+};
+
+}  // namespace phalanx

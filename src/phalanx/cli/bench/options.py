@@ -1,0 +1,99 @@
+"""What the command lines of `phalanx bench` and `phalanx bench rpc` share."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+__all__ = ["command_line", "end_on_signals", "list_of", "of_every_run", "unique"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_OF_EVERY_RUN = (
+    click.option(
+        "--rounds", type=click.IntRange(3, 1000), metavar="N", default=9, show_default=True, help="Rounds in each cell."
+    ),
+    click.option(
+        "--round-ms",
+        type=click.FloatRange(1, 10_000),
+        metavar="MS",
+        default=30,
+        show_default=True,
+        help="Milliseconds of one round.",
+    ),
+    click.option(
+        "--limit",
+        type=click.FloatRange(1, 3600),
+        metavar="SECONDS",
+        default=60,
+        show_default=True,
+        help="Longest wait for one answer; a contender that takes longer has failed.",
+    ),
+    click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write everything as JSON."),
+    click.option("--plot", "plot_file", metavar="FILE", type=_FILE, help="Draw it, as .svg or .png; needs matplotlib."),
+)
+
+
+def of_every_run(function: _Function) -> _Function:
+    """The options that follow those of the command itself: how long to measure, and what to write."""
+    for option in reversed(_OF_EVERY_RUN):
+        function = option(function)
+    return function
+
+
+def list_of(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str | None], list[str]]:
+    """The callback of an option that takes names, with commas between them."""
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+        return unique(value.split(",") if value else [], known)
+
+    return parse
+
+
+def unique(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Each name once.
+
+    Raises:
+        click.BadParameter: One is not known.
+    """
+    found = list(dict.fromkeys(name.strip() for name in names))
+    for name in found:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not valid (expected {', '.join(known)})")
+    return found
+
+
+_PATHS = ("--json", "--plot", "--openmpi", "--mpich", "--ray")
+
+
+def command_line() -> str:
+    """As it was typed, without paths, which say nothing to others."""
+    words = sys.argv[sys.argv.index("bench") + 1 :] if "bench" in sys.argv else []
+    kept, skip = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _PATHS:
+            skip = not equals
+        elif skip:
+            skip = False
+        else:
+            kept.append(word)
+    return shlex.join(["phalanx", "bench", *kept])
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP would end this process at once and leave others behind: now they end it as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,73 @@
+"""What a handler can ask about the call that it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+
+__all__ = ["CallContext", "current_call", "time_left"]
+
+_current: ContextVar[CallContext | None] = ContextVar("phalanx_rpc_call", default=None)
+
+
+class CallContext:
+    """A call that is being served.
+
+    Attributes:
+        caller: The rank that called.
+        name: What was called.
+    """
+
+    __slots__ = ("_callbacks", "_cancelled", "caller", "ends", "name")
+
+    def __init__(self, caller: int, name: str, ends: float) -> None:
+        self.caller = caller
+        self.name = name
+        self.ends = ends
+        self._cancelled = False
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the caller's deadline; 0 once it has passed."""
+        return max(0.0, self.ends - time.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller has given up, or is gone: then nobody will see the result."""
+        return self._cancelled or time.monotonic() >= self.ends
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Runs something quick if the caller gives up; at once if it has."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        if self._cancelled:
+            self.cancel()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undoes `on_cancel`."""
+        if self._callbacks is not None and callback in self._callbacks:
+            self._callbacks.remove(callback)
+
+    def cancel(self) -> None:
+        """The caller has given up."""
+        self._cancelled = True
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:
+                return
+            callback()
+
+
+def current_call() -> CallContext | None:
+    """The call that the running handler serves; None outside of handlers."""
+    return _current.get()
+
+
+def time_left() -> float | None:
+    """Seconds until the deadline of the call that the running handler serves; None outside of handlers."""
+    context = _current.get()
+    return None if context is None else context.time_left

@@ -1,0 +1,452 @@
+"""One connection of remote calls: frames out, frames in, and who moves the bytes.
+
+Whoever sends writes at once what goes at once; the rest waits in a queue. Bytes that come are read by one thread at a
+time, the *mover* of the link: the thread that waits for an answer, if there is one, else the agent's own. A mover also
+writes on what is queued. So an answer is read by the very thread that waits for it, without a switch of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..deadline import Deadline
+from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
+from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
+from ..transports.waker import Waker
+from ..wire.calls import HEADER_SIZE, Kind, check_lengths, pack_header
+from ..wire.codec import Limits
+from .payload import CallPlan, ValuePlan, plan_call, plan_value
+from .pipe import open_pipe
+
+__all__ = ["Frame", "Goal", "Link"]
+
+BATCH = 64
+"""Frames taken from one link before others have their turn."""
+SLICE = 4 << 20
+"""Bytes of a long payload read before others have their turn."""
+SCRATCH = 256 << 10
+QUEUED = 8 << 20
+"""Bytes that may wait to be sent before senders have to wait."""
+LOOK = 100e-6
+"""Seconds that a mover looks for an answer before it sleeps."""
+
+
+class Frame:
+    """Something that came."""
+
+    __slots__ = ("call", "error", "head", "kind", "plan", "size", "target")
+
+    def __init__(self, kind: Kind, call: int, head: bytes, size: int) -> None:
+        self.kind = kind
+        self.call = call
+        self.head = head
+        self.size = size
+        """Bytes in all."""
+        self.plan: ValuePlan | CallPlan | None = None
+        self.target: memoryview | None = None
+        self.error: InvalidMessage | None = None
+        """Why the head cannot be what it should be; the payload was dropped."""
+
+    def build(self) -> Any:
+        """The value of a frame with a payload."""
+        assert self.plan is not None
+        return self.plan.build(self.target)
+
+
+class Goal:
+    """What a thread waits for on a link."""
+
+    __slots__ = ("_sleep", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._sleep: Any = None
+
+    def sleep(self, seconds: float) -> None:
+        """Waits until `wake`, while another thread moves the bytes."""
+        if seconds > 0:
+            self._sleep.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+    def prepare(self) -> None:
+        """From now on `wake` is heard."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._sleep = lock
+
+    def wake(self) -> None:
+        """It is done, or somebody has to move the bytes."""
+        sleep, self._sleep = self._sleep, None
+        if sleep is not None:
+            sleep.release()
+
+
+class _Unsent:
+    """A frame that could not be written at once."""
+
+    __slots__ = ("begun", "call", "views")
+
+    def __init__(self, call: int, views: deque[memoryview], begun: bool) -> None:
+        self.call = call
+        self.views = views
+        self.begun = begun
+
+
+class Link(ABC):
+    """One end of a connection.
+
+    Args:
+        peer: The rank at the other end.
+        look: Seconds to look for bytes before sleeping.
+    """
+
+    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, look: float) -> None:
+        self.pipe = open_pipe(stream)
+        self.peer = peer
+        self.ended: PhalanxError | None = None
+        self.moving = threading.Lock()
+        """Held by the mover."""
+        self._max_message = max_message
+        self._limits = limits
+        self._look = look
+        # Re-entrant: the collection of a handle may send in the middle of another send of its thread.
+        self._sending = threading.RLock()
+        self._ending = threading.RLock()
+        self._unsent: deque[_Unsent] = deque()
+        self.queued = 0
+        """Bytes that wait to be sent."""
+        self._frame: Frame | None = None
+        self._room: memoryview | None = None
+        """Where the rest of `_frame` goes."""
+        self._left = 0
+        """How much of it is to come; without `_room` it is dropped."""
+        self._long_head: npt.NDArray[np.uint8] | None = None
+        """The head that is on its way to `_room`, if it is that, and not a payload."""
+        self._waiting: list[Goal] = []
+        self._waker: Waker | None = None
+        """Of a mover that sleeps."""
+        self.watched = True
+        """Whether the agent's thread has to move this link: nobody waits for what comes on it."""
+        self.handed_back = False
+        """Whether the agent's thread wants to move this link when its mover has done."""
+
+    @property
+    def stream(self) -> Stream:
+        """The connection."""
+        return self.pipe.stream
+
+    # -- what the two kinds of links do --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def handle(self, frame: Frame) -> None:
+        """Takes a frame that came. Called by the mover; must not wait."""
+
+    def explain(self, error: Exception) -> PhalanxError:
+        """Why the connection has ended, in the words of whoever knows best."""
+        return error if isinstance(error, PhalanxError) else ChannelClosed(self.peer, str(error))
+
+    @abstractmethod
+    def on_end(self, why: PhalanxError) -> None:
+        """The connection has ended, for whatever reason. Called once."""
+
+    @abstractmethod
+    def needs_mover(self) -> None:
+        """Something has to be moved, and nobody waits for it: the agent's thread shall."""
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer] = (), payload: int = 0) -> bool:
+        """Sends a frame; False if a part of it waits in the queue. Its buffers must stay as they are until it is sent.
+
+        Raises:
+            PhalanxError: The link has ended.
+        """
+        total = HEADER_SIZE + len(head) + payload
+        failure: Exception | None = None
+        with self._sending:
+            if self.ended is not None:
+                raise self.ended
+            count = 0
+            try:
+                if not self._unsent:
+                    count = self.pipe.send(kind, call, head, buffers, payload)
+                    if count == total:
+                        return True
+                    self.pipe.check()
+                self._queue(call, [pack_header(kind, len(head), call, payload), head, *buffers], count)
+            except (StreamEnded, ProtocolError) as ended:
+                failure = ended
+        if failure is not None:
+            self.over(failure)
+            assert self.ended is not None
+            raise self.ended
+        self.wake_mover()  # it has to look for room, too
+        return False
+
+    def _queue(self, call: int, views: Sequence[Buffer], count: int) -> None:
+        rest = deque(memoryview(view) for view in views if len(view))
+        total = sum(len(view) for view in rest)
+        _drop(rest, count)
+        self._unsent.append(_Unsent(call, rest, count > 0))
+        self.queued += total - count
+
+    def push(self) -> bool:
+        """Writes on what is queued. True if something was written.
+
+        Raises:
+            StreamEnded: The connection has ended.
+        """
+        moved = False
+        with self._sending:
+            while self._unsent:
+                first = self._unsent[0]
+                count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
+                if not count:
+                    first.begun = first.begun or self.stream.must_repeat
+                    self.pipe.check()
+                    break
+                moved = first.begun = True
+                _drop(first.views, count)
+                self.queued -= count
+                if not first.views:
+                    self._unsent.popleft()
+        return moved
+
+    def try_push(self) -> None:
+        """Writes on; an end of the connection ends the link."""
+        try:
+            self.push()
+        except StreamEnded as ended:
+            self.over(ended)
+
+    def give_up(self, call: int) -> bool:
+        """The memory of a call's request is the caller's again. True if none of the request was sent."""
+        with self._sending:
+            for unsent in self._unsent:
+                if unsent.call != call:
+                    continue
+                if not unsent.begun:
+                    self._unsent.remove(unsent)
+                    self.queued -= sum(map(len, unsent.views))
+                    return True
+                unsent.views = deque(memoryview(bytes(view)) for view in unsent.views)
+        return False
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def pull(self, look: float) -> list[Frame]:
+        """Reads what is there, up to a bound; looks for so many seconds if nothing is. Called by the mover.
+
+        Raises:
+            StreamEnded: The connection has ended.
+            ProtocolError: What came is no frame.
+        """
+        frames: list[Frame] = []
+        if self._frame is not None:
+            if not self._fill(self._frame):
+                return frames
+            frames.append(self._frame)
+            self._frame = None
+        found = self.pipe.pull(0.0 if frames else look, BATCH)
+        if not found:
+            if not frames:
+                self.pipe.check()
+            return frames
+        for kind_value, call, head, payload, *long_head in found:
+            size = long_head[0] if head is None else len(head)
+            kind = check_lengths(kind_value, size, payload, self._max_message)
+            frame = Frame(kind, call, head, size + payload)
+            if not payload and head is not None:
+                frames.append(frame)
+                continue
+            self._begin(frame, size, payload)
+            if self._fill(frame):
+                frames.append(frame)
+            else:
+                self._frame = frame
+        return frames
+
+    def _begin(self, frame: Frame, head_size: int, payload: int) -> None:
+        """A frame comes that is not there at once."""
+        if frame.head is not None:
+            self._plan(frame, payload)
+            return
+        if head_size > self._limits.max_head:
+            raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self._limits.max_head})")
+        self._long_head = np.empty(head_size, np.uint8)
+        self._room = self._long_head.data
+        self._left = head_size
+
+    def _plan(self, frame: Frame, payload: int) -> None:
+        """Decides where a payload goes, once the head is there. All of the head is checked first."""
+        plan = plan_call if frame.kind in (Kind.REQUEST, Kind.NOTIFY) else plan_value
+        self._left = payload
+        self._room = None
+        try:
+            made = frame.plan = plan(frame.head, payload, self._limits)
+            frame.target = self._room = made.allocate()
+        except InvalidMessage as error:
+            frame.error = error
+        except MemoryError:
+            frame.error = InvalidMessage(f"there is no memory for a message of {payload} bytes")
+
+    def _fill(self, frame: Frame) -> bool:
+        """Reads on into a frame that is under way; True once it is complete."""
+        enough = self._left - SLICE
+        while self._left:
+            if self._left < enough:
+                return False
+            room = self._room
+            if room is None:  # it is dropped
+                room = memoryview(bytearray(min(self._left, SCRATCH)))
+            count = self.pipe.fill(room[:SLICE])
+            if not count:
+                self.pipe.check()
+                return False
+            self._left -= count
+            if self._room is not None:
+                self._room = room[count:]
+        self._room = None
+        if self._long_head is None:
+            return True
+        frame.head, self._long_head = self._long_head.tobytes(), None
+        payload = frame.size - len(frame.head)
+        if not payload:
+            return True
+        self._plan(frame, payload)
+        return self._fill(frame)
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def move(self, look: float = 0.0) -> bool:
+        """Moves what can be moved; looks a moment if there is nothing. True if something was moved.
+
+        Called by whoever holds `moving`.
+        """
+        try:
+            moved = bool(self._unsent) and self.push()
+            frames = self.pull(look)
+            for frame in frames:
+                self.handle(frame)
+        except (StreamEnded, ProtocolError) as ended:
+            self.over(ended)
+            return True
+        return moved or bool(frames)
+
+    def wait(self, goal: Goal, deadline: Deadline) -> bool:
+        """Waits for a goal, and moves the bytes if nobody else does; False if the deadline came first."""
+        while not goal.done:
+            if self.moving.acquire(blocking=False):
+                try:
+                    self._move_until(goal, deadline)
+                finally:
+                    self.release()
+            else:
+                goal.prepare()
+                self._waiting.append(goal)
+                # The mover may have left just before: then nobody would wake this thread.
+                if not goal.done and self.moving.locked():
+                    goal.sleep(deadline.remaining())
+                if goal in self._waiting:
+                    self._waiting.remove(goal)
+            if not goal.done and deadline.expired:
+                return False
+        return True
+
+    def _move_until(self, goal: Goal, deadline: Deadline) -> None:
+        look = self._look
+        while not goal.done and self.ended is None:
+            if self.move(look):
+                continue
+            if deadline.expired:
+                return
+            look = 0.0
+            self._sleep(goal, deadline)
+
+    def _sleep(self, goal: Goal, deadline: Deadline) -> None:
+        waker = Waker.take()
+        try:
+            waker.clear()
+            self._waker = waker
+            if goal.done or not self.stream.may_sleep():
+                return
+            poller = select.poll()
+            poller.register(waker.fd, select.POLLIN)
+            events = self.stream.read_events | (self.stream.write_events if self._unsent else 0)
+            if self.stream.fd >= 0:
+                poller.register(self.stream.fd, events)
+            for fd, _ in poller.poll(deadline.poll_ms()):
+                if fd == self.stream.fd:
+                    self.stream.woken()
+        finally:
+            self._waker = None
+            waker.give_back()
+
+    def release(self) -> None:
+        """The mover leaves: another that waits takes over, or the agent's thread."""
+        self.moving.release()
+        if self.ended is not None:
+            self.dispose()
+        while self._waiting:
+            try:
+                goal = self._waiting.pop()
+            except IndexError:
+                break
+            goal.wake()
+            return
+        if self.handed_back or self._unsent:
+            self.handed_back = False
+            self.needs_mover()
+
+    def wake_mover(self) -> None:
+        """Something has changed that the mover has to look at."""
+        waker = self._waker
+        if waker is not None:
+            waker.set()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def over(self, error: Exception) -> None:
+        """Ends the link, from any thread. The first reason counts."""
+        with self._ending:
+            if self.ended is not None:
+                return
+            why = self.explain(error)
+            with self._sending:
+                self.ended = why
+                self._unsent.clear()
+                self.queued = 0
+        self.on_end(why)
+        self.stream.sever()
+        self.wake_mover()
+        for goal in list(self._waiting):
+            goal.wake()
+        self.dispose()
+
+    def say_goodbye(self) -> None:
+        """Tells the other side that this one closes on purpose, if that can be said at once."""
+        with contextlib.suppress(PhalanxError):
+            self.send(Kind.GOODBYE, 0, b"")
+
+    def dispose(self) -> None:
+        """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""
+        if self.ended is not None and self.moving.acquire(blocking=False):
+            self.stream.close()
+            self.moving.release()
+
+
+def _drop(views: deque[memoryview], count: int) -> None:
+    """Removes the first `count` bytes."""
+    while count:
+        if count < len(views[0]):
+            views[0] = views[0][count:]
+            return
+        count -= len(views.popleft())

@@ -1,0 +1,436 @@
+"""What travels in a remote call, as bytes, and back without trust. No I/O.
+
+A call is the list `[name, target, seconds, arguments, keywords]` in the object codec; `target` is the number of a
+remote object, or 0 for a plain function. A result and an item of a stream are one value. Both have a quick way and a
+general one:
+
+```python
+out = encode_call("add", 0, 5.0, (2, 3), {}, limits)     # send out.head, then each of out.buffers
+call = quick_call(head) if not payload else NOT_QUICK    # one pass in C: numbers, text, short bytes, lists, dicts
+if call is NOT_QUICK:
+    plan = plan_call(head, payload, limits)              # everything is checked here
+    target = plan.allocate()                             # receive the payload straight into this
+    call = plan.build(target)
+```
+
+The bytes are the same whichever way they were written, and the object is the same whichever way it was read.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
+
+import msgspec
+
+from ..errors import InvalidMessage, ProtocolError, UsageError
+from ..wire import codec
+from ..wire.codec import Limits
+from ..wire.packing import INLINE, SIMPLE, pack
+from ..wire.unpacking import Reader, check_depth
+
+__all__ = [
+    "MAX_NAME",
+    "NOT_QUICK",
+    "Call",
+    "CallPlan",
+    "Limits",
+    "Outgoing",
+    "ValuePlan",
+    "decode_error",
+    "encode_call",
+    "encode_error",
+    "encode_value",
+    "plan_call",
+    "plan_value",
+    "quick_call",
+    "quick_value",
+]
+
+MAX_NAME = 1024
+"""Characters of a function's name."""
+
+Call: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
+"""Name, target, seconds left, arguments, keywords."""
+
+_FIELDS = ("name", "target", "seconds", "arguments", "keywords")
+_LONGEST = sys.float_info.max  # the largest number of seconds that is one: not infinity
+_MAX_DEPTH = Limits().max_depth
+_NESTED = frozenset({list, dict, tuple})
+_MAX_KIND, _MAX_TYPE, _MAX_MESSAGE, _MAX_TRACEBACK = 64, 1024, 8 << 10, 64 << 10  # characters
+_MAX_ERROR = 4 * (_MAX_KIND + _MAX_TYPE + _MAX_MESSAGE + _MAX_TRACEBACK) + 32  # bytes: UTF-8 has at most 4 each
+_SHOWN = 40
+
+
+class _NotQuick:
+    def __repr__(self) -> str:
+        return "NOT_QUICK"
+
+
+NOT_QUICK: Any = _NotQuick()
+"""What the quick ways of reading give when the general one has to decide; no object that was sent is this one."""
+
+
+class Outgoing(NamedTuple):
+    """What is ready to be sent: the head, then the buffers in order."""
+
+    head: bytes
+    buffers: list[memoryview]
+    """The memory of the arrays and the padding between them. No copy: leave the arrays alone until it is sent."""
+    payload: int
+    """Bytes of all buffers."""
+
+
+_new = tuple.__new__  # a named tuple without the Python function that its constructor is
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode_call(
+    name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
+) -> Outgoing:
+    """Turns a call into bytes.
+
+    Args:
+        target: The number of a remote object; 0 for a plain function.
+        seconds: How long the caller will wait from now.
+        args, kwargs: What `codec.encode` takes, and dataclasses, Structs, members of an enum and named tuples.
+
+    Raises:
+        UsageError: An argument cannot be sent (the message says which, and where in it), the name is empty or too long,
+            the seconds are no finite time, or all is larger than the limits. `UnsupportedArray` for arrays of objects.
+    """
+    if not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
+        _refuse_call(name, seconds)
+    for value in args:
+        kind = type(value)
+        if kind not in SIMPLE and (kind is not bytes or len(value) > INLINE):
+            break
+    else:
+        if not kwargs or _are_quick(kwargs):
+            try:
+                head = pack((name, target, seconds, args, kwargs))
+            except (OverflowError, UnicodeEncodeError):
+                pass  # an integer beyond 64 bits or a lone surrogate, for which the codec has extensions
+            else:
+                if len(head) <= limits.max_head:
+                    return _new(Outgoing, (head, [], 0))
+    return _encode_any_call(name, target, seconds, args, kwargs, limits)
+
+
+def _refuse_call(name: str, seconds: float) -> NoReturn:
+    if not 0 <= seconds <= _LONGEST:
+        raise UsageError(f"{seconds!r} seconds is not a time to wait (expected a finite number, 0 or more)")
+    raise UsageError(f"a function's name must have 1 to {MAX_NAME} characters, got {len(name)}")
+
+
+def _are_quick(kwargs: dict[str, Any]) -> bool:
+    for key, value in kwargs.items():
+        kind = type(value)
+        if type(key) is not str or (kind not in SIMPLE and (kind is not bytes or len(value) > INLINE)):
+            return False
+    return True
+
+
+def _encode_any_call(
+    name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
+) -> Outgoing:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the function's name {name[:_SHOWN]!r} is no text: it has a lone surrogate") from None
+    try:
+        return _encode_any([name, target, seconds, list(args), dict(kwargs)], limits)
+    except UsageError:
+        # Which argument it is says more than a path through the whole call.
+        for label, value in [*enumerate(args, 1), *((repr(key), kwargs[key]) for key in kwargs)]:
+            try:
+                _encode_any(value, limits)
+            except UsageError as error:
+                raise type(error)(f"argument {label} of {name}(): {error}") from error.__cause__
+        raise
+
+
+def _encode_any(value: Any, limits: Limits) -> Outgoing:
+    encoded = codec.encode(value, limits=limits, structs=True)
+    return Outgoing(encoded.head, encoded.buffers, encoded.payload_bytes)
+
+
+def encode_value(value: Any, limits: Limits) -> Outgoing:
+    """Turns one value, such as a result or an item of a stream, into bytes.
+
+    Raises:
+        UsageError: It cannot be sent (the message says where in it), or is larger than the limits. `UnsupportedArray`
+            for arrays of objects.
+    """
+    kind = type(value)
+    if kind in SIMPLE or (kind is bytes and len(value) <= INLINE):
+        try:
+            head = pack(value)
+        except (OverflowError, UnicodeEncodeError):
+            pass
+        else:
+            if len(head) <= limits.max_head:
+                return _new(Outgoing, (head, [], 0))
+    return _encode_any(value, limits)
+
+
+# -- reading, the quick way ------------------------------------------------------------------------------------------
+
+
+class _Extension(Exception):
+    """There is something that MessagePack alone cannot say."""
+
+
+def _no_extension(_code: int, _data: memoryview) -> NoReturn:
+    raise _Extension
+
+
+_decode_value = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
+_decode_call = msgspec.msgpack.Decoder(
+    tuple[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)],
+        Annotated[int, msgspec.Meta(ge=0)],
+        Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)],
+        list[Any],
+        dict[str, Any],
+    ],
+    ext_hook=_no_extension,
+).decode
+
+
+def quick_value(head: bytes | bytearray | memoryview) -> Any:
+    """The value of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+
+    What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
+    """
+    try:
+        value = _decode_value(head)
+        if type(value) in _NESTED and len(head) > _MAX_DEPTH:  # each level takes a byte: a short head cannot be deep
+            check_depth(bytes(head), value, _MAX_DEPTH)
+    except Exception:  # whatever it is, the general way will say so
+        return NOT_QUICK
+    return value
+
+
+def quick_call(head: bytes | bytearray | memoryview) -> Any:
+    """The `Call` of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+
+    What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
+    """
+    try:
+        call = _decode_call(head)
+        if len(head) > _MAX_DEPTH and not (
+            _NESTED.isdisjoint(map(type, call[3])) and _NESTED.isdisjoint(map(type, call[4].values()))
+        ):
+            check_depth(bytes(head), call, _MAX_DEPTH)
+    except Exception:  # whatever it is, the general way will say so
+        return NOT_QUICK
+    return call
+
+
+# -- reading, the general way ----------------------------------------------------------------------------------------
+
+
+class ValuePlan:
+    """A head that was checked, and where its arrays will lie. Made by `plan_value`; used as a `codec.Plan`."""
+
+    __slots__ = ("_plan", "payload_bytes")
+
+    def __init__(self, plan: codec.Plan) -> None:
+        self._plan = plan
+        self.payload_bytes = plan.payload_bytes
+
+    def allocate(self) -> memoryview:
+        """Memory for the payload: `payload_bytes` writable bytes that begin at a multiple of 64."""
+        return self._plan.allocate()
+
+    def build(self, target: memoryview | bytearray | None = None) -> Any:
+        """The value. Its arrays are views of the target, which is theirs from now on. To be called once.
+
+        Raises:
+            InvalidMessage: The payload is not one of such arrays.
+            UsageError: The target has another size than was planned.
+            BackendUnavailable: A tensor came of a dtype that needs torch, which is not installed here.
+        """
+        try:
+            return self._plan.build(target)
+        except ProtocolError as error:
+            raise InvalidMessage(f"the arrays of a remote call's message are not valid: {error}") from None
+
+
+class CallPlan(ValuePlan):
+    """The head of a call that was checked. Made by `plan_call`."""
+
+    __slots__ = ()
+
+    def build(self, target: memoryview | bytearray | None = None) -> Call:
+        """The call. Its arrays are views of the target, which is theirs from now on. To be called once.
+
+        Raises:
+            InvalidMessage, UsageError, BackendUnavailable: As `ValuePlan.build`.
+        """
+        name, number, seconds, args, kwargs = super().build(target)
+        return name, number, float(seconds), args, kwargs
+
+
+def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> ValuePlan:
+    """Checks the head of one value; nothing is allocated for its arrays yet.
+
+    Raises:
+        InvalidMessage: The head is malformed, does not fit the payload, or exceeds the limits.
+    """
+    try:
+        return ValuePlan(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
+    except (ProtocolError, UsageError) as error:
+        raise InvalidMessage(f"the value of a remote call cannot be read: {_why(error)}") from None
+
+
+def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> CallPlan:
+    """Checks the head of a call; nothing is allocated for its arrays yet.
+
+    Raises:
+        InvalidMessage: The head is malformed, is no call, does not fit the payload, or exceeds the limits. The message
+            names the field: name, target, seconds, arguments or keywords.
+    """
+    try:
+        plan = codec.decode_head(head, payload_bytes=payload_bytes, limits=limits)
+    except (ProtocolError, UsageError) as error:
+        field = _unreadable_field(head, limits) if len(head) <= limits.max_head else None
+        where = "" if field is None else f" its {field} cannot be read:"
+        raise InvalidMessage(f"a remote call is not valid:{where} {_why(error)}") from None
+    wrong = _wrong_field(plan.outline)
+    if wrong:
+        raise InvalidMessage(f"a remote call is not valid: {wrong}")
+    return CallPlan(plan)
+
+
+def _why(error: Exception) -> str:
+    # The codec's own words would offer allow_pickle, which remote calls do not have.
+    return (
+        str(error) if isinstance(error, ProtocolError) else "something in it is pickled, which is never accepted here"
+    )
+
+
+def _wrong_field(call: Any) -> str:
+    """What is wrong with the fields of a call; empty if nothing is."""
+    if type(call) is not list or len(call) != len(_FIELDS):
+        what = f"a list of {len(call)}" if type(call) is list else type(call).__name__
+        return f"expected a list of {', '.join(_FIELDS)}, got {what}"
+    name, target, seconds, args, kwargs = call
+    if type(name) is not str or not 1 <= len(name) <= MAX_NAME or not _is_text(name):
+        return f"its name must be text of 1 to {MAX_NAME} characters, got {_shown(name)}"
+    if type(target) is not int or not 0 <= target < 2**64:
+        return f"its target must be the number of an object or 0, got {_shown(target)}"
+    if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST:
+        return f"its seconds must be a finite number, 0 or more, got {_shown(seconds)}"
+    if type(args) is not list:
+        return f"its arguments must be a list, got {_shown(args)}"
+    if type(kwargs) is not dict:
+        return f"its keywords must be a dict, got {_shown(kwargs)}"
+    odd = next((key for key in kwargs if type(key) is not str), None)
+    if odd is not None or None in kwargs:
+        return f"its keywords must have names, got {_shown(odd)}"
+    return ""
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: short whatever it is, and nothing of it is called that could be slow."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        text = repr(value[:_SHOWN])
+        return text if len(value) <= _SHOWN else f"{text}... ({len(value)} long)"
+    if value is None or kind in (bool, float) or (kind is int and value.bit_length() <= 128):
+        return repr(value)
+    return f"a value of type {kind.__name__.lstrip('_')}"
+
+
+class _Field:
+    """A type that msgspec does not know: it calls a function each time it has read one."""
+
+
+_OPENING = b"\x95"  # the first byte of a list of five
+_five_fields = tuple[_Field, _Field, _Field, _Field, _Field]
+
+
+def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> str | None:
+    """The field of a broken call in which reading ends; None if the fault lies in no single one."""
+    done: list[Any] = []
+
+    def note(_kind: type, value: Any) -> Any:
+        done.append(value)
+        return _Field()
+
+    try:
+        msgspec.msgpack.decode(head, type=_five_fields, dec_hook=note, ext_hook=lambda _code, _data: None)
+    except msgspec.ValidationError:
+        return None  # no list of five
+    except Exception:  # cut short or nested too deep, which C reports in several ways
+        begun = done or head[:1] == _OPENING  # otherwise it is not even a list
+        return _FIELDS[len(done)] if begun and len(done) < len(_FIELDS) else None
+    # Well formed so far: it must be an extension, or what all fields need together.
+    for name, raw in zip(_FIELDS, msgspec.msgpack.decode(head, type=list[msgspec.Raw]), strict=True):
+        reader = Reader(limits)
+        try:
+            check_depth(bytes(raw), reader.read(bytes(raw)), limits.max_depth)
+        except ProtocolError:
+            return name
+        if reader.pickled:
+            return name
+    return None
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+_decode_error = msgspec.msgpack.Decoder(tuple[str, str, str, str]).decode
+
+
+def encode_error(kind: str, type_name: str, message: str, traceback: str) -> bytes:
+    """What went wrong, as bytes; long texts are cut, and what is no UTF-8 is escaped. Never raises.
+
+    Args:
+        kind: Which error of Phalanx the caller shall raise.
+        type_name: The type of the exception that the function raised.
+    """
+    parts = _cut_error(kind, type_name, message, traceback)
+    try:
+        return pack(parts)
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or a subclass of str
+        escaped = (str.encode(part, "utf-8", "backslashreplace").decode() for part in parts)
+        return pack(_cut_error(*escaped))
+
+
+def decode_error(head: bytes | bytearray | memoryview) -> tuple[str, str, str, str]:
+    """Kind, type name, message and traceback of an error; what is too long is cut.
+
+    Raises:
+        InvalidMessage: The bytes are no error, or more than the longest one has.
+    """
+    if len(head) > _MAX_ERROR:
+        raise InvalidMessage(f"the error of a remote call takes {len(head)} bytes (at most {_MAX_ERROR} are allowed)")
+    try:
+        return _cut_error(*_decode_error(head))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"the error of a remote call cannot be read: {error}") from None
+
+
+def _cut_error(kind: str, type_name: str, message: str, traceback: str) -> tuple[str, str, str, str]:
+    if len(traceback) > _MAX_TRACEBACK:
+        # The end says what was raised and the beginning where it came from; what repeats is in the middle.
+        mark = "\n... (cut) ...\n"
+        kept = _MAX_TRACEBACK - len(mark)
+        traceback = traceback[: kept // 4] + mark + traceback[kept // 4 - kept :]
+    return _cut(kind, _MAX_KIND), _cut(type_name, _MAX_TYPE), _cut(message, _MAX_MESSAGE), traceback
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,181 @@
+"""Frames on a stream: in one native call each, where there is a core and a plain connection; else in Python."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._native import core
+from ..errors import ProtocolError
+from ..transports.duplex_ring import DuplexRing
+from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded, ended_with
+from ..wire.calls import HEADER_SIZE, pack_header, split_header
+
+if TYPE_CHECKING:
+    from .._core import FramePipe
+
+__all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
+
+READ_AHEAD = 64 << 10
+"""Bytes read at once where a frame is expected: many small ones cost one call."""
+_CLOSED, _SEVERED, _BROKEN = -1, -2, -3  # see cpp/phalanx/frame_pipe.hpp
+
+Found = tuple[Any, ...]
+"""Kind, call, head and length of the payload, as they came. A head too long to be read ahead is None, its length last."""
+
+
+class Pipe(ABC):
+    """Frames out and in. One thread may write while another reads."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    native: FramePipe | None = None
+
+    @abstractmethod
+    def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
+        """Writes as much of a frame as goes now; returns how many bytes."""
+
+    @abstractmethod
+    def send_rest(self, buffers: Sequence[Buffer]) -> int:
+        """Writes on with what is left of a frame."""
+
+    @abstractmethod
+    def pull(self, look: float, most: int) -> list[Found]:
+        """The frames that are there; looks for so many seconds if there is none.
+
+        After one with a payload, or a long head, `fill` has to be called until it is complete.
+
+        Raises:
+            ProtocolError: What came is no frame.
+            StreamEnded: In `check`, too.
+        """
+
+    @abstractmethod
+    def fill(self, view: memoryview) -> int:
+        """Reads what follows into memory; returns how many bytes came."""
+
+    @property
+    @abstractmethod
+    def ahead(self) -> bytes:
+        """What was read and not yet looked at."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """After something that did less than it could.
+
+        Raises:
+            StreamEnded: Because the connection has ended.
+            ProtocolError: The other side broke the rules of shared memory.
+        """
+
+
+def open_pipe(stream: Stream) -> Pipe:
+    """The quickest pipe for a stream."""
+    if core is not None and type(stream) in (Stream, DuplexRing):
+        return _NativePipe(stream)
+    return _StreamPipe(stream)
+
+
+class _NativePipe(Pipe):
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        assert core is not None
+        rings = (stream.inbound, stream.outbound) if isinstance(stream, DuplexRing) else (None, None)
+        self.native = native = core.FramePipe(stream.fd, *rings, READ_AHEAD)
+        self.send = native.send  # type: ignore[method-assign]
+        self.send_rest = native.send_rest  # type: ignore[method-assign]
+        self.fill = native.fill  # type: ignore[method-assign]
+
+    def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
+        raise NotImplementedError  # the core's own, see above
+
+    def send_rest(self, buffers: Sequence[Buffer]) -> int:
+        raise NotImplementedError
+
+    def fill(self, view: memoryview) -> int:
+        raise NotImplementedError
+
+    def pull(self, look: float, most: int) -> list[Found]:
+        assert self.native is not None
+        found = self.native.pull(look, most)
+        if isinstance(found, bytes):
+            raise ProtocolError(f"not a frame of a remote call: {found.hex()}")
+        return found
+
+    @property
+    def ahead(self) -> bytes:
+        assert self.native is not None
+        return self.native.ahead
+
+    def check(self) -> None:
+        assert self.native is not None
+        ended = self.native.ended
+        if ended == 0:
+            self.stream.check()
+        elif ended == _BROKEN:
+            raise ProtocolError("the counters of its ring are not possible")
+        elif ended == _SEVERED:
+            raise StreamEnded("the connection was reset")
+        else:
+            raise ended_with(0 if ended == _CLOSED else ended)
+
+
+class _StreamPipe(Pipe):
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self._buffer = bytearray(READ_AHEAD)
+        self._view = memoryview(self._buffer)
+        self._start = self._stop = 0
+
+    def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
+        return self.send_rest([pack_header(kind, len(head), call, payload) + head, *buffers])
+
+    def send_rest(self, buffers: Sequence[Buffer]) -> int:
+        return self.stream.send(buffers[:IOV_MAX])
+
+    def pull(self, look: float, most: int) -> list[Found]:
+        frames: list[Found] = []
+        received = False
+        while len(frames) < most:
+            available = self._stop - self._start
+            if available >= HEADER_SIZE:
+                kind, head_size, call, payload = split_header(self._buffer, self._start)
+                at = self._start + HEADER_SIZE
+                if HEADER_SIZE + head_size <= available:
+                    self._start = at + head_size
+                    frames.append((kind, call, bytes(self._view[at : self._start]), payload))
+                    if payload:
+                        break
+                    continue
+                if HEADER_SIZE + head_size > READ_AHEAD:
+                    self._start = at
+                    frames.append((kind, call, None, payload, head_size))
+                    break
+            if received:
+                break
+            received = True
+            if self._start:
+                self._view[:available] = self._view[self._start : self._stop]
+                self._start, self._stop = 0, available
+            self._stop += self.stream.receive_into(self._view[available:])
+        return frames
+
+    def fill(self, view: memoryview) -> int:
+        count = min(self._stop - self._start, len(view))
+        view[:count] = self._view[self._start : self._start + count]
+        self._start += count
+        while count < len(view):
+            more = self.stream.receive_into(view[count:])
+            if not more:
+                break
+            count += more
+        return count
+
+    @property
+    def ahead(self) -> bytes:
+        return bytes(self._view[self._start : self._stop])
+
+    def check(self) -> None:
+        """Its methods raise by themselves."""

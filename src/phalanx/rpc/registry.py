@@ -1,0 +1,118 @@
+"""What can be called: functions and classes by name, and the objects that others made of the classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..errors import FunctionNotFound, UsageError
+from .signature import Signature
+
+__all__ = ["Function", "Registry"]
+
+LONGEST_NAME = 1024
+LONGEST_LIST = 20
+
+
+class Function(NamedTuple):
+    """Something that was registered."""
+
+    name: str
+    call: Callable[..., Any]
+    signature: Signature
+    is_coroutine: bool
+    """Whether calling it gives something to await, or to iterate asynchronously: it belongs to the event loop."""
+
+
+def _function(name: str, call: Callable[..., Any]) -> Function:
+    is_coroutine = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+    return Function(name, call, Signature.of(call), is_coroutine)
+
+
+class Registry:
+    """Functions and classes by name. Nothing else can be reached."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._functions: dict[str, Function] = {}
+        self._classes: dict[str, tuple[Function, dict[str, Function]]] = {}
+
+    def add(self, name: str, target: Any) -> None:
+        """Registers a function, a coroutine function, a generator function or a class.
+
+        Raises:
+            UsageError: It cannot be called, or the name is taken by something else.
+        """
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise UsageError(f"a name of 1 to {LONGEST_NAME} characters is needed, not {name!r}")
+        if not callable(target):
+            raise UsageError(f"{name!r} cannot be registered: {type(target).__name__} cannot be called")
+        taken = self._functions.get(name) or self._classes.get(name, (None,))[0]
+        if taken is not None and taken.call is not target:
+            raise UsageError(f"{name!r} is registered already (unregister it first)")
+        if inspect.isclass(target):
+            methods = {
+                method: _function(f"{name}.{method}", function)
+                for method, function in inspect.getmembers(target, inspect.isfunction)
+                if not method.startswith("_")
+            }
+            self._classes[name] = (_function(name, target), methods)
+        else:
+            self._functions[name] = _function(name, target)
+
+    def remove(self, name: str) -> None:
+        """Undoes `add`.
+
+        Raises:
+            FunctionNotFound: There is nothing of that name.
+        """
+        if self._functions.pop(name, None) is None and self._classes.pop(name, None) is None:
+            raise self._not_found(name, "function or class", [*self._functions, *self._classes])
+
+    def function(self, name: str) -> Function:
+        """A function.
+
+        Raises:
+            FunctionNotFound: None of that name is registered here.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            if name in self._classes:
+                raise FunctionNotFound(f"{name!r} on rank {self._rank} is a class (use create)")
+            raise self._not_found(name, "function", list(self._functions))
+        return function
+
+    def find_function(self, name: str) -> Function | None:
+        """A function, if it is registered here."""
+        return self._functions.get(name)
+
+    def class_of(self, name: str) -> Function:
+        """A class, as the function that makes an instance.
+
+        Raises:
+            FunctionNotFound: None of that name is registered here.
+        """
+        found = self._classes.get(name)
+        if found is None:
+            raise self._not_found(name, "class", list(self._classes))
+        return found[0]
+
+    def method(self, class_name: str, method: str) -> Function:
+        """A public method of a class.
+
+        Raises:
+            FunctionNotFound: It has none of that name.
+        """
+        found = self._classes.get(class_name)
+        methods = {} if found is None else found[1]
+        if method not in methods:
+            raise self._not_found(method, f"method of {class_name}", list(methods))
+        return methods[method]
+
+    def _not_found(self, name: str, kind: str, there_are: list[str]) -> FunctionNotFound:
+        names = ", ".join(sorted(there_are)[:LONGEST_LIST]) or "none"
+        more = ", ..." if len(there_are) > LONGEST_LIST else ""
+        return FunctionNotFound(
+            f"no {kind} {name[:100]!r} is registered on rank {self._rank} (there are: {names}{more})"
+        )

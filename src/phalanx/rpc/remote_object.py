@@ -1,0 +1,78 @@
+"""Handles of objects that live on another rank."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .caller import CallerLink
+
+__all__ = ["RemoteMethod", "RemoteObject"]
+
+
+class RemoteObject:
+    """An object on another rank. Its public methods are called there; it is freed when the handle is gone.
+
+    ```python
+    counter = agent.create(1, "Counter", start=10)
+    counter.increment(5)                       # waits for the answer; takes timeout= too
+    counter.increment.call_async(5)            # concurrent.futures.Future
+    await counter.increment.acall(5)
+    counter.increment.notify(5)
+    ```
+    """
+
+    __slots__ = ("__weakref__", "_agent", "_free", "_link", "_name", "_number")
+
+    def __init__(self, agent: Agent, link: CallerLink, name: str, number: int) -> None:
+        self._agent = agent
+        self._link = link
+        self._name = name
+        self._number = number
+        free = functools.partial(link.free, number)
+        self._free = weakref.finalize(self, link.service.later, free)
+        self._free.atexit = False
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} of a remote {self._name} cannot be reached (only its public methods can)")
+        return RemoteMethod(self, name)
+
+    def __repr__(self) -> str:
+        return f"<remote {self._name} on rank {self._link.world_rank}>"
+
+
+class RemoteMethod:
+    """A method of a remote object."""
+
+    __slots__ = ("_name", "_object")
+
+    def __init__(self, remote: RemoteObject, name: str) -> None:
+        self._object = remote
+        self._name = name
+
+    def __call__(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
+        """Calls the method and waits for its answer; as `Agent.call`."""
+        remote = self._object
+        return remote._agent._call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+
+    def call_async(
+        self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        """As `Agent.call_async`."""
+        remote = self._object
+        return remote._agent._call_async(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+
+    async def acall(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
+        """As `Agent.acall`."""
+        remote = self._object
+        return await remote._agent._acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+
+    def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """As `Agent.notify`."""
+        remote = self._object
+        remote._agent._notify(remote._link, self._name, remote._number, args, kwargs, timeout)

@@ -1,0 +1,204 @@
+"""What an agent runs on: the links that its own thread moves, the threads that run handlers, and alarms."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .._native import core
+from ..transports.waker import Waker
+from .link import Link
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from .._core import Lookout
+
+__all__ = ["Service"]
+
+
+class Service:
+    """Moves the links that nobody waits on, and runs tasks.
+
+    Args:
+        workers: Tasks that run at the same time.
+        look: Seconds that the mover looks for bytes before it sleeps.
+        held_back: Whether a link's requests shall wait: then it is not read.
+    """
+
+    def __init__(self, name: str, workers: int, look: float, held_back: Callable[[Link], bool]) -> None:
+        self._look = look
+        self._held_back = held_back
+        self._links: dict[Link, None] = {}
+        self._lock = threading.RLock()
+        self._changed = True
+        self._read: list[Link] = []
+        """The links that are read, as `_lookout` knows them."""
+        self._held = False
+        """Whether some are not."""
+        self._lookout: Lookout | None = None
+        self._waker = Waker()
+        self._asleep = False
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._later: deque[Callable[[], None]] = deque()
+        self._workers = Workers(name, workers, self._turn, self.interrupt)
+        self.add = self._workers.add
+        self.waits = self._workers.waits
+
+    # -- from any thread -----------------------------------------------------------------------------------------------
+
+    def watch(self, link: Link) -> None:
+        """Moves this link from now on."""
+        with self._lock:
+            if link not in self._links and link.ended is None:
+                self._links[link] = None
+                self._changed = True
+        self.interrupt()
+
+    def forget(self, link: Link) -> None:
+        """Moves this link no longer."""
+        with self._lock:
+            if self._links.pop(link, self) is None:
+                self._changed = True
+        self.interrupt()
+
+    def watch_anew(self) -> None:
+        """A link has got another stream."""
+        self._changed = True
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Runs something quick in the mover's thread. Takes no locks: for finalizers, which may come at any point."""
+        self._later.append(action)
+        self._waker.set()
+
+    def interrupt(self) -> None:
+        """Has the mover look at what has changed."""
+        if self._asleep:
+            self._waker.set()
+
+    def call_at(self, moment: float, alarm: Callable[[], None]) -> None:
+        """Runs something quick in the mover's thread once that time has come."""
+        with self._lock:
+            first = not self._alarms or moment < self._alarms[0][0]
+            heapq.heappush(self._alarms, (moment, next(self._order), alarm))
+        if first:
+            self.interrupt()
+
+    @property
+    def running(self) -> int:
+        """Tasks that run now."""
+        return self._workers.running
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that have not begun."""
+        return self._workers.waiting
+
+    def stop(self, timeout: float) -> None:
+        """Ends the threads; what waits is dropped."""
+        self._workers.stop(timeout)
+
+    # -- the mover -----------------------------------------------------------------------------------------------------
+
+    def _turn(self, wait: bool) -> None:
+        while self._later:
+            self._later.popleft()()
+        if self._changed or self._held:
+            self._rebuild()
+        for link, polled in self._ready(wait):
+            self._move(link, polled)
+        if self._alarms and self._alarms[0][0] <= time.monotonic():
+            self._ring_alarms()
+
+    def _move(self, link: Link, polled: bool) -> None:
+        if not link.moving.acquire(blocking=False):
+            # Somebody who waits for an answer moves it, and gives it back when it has come.
+            link.handed_back = True
+            self.forget(link)
+            if not link.moving.locked():
+                self.watch(link)
+            return
+        try:
+            if polled:
+                link.stream.woken()
+            link.move()
+        finally:
+            link.release()
+        if link.ended is not None or not link.watched:
+            self.forget(link)
+
+    def _rebuild(self) -> None:
+        with self._lock:
+            self._changed = False
+            links = list(self._links)
+        self._read = [link for link in links if not self._held_back(link)]
+        self._held = len(self._read) < len(links)
+        pipes = [link.pipe.native for link in self._read]
+        self._lookout = None
+        if core is not None and self._look > 0 and None not in pipes:
+            self._lookout = core.Lookout(pipes)
+
+    def _ready(self, wait: bool) -> list[tuple[Link, bool]]:
+        """The links that have something to do, and whether poll said so."""
+        links = self._read
+        writes = any(link.queued for link in list(self._links))
+        if self._lookout is not None:
+            found = self._lookout.look(self._look if wait and not writes else 0.0)
+            if found:
+                return [(links[place], False) for place in found]
+        elif not wait:
+            return [(link, False) for link in links]
+        return self._sleep(wait) if wait or writes else []
+
+    def _sleep(self, wait: bool) -> list[tuple[Link, bool]]:
+        self._waker.clear()
+        # From here on whoever changes something sets the waker. So it is looked at afterwards, and not before.
+        self._asleep = True
+        try:
+            writing = [link for link in list(self._links) if link.queued]
+            for link in writing:
+                link.try_push()  # to the point where there is no room: only then will a poll tell of it
+            events: dict[int, int] = {}
+            by_fd: dict[int, Link] = {}
+            for link in self._read:
+                if wait and not link.stream.may_sleep():
+                    return [(link, False)]
+                events[link.stream.fd] = link.stream.read_events
+                by_fd[link.stream.fd] = link
+            for link in writing:
+                events[link.stream.fd] = events.get(link.stream.fd, 0) | link.stream.write_events
+                by_fd[link.stream.fd] = link
+            if self._changed or self._later or (wait and self._workers.ready):
+                return []
+            poller = select.poll()
+            poller.register(self._waker.fd, select.POLLIN)
+            for fd, wanted in events.items():
+                if fd >= 0:
+                    poller.register(fd, wanted)
+            ready = poller.poll(self._wait_ms() if wait else 0)
+        finally:
+            self._asleep = False
+        if any(fd == self._waker.fd for fd, _ in ready):
+            self._waker.drain()
+        return [(by_fd[fd], True) for fd, _ in ready if fd in by_fd]
+
+    def _wait_ms(self) -> float | None:
+        moments = [alarm[0] for alarm in self._alarms[:1]]
+        if self._held:  # what held them back may end without a word
+            moments.append(time.monotonic() + 1e-3)
+        return max(0.0, min(moments) - time.monotonic()) * 1e3 if moments else None
+
+    def _ring_alarms(self) -> None:
+        now = time.monotonic()
+        while True:
+            with self._lock:
+                if not self._alarms or self._alarms[0][0] > now:
+                    return
+                alarm = heapq.heappop(self._alarms)[2]
+            alarm()

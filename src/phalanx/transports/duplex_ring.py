@@ -1,0 +1,132 @@
+"""A stream through two rings in shared memory, one for each direction, and the agreement on them.
+
+Who opened the connection makes a ring and offers it. The other side opens it, makes one of its own and offers that.
+The first opens this one too and says whether it could; then both go over. Three small messages on TCP, once.
+
+As with a single ring, the TCP connection stays: it is the sign of life, and a zero byte on it wakes who sleeps. Only
+the reader takes such bytes away (`woken`): a writer that waits for room relies on the reader to wake, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import ProtocolError
+from .ring import RingStream, make_ring, open_offer
+from .stream import Buffer, Stream
+
+if TYPE_CHECKING:
+    from .._core import RingIn, RingOut
+
+__all__ = ["DuplexRing", "RingAgreement"]
+
+_NOTHING = memoryview(bytearray())
+
+
+class DuplexRing(RingStream):
+    """Both directions of a link through shared memory. One thread may read while another writes.
+
+    Args:
+        stream: The TCP connection, taken over.
+        aside: What was read from it after the agreement.
+    """
+
+    exact = False
+
+    def __init__(self, stream: Stream, inbound: RingIn, outbound: RingOut, aside: bytes = b"") -> None:
+        super().__init__(stream, inbound, aside)
+        self.inbound = inbound
+        self.outbound = outbound
+
+    @property
+    def pending(self) -> bool:
+        return self.inbound.pending
+
+    def may_sleep(self) -> bool:
+        self.inbound.read_into(_NOTHING)  # asks for a byte on the socket with the next ones in the ring
+        return not (self.inbound.pending or self._ended)
+
+    def check(self) -> None:
+        if self._aside:
+            raise ProtocolError(f"{len(self._aside)} bytes came beside a ring")
+        if self._ended is not None and not self.inbound.pending:
+            raise self._ended
+
+    def woken(self) -> None:
+        while self._listen():
+            if self._ended is not None:
+                return
+
+    def receive_into(self, view: memoryview) -> int:
+        raise NotImplementedError("frames are read by the core: see phalanx.rpc.pipe")
+
+    def send(self, views: Sequence[Buffer]) -> int:
+        raise NotImplementedError("frames are written by the core: see phalanx.rpc.pipe")
+
+    def sever(self) -> None:
+        self.outbound.sever()
+        super().sever()
+
+    def close(self) -> None:
+        self.outbound.close()
+        super().close()
+
+    def abandon(self) -> None:
+        self.outbound.abandon()
+        super().abandon()
+
+
+class RingAgreement:
+    """One side's part in the agreement. No I/O: takes the words of the other side, and gives those for it.
+
+    Args:
+        stream: The connection.
+        pid: The process at the other end.
+    """
+
+    def __init__(self, stream: Stream, pid: int) -> None:
+        self._stream = stream
+        self._pid = pid
+        self._outbound: RingOut | None = None
+        self._inbound: RingIn | None = None
+        self._memory = -1
+
+    def offer(self) -> bytes:
+        """The words that offer a ring of this side; none if it has no memory."""
+        made = make_ring(self._stream)
+        if made is None:
+            return b""
+        self._outbound, self._memory, words = made
+        return words
+
+    def accept(self, words: bytes) -> bool:
+        """Opens the ring that the other side offers.
+
+        Raises:
+            ProtocolError: It is no offer of a ring.
+        """
+        self._inbound = open_offer(words, self._pid, self._stream) if words else None
+        return self._inbound is not None
+
+    def stream(self, aside: bytes = b"") -> DuplexRing:
+        """What carries everything from now on, on both sides."""
+        assert self._inbound is not None
+        assert self._outbound is not None
+        rings = DuplexRing(self._stream, self._inbound, self._outbound, aside)
+        self._inbound = self._outbound = None
+        self.close()
+        return rings
+
+    def close(self) -> None:
+        """Gives back what is not in use. May be called twice."""
+        for half in (self._inbound, self._outbound):
+            if half is not None:
+                half.abandon()
+        self._inbound = self._outbound = None
+        memory, self._memory = self._memory, -1
+        if memory >= 0:
+            with contextlib.suppress(OSError):
+                os.close(memory)

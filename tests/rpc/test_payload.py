@@ -1,0 +1,516 @@
+"""What travels in a remote call: every type arrives, both ways agree, and nothing malformed gets through."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import math
+import tracemalloc
+import uuid
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
+from phalanx.rpc.payload import (
+    MAX_NAME,
+    NOT_QUICK,
+    Limits,
+    Outgoing,
+    decode_error,
+    encode_call,
+    encode_error,
+    encode_value,
+    plan_call,
+    plan_value,
+    quick_call,
+    quick_value,
+)
+from phalanx.wire import codec
+from phalanx.wire.packing import Code
+
+LIMITS = Limits()
+pack = msgspec.msgpack.encode
+Ext = msgspec.msgpack.Ext
+
+
+class Color(enum.Enum):
+    RED = 1
+    BOTH = (1, 2)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: int
+
+
+class Job(msgspec.Struct, rename="camel"):
+    max_steps: int
+    at: Any = msgspec.UNSET
+
+
+class Tagged(msgspec.Struct, tag="job", tag_field="kind"):
+    x: int
+
+
+class Row(msgspec.Struct, array_like=True, tag="row"):
+    x: int
+    y: int
+
+
+class Pair(NamedTuple):
+    a: int
+    b: Any
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, and of the same types all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype) and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+def receive_value(out: Outgoing) -> Any:
+    plan = plan_value(out.head, out.payload, LIMITS)
+    target = plan.allocate()
+    target[:] = b"".join(out.buffers)
+    value = plan.build(target)
+    quick = quick_value(out.head) if not out.payload else NOT_QUICK
+    assert quick is NOT_QUICK or same(quick, value)
+    return value
+
+
+def receive_call(out: Outgoing) -> Any:
+    plan = plan_call(out.head, out.payload, LIMITS)
+    target = plan.allocate()
+    target[:] = b"".join(out.buffers)
+    call = plan.build(target)
+    quick = quick_call(out.head) if not out.payload else NOT_QUICK
+    assert quick is NOT_QUICK or same(quick, call)
+    return call
+
+
+ARRAY = np.arange(6, dtype="<f4").reshape(2, 3)
+QUICK: list[Any] = [None, True, 0, -1, 2**64 - 1, -(2**63), 1.5, math.nan, math.inf, "", "snow ☃", b"", b"12345678"]
+SLOW: list[Any] = [
+    2**64,
+    "lone \ud800",
+    b"x" * 20_000,
+    bytearray(b"x"),
+    (1, (2,)),
+    {1, 2},
+    {(1, 2): 3},
+    collections.OrderedDict(a=1),
+    1j,
+    dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc),
+    dt.timedelta(1),
+    decimal.Decimal("1.5"),
+    uuid.UUID(int=3),
+    ARRAY,
+    np.float32(1),
+    {"a": [ARRAY, (ARRAY, b"y" * 20_000)]},
+]
+LISTS: list[Any] = [[], [1, [2.5, ["three", None]]], {}, {"a": {"b": [1]}}, {1: 2, None: 3}]
+
+
+class TestValues:
+    @pytest.mark.parametrize("value", QUICK + SLOW + LISTS, ids=lambda value: type(value).__name__)
+    def test_round_trip(self, value: Any) -> None:
+        for sent in (value, [value], {"k": value}, (value,)):
+            out = encode_value(sent, LIMITS)
+            assert type(out) is Outgoing
+            assert out.payload == sum(map(len, out.buffers))
+            assert same(receive_value(out), sent)
+
+    @pytest.mark.parametrize("value", QUICK + SLOW + LISTS, ids=lambda value: type(value).__name__)
+    def test_both_ways_write_the_same_bytes(self, value: Any) -> None:
+        assert encode_value(value, LIMITS).head == codec.encode(value).head
+        call = encode_call("f", 7, 1.5, (value, 1), {"k": value}, LIMITS)
+        expected = codec.encode(["f", 7, 1.5, [value, 1], {"k": value}])
+        assert call.head == expected.head
+        assert b"".join(call.buffers) == b"".join(expected.buffers)
+
+    def test_what_is_quick(self) -> None:
+        for value in QUICK + LISTS:
+            assert quick_value(encode_value(value, LIMITS).head) is not NOT_QUICK
+        for value in (2**64, (1,), [{"k": (1,)}], dt.date(2024, 1, 1), np.float32(1)):
+            assert quick_value(encode_value(value, LIMITS).head) is NOT_QUICK
+        assert repr(NOT_QUICK) == "NOT_QUICK"
+
+    def test_any_buffer_can_be_read(self) -> None:
+        head = encode_value([b"abc"] * 50, LIMITS).head
+        buffer = bytearray(head)
+        got = quick_value(memoryview(buffer))
+        buffer[:] = bytes(len(buffer))
+        assert got == [b"abc"] * 50
+        assert quick_value(bytearray(head)) == got
+
+    def test_limits(self) -> None:
+        small = Limits(max_head=10, max_payload=100)
+        for value in ("x" * 20, b"x" * 20, [1] * 20, np.zeros(100)):
+            with pytest.raises(UsageError, match="are allowed"):
+                encode_value(value, small)
+            with pytest.raises(UsageError, match="are allowed"):
+                encode_call("f", 0, 1.0, (value,), {}, small)
+
+
+class TestStructs:
+    @pytest.mark.parametrize(
+        ("value", "plain"),
+        [
+            (Point(1), {"x": 1, "y": None}),
+            (Point(1, Point(2, (3, Level.LOW))), {"x": 1, "y": {"x": 2, "y": (3, 1)}}),
+            (Job(3), {"maxSteps": 3}),
+            (Job(3, [Point(1)]), {"maxSteps": 3, "at": [{"x": 1, "y": None}]}),
+            (Tagged(1), {"kind": "job", "x": 1}),
+            (Row(1, 2), ["row", 1, 2]),
+            (Color.RED, 1),
+            (Color.BOTH, (1, 2)),
+            (Level.LOW, 1),
+            ({Color.RED: [Color.RED]}, {1: [1]}),
+            ({Level.LOW}, {1}),
+            (Pair(1, Point(2)), (1, {"x": 2, "y": None})),
+            (Point(2**70, "\ud800"), {"x": 2**70, "y": "\ud800"}),
+            (Point(1, dt.date(2024, 1, 1)), {"x": 1, "y": dt.date(2024, 1, 1)}),
+            (Point(1, {"w": ARRAY}), {"x": 1, "y": {"w": ARRAY}}),
+        ],
+        ids=str,
+    )
+    def test_arrive_as_plain_data(self, value: Any, plain: Any) -> None:
+        assert same(receive_value(encode_value(value, LIMITS)), plain)
+        _, _, _, args, kwargs = receive_call(encode_call("f", 0, 1.0, (value,), {"k": [value]}, LIMITS))
+        assert same((args, kwargs), ([plain], {"k": [plain]}))
+
+    def test_only_when_asked_for(self) -> None:
+        for value in (Point(1), Job(1), Color.RED, Level.LOW, Pair(1, 2)):
+            with pytest.raises(UsageError, match="allow_pickle=True"):
+                codec.encode([value])
+
+    @pytest.mark.parametrize("value", [{Frozen(1)}, {Frozen(1): 2}, {(1, Frozen(1)): 2}, frozenset({(Frozen(1),)})])
+    def test_not_as_a_key(self, value: Any) -> None:
+        with pytest.raises(UsageError, match="Frozen at .*: it is a key or in a set"):
+            encode_value([1, {"x": value}], LIMITS)
+        assert receive_value(encode_value({(1,): Frozen(1)}, LIMITS)) == {(1,): {"x": 1}}
+
+    def test_the_place_is_named(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            encode_value({"p": [Point(1, Point(2, object()))]}, LIMITS)
+        assert str(caught.value) == "cannot send an object of type object at $['p'][0].y.y: it is no plain data"
+
+    def test_cycles(self) -> None:
+        loop = Point(1)
+        loop.y = loop
+        with pytest.raises(UsageError, match="contains itself"):
+            encode_value(loop, LIMITS)
+
+    def test_a_class_is_no_instance(self) -> None:
+        for value in (Point, Job, Color):
+            with pytest.raises(UsageError, match="no plain data"):
+                encode_value(value, LIMITS)
+
+
+class TestCalls:
+    def test_round_trip(self) -> None:
+        args = (1, "two", b"three", None, (4, ARRAY), Point(5))
+        call = receive_call(encode_call("module.f", 9, 2.5, args, {"a": ARRAY, "b": {"c": 2**80}}, LIMITS))
+        plain = [1, "two", b"three", None, (4, ARRAY), {"x": 5, "y": None}]
+        assert same(call, ("module.f", 9, 2.5, plain, {"a": ARRAY, "b": {"c": 2**80}}))
+
+    def test_quick(self) -> None:
+        out = encode_call("add", 0, 5, (2, 3.5), {"k": b"v"}, LIMITS)
+        call = quick_call(memoryview(out.head))
+        assert same(call, ("add", 0, 5.0, [2, 3.5], {"k": b"v"}))
+        assert same(receive_call(out), call)
+        out = encode_call("f", 0, 0.0, ([1, [2]], {"a": [3]}, "x" * 100), {}, LIMITS)
+        assert quick_call(out.head)[3] == [[1, [2]], {"a": [3]}, "x" * 100]
+
+    @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, -math.inf, 10**400])
+    def test_seconds_that_are_none(self, seconds: Any) -> None:
+        with pytest.raises(UsageError, match="not a time to wait"):
+            encode_call("f", 0, seconds, (), {}, LIMITS)
+
+    @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "f\ud800"])
+    def test_names_that_are_none(self, name: str) -> None:
+        with pytest.raises(UsageError, match="name"):
+            encode_call(name, 0, 1.0, (), {}, LIMITS)
+
+    def test_the_argument_is_named(self) -> None:
+        with pytest.raises(UsageError, match=r"argument 2 of f\(\): cannot send an object of type object at \$\[1\]:"):
+            encode_call("f", 0, 1.0, (1, [1, object()]), {}, LIMITS)
+        with pytest.raises(UnsupportedArray, match=r"argument 'w' of f\(\): cannot send .*Python objects"):
+            encode_call("f", 0, 1.0, (1,), {"w": np.array([None])}, LIMITS)
+
+    def test_odd_keywords(self) -> None:
+        out = encode_call("f", 0, 1.0, (), {"\ud800": 1}, LIMITS)
+        assert receive_call(out)[4] == {"\ud800": 1}
+
+
+def call_head(*fields: Any) -> bytes:
+    good = ["f", 0, 1.0, [], {}]
+    return pack([*fields, *good[len(fields) :]])
+
+
+def nested(levels: int) -> bytes:
+    return b"\x91" * levels + b"\x90"
+
+
+BAD_FIELDS = {
+    "name": [
+        call_head(""),
+        call_head("x" * (MAX_NAME + 1)),
+        call_head(5),
+        call_head(b"f"),
+        call_head(None),
+        call_head(Ext(Code.STR, b"\xed\xa0\x80")),
+        call_head(Ext(99, b"")),
+        b"\x95\xa1\xff\x00\x01\x90\x80",
+        b"\x95\xdb\xff\xff\xff\xff",
+    ],
+    "target": [
+        call_head("f", -1),
+        call_head("f", 1.0),
+        call_head("f", True),
+        call_head("f", "1"),
+        call_head("f", Ext(Code.INT, b"\xff" * 9 + b"\0")),
+    ],
+    "seconds": [
+        call_head("f", 0, math.nan),
+        call_head("f", 0, math.inf),
+        call_head("f", 0, -0.1),
+        call_head("f", 0, "1"),
+        call_head("f", 0, None),
+        call_head("f", 0, True),
+        call_head("f", 0, Ext(Code.INT, b"\x7f" * 400)),
+        pack(["f", 0, 1.0])[:-1].replace(b"\x93", b"\x95"),
+    ],
+    "arguments": [
+        call_head("f", 0, 1.0, {}),
+        call_head("f", 0, 1.0, None),
+        call_head("f", 0, 1.0, Ext(Code.TUPLE, pack([1]))),
+        call_head("f", 0, 1.0, [Ext(99, b"")]),
+        call_head("f", 0, 1.0, [Ext(Code.PICKLE, b"\x80\x05N.")]),
+        call_head("f", 0, 1.0, [Ext(Code.ARRAY, pack((8, (1,), "|O8", False)))]),
+        call_head("f", 0, 1.0, msgspec.Raw(nested(100))),
+        call_head("f", 0, 1.0, msgspec.Raw(nested(100_000))),
+        call_head("f", 0, 1.0)[:-2] + b"\xdd\xff\xff\xff\xff",
+        call_head("f", 0, 1.0)[:-2] + b"\xdf\xff\xff\xff\xff",
+        call_head("f", 0, 1.0)[:-2] + b"\xc6\xff\xff\xff\xff",
+    ],
+    "keywords": [
+        call_head("f", 0, 1.0, [], []),
+        call_head("f", 0, 1.0, [], None),
+        call_head("f", 0, 1.0, [], {1: 2}),
+        call_head("f", 0, 1.0, [], {None: 2}),
+        call_head("f", 0, 1.0, [], {"a": 1, b"b": 2}),
+        call_head("f", 0, 1.0, [], Ext(Code.ORDERED_DICT, pack(["a", 1]))),
+        call_head("f", 0, 1.0, [], Ext(Code.DICT, pack(["a"]))),
+        call_head("f", 0, 1.0, [])[:-1] + b"\xdf\xff\xff\xff\xff",
+        call_head("f", 0, 1.0, [])[:-1] + b"\x81\xa1a" + nested(70),
+        call_head("f", 0, 1.0, [])[:-1],
+    ],
+    "not valid": [
+        b"",
+        b"\xc1",
+        pack(None),
+        pack({}),
+        pack([]),
+        pack(["f", 0, 1.0, []]),
+        pack(["f", 0, 1.0, [], {}, 1]),
+        pack(["f", 0, 1.0, [], {}]) + b"\x00",
+        pack(Ext(Code.TUPLE, pack(["f", 0, 1.0, [], {}]))),
+    ],
+}
+
+
+class TestMalformed:
+    @pytest.mark.parametrize(
+        ("field", "head"), [(field, head) for field, heads in BAD_FIELDS.items() for head in heads], ids=lambda _: ""
+    )
+    def test_calls(self, field: str, head: bytes) -> None:
+        tracemalloc.start()
+        try:
+            assert quick_call(head) is NOT_QUICK
+            with pytest.raises(InvalidMessage) as caught:
+                plan_call(head, 0, LIMITS)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert f"its {field} " in str(caught.value) or (field == "not valid" and " its " not in str(caught.value))
+        assert "allow_pickle" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+        assert peak < 1_000_000 + 100 * len(head)
+
+    def test_depth(self) -> None:
+        """The limit is the same on both ways: a call takes two levels of 64."""
+        fits = nested(LIMITS.max_depth - 1)
+        deep = nested(LIMITS.max_depth)
+        assert quick_value(fits) is not NOT_QUICK
+        assert plan_value(fits, 0, LIMITS).build() == quick_value(fits)
+        assert quick_value(deep) is NOT_QUICK
+        with pytest.raises(InvalidMessage, match="nested deeper"):
+            plan_value(deep, 0, LIMITS)
+        prefix = call_head("f", 0, 1.0)[:-2]
+        assert quick_call(prefix + nested(61) + b"\x81\xa1k" + nested(61)) is not NOT_QUICK
+        assert quick_call(prefix + nested(63) + b"\x80") is NOT_QUICK
+        assert quick_call(prefix + b"\x90\x81\xa1k" + nested(63)) is NOT_QUICK
+
+    def test_payload_of_another_size(self) -> None:
+        out = encode_call("f", 0, 1.0, (ARRAY,), {}, LIMITS)
+        for size in (0, out.payload - 1, out.payload + 1, 2**40, -1):
+            with pytest.raises(InvalidMessage, match="bytes"):
+                plan_call(out.head, size, LIMITS)
+            with pytest.raises(InvalidMessage, match="bytes"):
+                plan_value(out.head, size, LIMITS)
+
+    def test_head_beyond_the_limit(self) -> None:
+        with pytest.raises(InvalidMessage, match="too large"):
+            plan_call(call_head("f"), 0, Limits(max_head=3))
+
+    def test_arrays_that_are_none(self) -> None:
+        out = encode_call("f", 0, 1.0, (np.zeros(3, "?"),), {}, LIMITS)
+        plan = plan_call(out.head, out.payload, LIMITS)
+        with pytest.raises(InvalidMessage, match="neither 0 nor 1"):
+            plan.build(bytearray(b"\x02" * 3))
+
+    def test_truncations(self) -> None:
+        out = encode_call("f", 0, 1.0, (ARRAY, "text", (1, 2)), {"k": 2**70, "b": b"xyz"}, LIMITS)
+        fields = set()
+        for size in range(len(out.head)):
+            with pytest.raises(InvalidMessage) as caught:
+                plan_call(out.head[:size], out.payload, LIMITS)
+            fields |= {field for field in BAD_FIELDS if f"its {field} " in str(caught.value)}
+            with pytest.raises(InvalidMessage):
+                plan_value(out.head[:size], out.payload, LIMITS)
+        assert fields == {"name", "target", "seconds", "arguments", "keywords"}
+
+
+SCALARS: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=40)
+SCALARS = SCALARS | st.text(st.characters(codec=None), max_size=10)
+OBJECTS = st.recursive(
+    SCALARS | st.datetimes() | st.complex_numbers(allow_nan=False) | st.just(ARRAY),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(SCALARS, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+MESSAGES = [
+    encode_call("f", 0, 1.0, (), {}, LIMITS),
+    encode_call("module.add", 12, 30.0, (2, 3.5, "x", b"y"), {"k": None}, LIMITS),
+    encode_call("g", 0, 1.0, (ARRAY, (1, [2])), {"w": {"a": ARRAY}, "d": dt.date(2024, 1, 1)}, LIMITS),
+]
+
+
+class TestHypothesis:
+    @given(OBJECTS)
+    @settings(max_examples=150, deadline=None)
+    def test_any_value(self, value: Any) -> None:
+        assert same(receive_value(encode_value(value, LIMITS)), value)
+
+    @given(
+        st.text(min_size=1, max_size=20),
+        st.integers(0, 2**64 - 1),
+        st.floats(0, allow_infinity=False, allow_nan=False),
+        st.lists(OBJECTS, max_size=4),
+        st.dictionaries(st.text(max_size=5), OBJECTS, max_size=3),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_any_call(self, name: str, target: int, seconds: float, args: list[Any], kwargs: dict[str, Any]) -> None:
+        out = encode_call(name, target, seconds, tuple(args), kwargs, LIMITS)
+        assert same(receive_call(out), (name, target, seconds, args, kwargs))
+
+    @given(st.sampled_from(MESSAGES), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=3))
+    @settings(max_examples=400, deadline=None)
+    def test_mutations(self, out: Outgoing, edits: list[tuple[int, int]]) -> None:
+        head = bytearray(out.head)
+        for at, byte in edits:
+            head[at % len(head)] = byte
+        self.check(bytes(head), out)
+
+    @given(st.binary(max_size=60))
+    @settings(max_examples=200, deadline=None)
+    def test_junk(self, head: bytes) -> None:
+        self.check(head, Outgoing(head, [], 0))
+
+    @staticmethod
+    def check(head: bytes, out: Outgoing) -> None:
+        for receive in (receive_call, receive_value):
+            try:
+                receive(Outgoing(head, out.buffers, out.payload))
+            except InvalidMessage:
+                if receive is receive_call:
+                    assert quick_call(head) is NOT_QUICK or out.payload
+        with contextlib.suppress(InvalidMessage):
+            assert len(decode_error(head)) == 4
+
+
+class TestErrors:
+    def test_round_trip(self) -> None:
+        parts = ("remote", "ValueError", "snow ☃", "Traceback ...")
+        assert decode_error(encode_error(*parts)) == parts
+        assert decode_error(memoryview(encode_error("", "", "", ""))) == ("", "", "", "")
+
+    def test_what_is_no_text(self) -> None:
+        class Text(str):
+            __slots__ = ()
+
+        assert decode_error(encode_error("k", "T", "\ud800", Text("t"))) == ("k", "T", "\\ud800", "t")
+
+    def test_long_ones_are_cut(self) -> None:
+        for character in ("x", "\U0001f600", "\ud800"):
+            head = encode_error(*(character * 1_000_000 for _ in range(4)))
+            kind, type_name, message, traceback = decode_error(head)
+            assert (len(kind), len(type_name), len(message), len(traceback)) == (64, 1024, 8 << 10, 64 << 10)
+            assert message.endswith("...")
+        lines = "begin" + "x" * 100_000 + "end"
+        traceback = decode_error(encode_error("k", "T", "m", lines))[3]
+        assert traceback.startswith("begin")
+        assert traceback.endswith("end")
+        assert "(cut)" in traceback
+        kind, _, message, _ = decode_error(pack(("k" * 100, "T", "m" * 9000, "")))
+        assert (len(kind), len(message)) == (64, 8 << 10)
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"",
+            pack(None),
+            pack(("a", "b", "c")),
+            pack(("a", "b", "c", "d", "e")),
+            pack(("a", "b", "c", 4)),
+            pack(("a", "b", "c", "d")) + b"\0",
+            b"\x94\xa1\xff\xa0\xa0\xa0",
+            b"\x94\xa0\xa0\xa0\xdb\xff\xff\xff\xff",
+            b"\x94" * 100_000,
+            pack(("a", "b", "c", "d" * 1_000_000)),
+        ],
+        ids=lambda _: "",
+    )
+    def test_malformed(self, head: bytes) -> None:
+        with pytest.raises(InvalidMessage):
+            decode_error(head)
