@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "buffer.hpp"
@@ -19,6 +20,13 @@ using namespace phalanx;
 namespace {
 
 constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up with a long payload
+
+// Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
+int poll_for(pollfd* polled, nfds_t count, double seconds) {
+    const auto ns = static_cast<std::int64_t>(std::min(seconds, 1e6) * 1e9);
+    const timespec span{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+    return ::ppoll(polled, count, &span, nullptr);
+}
 
 std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
@@ -56,10 +64,11 @@ public:
         return send_parts(parts, buffers, worth_releasing);
     }
 
-    // The frames that are there, each as (kind, call, head, payload); looks for so long if there is none. After one with
+    // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
+    // until something comes, there is room to write (if that is wanted), or the waker is set. After a frame with
     // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload: then its
     // length is added. Returns bytes that are no header as such.
-    nb::object pull(double look, std::size_t most) {
+    nb::object pull(double look, std::size_t most, double wait, int waker, bool writes) {
         nb::list frames;
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
@@ -85,14 +94,33 @@ public:
             if (received || rings_closed()) break;
             received = true;
             bool came = pipe_.receive(rings, 0);
-            if (!came && look > 0 && pipe_.ended() == 0) {
+            if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {
                 nb::gil_scoped_release release;
                 came = pipe_.receive(rings, to_ns(look));
+                if (!came && wait > 0 && pipe_.may_sleep(rings)) {
+                    sleep(rings, wait, waker, writes);
+                    came = pipe_.receive(rings, 0);
+                } else if (!came) {
+                    came = pipe_.receive(rings, 0);
+                }
             }
             if (!came) break;
         }
         return frames;
     }
+
+    // Until something comes, there is room to write (if that is wanted), or the waker is set.
+    void wait(double seconds, int waker, bool writes) {
+        std::optional<RingIn::Stay> stay;
+        if (in_ != nullptr) stay.emplace(*in_);
+        const FramePipe::Rings rings = open_rings();
+        nb::gil_scoped_release release;
+        if (pipe_.may_sleep(rings)) sleep(rings, seconds, waker, writes);
+    }
+
+    // For a look at several pipes at once.
+    bool may_sleep() noexcept { return pipe_.may_sleep(open_rings()); }
+    void woken() noexcept { pipe_.woken(open_rings()); }
 
     std::size_t fill(nb::handle view) {
         std::optional<RingIn::Stay> stay;
@@ -109,6 +137,13 @@ public:
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
 private:
+    void sleep(const FramePipe::Rings& rings, double wait, int waker, bool writes) {
+        // With rings, the socket tells of room to write, too.
+        const short events = static_cast<short>(POLLIN | (writes && rings.out == nullptr ? POLLOUT : 0));
+        pollfd polled[] = {{socket_, events, 0}, {waker, POLLIN, 0}};
+        if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) pipe_.woken(rings);
+    }
+
     std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total) {
         std::deque<Buffer> kept;
         for (nb::handle view : buffers) {
@@ -159,15 +194,44 @@ public:
         bool found = any_without_poll();
         if (!found && seconds > 0) {
             nb::gil_scoped_release release;
-            const std::int64_t end = monotonic_ns() + to_ns(seconds);
-            for (int i = 0; !found; ++i) {
-                found = any_without_poll() || (i % 8 == 0 && any_socket());
-                if (i % 8 == 0 && monotonic_ns() >= end) break;
-                relax();
+            std::int64_t now = monotonic_ns();
+            const std::int64_t end = now + to_ns(seconds);
+            while (!found && now < end && !Cores::wanted(now)) {
+                for (int i = 0; i < 8 && !found; ++i) {
+                    found = any_without_poll();
+                    relax();
+                }
+                found = found || any_socket();
+                const std::int64_t then = std::exchange(now, monotonic_ns());
+                if (now - then > Cores::gap_ns) Cores::want(now);
             }
         }
         const bool socket = any_socket();
         return found || socket ? ready() : std::vector<int>{};
+    }
+
+    // Sleeps until one of the pipes has something to read, one of `writers` (their sockets) has room, or the waker is set.
+    // Returns the places of the pipes that have something to read; whoever reads from them calls `woken` first.
+    std::vector<int> sleep(double seconds, int waker, const std::vector<int>& writers) {
+        std::vector<std::optional<RingIn::Stay>> stays(pipes_.size());
+        std::vector<pollfd> polled;
+        bool awake = false;
+        for (std::size_t i = 0; i < pipes_.size(); ++i) {
+            if (pipes_[i]->ring() != nullptr) stays[i].emplace(*pipes_[i]->ring());
+            if (!pipes_[i]->may_sleep()) awake = true;
+            polled.push_back({pipes_[i]->socket(), POLLIN, 0});
+        }
+        for (const int socket : writers) polled.push_back({socket, POLLOUT, 0});
+        polled.push_back({waker, POLLIN, 0});
+        {
+            nb::gil_scoped_release release;
+            poll_for(polled.data(), polled.size(), awake ? 0.0 : seconds);
+        }
+        std::vector<int> places;
+        for (std::size_t i = 0; i < pipes_.size(); ++i) {
+            if (polled[i].revents != 0 || has_news(pipes_[i])) places.push_back(static_cast<int>(i));
+        }
+        return places;
     }
 
 private:
@@ -206,9 +270,12 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("ahead", &Pipe::ahead)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
-        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"))
-        .def("fill", &Pipe::fill, nb::arg("view"));
+        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait"), nb::arg("waker"), nb::arg("writes"))
+        .def("fill", &Pipe::fill, nb::arg("view"))
+        .def("woken", &Pipe::woken)
+        .def("sleep", &Pipe::wait, nb::arg("seconds"), nb::arg("waker"), nb::arg("writes"));
     nb::class_<Lookout>(m, "Lookout", "Looks at several pipes for a short while.")
         .def(nb::init<nb::list>(), nb::arg("pipes"))
-        .def("look", &Lookout::look, nb::arg("seconds"));
+        .def("look", &Lookout::look, nb::arg("seconds"))
+        .def("sleep", &Lookout::sleep, nb::arg("seconds"), nb::arg("waker"), nb::arg("writers"));
 }

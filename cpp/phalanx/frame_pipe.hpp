@@ -35,6 +35,19 @@ static_assert(sizeof(CallHeader) == 24);
 constexpr int pipe_closed = -1;   // by the other side, in order
 constexpr int pipe_severed = -2;  // as by a network that fails
 constexpr int pipe_broken = -3;   // the counters of a ring are not possible
+constexpr int pipe_beside = -4;   // bytes came beside a ring
+
+// Whether other processes want the cores that this one would look with: seen by a look that took much too long.
+struct Cores {
+    static constexpr std::int64_t gap_ns = 50'000;
+    static constexpr std::int64_t remembered_ns = 20'000'000;
+
+    static bool wanted(std::int64_t now) noexcept { return now < until_.load(std::memory_order_relaxed); }
+    static void want(std::int64_t now) noexcept { until_.store(now + remembered_ns, std::memory_order_relaxed); }
+
+private:
+    static inline std::atomic<std::int64_t> until_{0};
+};
 
 class FramePipe {
 public:
@@ -119,6 +132,34 @@ public:
         return filled;
     }
 
+    // Says that this side will sleep in poll(): a byte on the socket then tells of bytes in the ring. False if there are
+    // some already, or the pipe has ended.
+    bool may_sleep(const Rings& rings) noexcept {
+        if (has_ahead() || ended_ != 0) return false;
+        if (rings.in == nullptr) return true;
+        rings.in->ask_for_byte();
+        return !rings.in->has_bytes() && !rings.in->severed() && !socket_ended_;
+    }
+
+    // poll() has found something on the socket. Beside rings, it merely wakes: only zeros are sent there.
+    void woken(const Rings& rings) noexcept {
+        if (rings.in == nullptr) return;
+        char bytes[256];
+        for (;;) {
+            const ssize_t count = ::recv(socket_, bytes, sizeof bytes, MSG_DONTWAIT);
+            if (count < 0) {
+                if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) socket_ended_ = true;
+                return;
+            }
+            if (count == 0) {
+                socket_ended_ = true;
+                return;
+            }
+            if (std::any_of(bytes, bytes + count, [](char byte) { return byte != 0; })) ended_ = pipe_beside;
+            if (count < static_cast<ssize_t>(sizeof bytes)) return;
+        }
+    }
+
     // What is read ahead and not yet looked at.
     std::span<const char> ahead() const noexcept { return {buffer_.data() + start_, stop_ - start_}; }
     bool has_ahead() const noexcept { return stop_ > start_; }
@@ -126,10 +167,18 @@ public:
 private:
     static constexpr std::size_t piece = 256 << 10;  // what is copied at a time, so that the other side goes on meanwhile
 
+    // Whether to look again. Not if others want this core: who is woken gets one sooner than who has used it up.
     bool go_on(std::int64_t& since, std::int64_t patience_ns) const noexcept {
         if (patience_ns == 0) return false;
         const std::int64_t now = monotonic_ns();
-        if (since == 0) since = now;
+        if (since == 0) {
+            since = now;
+            if (Cores::wanted(now)) return false;
+        } else if (now - last_look_ > Cores::gap_ns) {
+            Cores::want(now);
+            return false;
+        }
+        last_look_ = now;
         relax();
         return now - since < patience_ns;
     }
@@ -183,6 +232,8 @@ private:
                 ended_ = pipe_severed;
             } else if (ring.broken()) {
                 ended_ = pipe_broken;
+            } else if (socket_ended_) {
+                ended_ = pipe_closed;
             }
             return count;
         }
@@ -197,6 +248,8 @@ private:
 
     int socket_;
     int ended_ = 0;
+    bool socket_ended_ = false;  // of a pipe with rings: what is in them is still to be read
+    mutable std::int64_t last_look_ = 0;
     std::vector<char> buffer_;
     std::size_t start_ = 0;
     std::size_t stop_ = 0;

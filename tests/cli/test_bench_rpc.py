@@ -444,6 +444,7 @@ def test_plain_text_and_errors() -> None:
         "64 calls in flight, 8 B\n",
         "ray left out: it is not installed\n",
         "n/a: A pipe: no calls\n",
+        "torch.distributed.rpc: polls without a rest",
         "Phalanx, echo of 8 B: 25.0 times torch's speed (asked for: 10)\n",
     ):
         assert words in text

@@ -463,6 +463,8 @@ class Agent:
         )
 
     def _accept(self, src: int, stream: Stream) -> None:
+        if src != self.rank and not self._port.crowded:
+            stream.keep_in_cache()
         link = ServerLink(
             stream,
             src,

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CallerLink", "RemoteStream", "RpcFuture"]
 
+GRACE = 1e-3
+"""Seconds until the agent's thread reads the answers of calls that were made asynchronously. Who waits for a future
+before that reads them itself, which is quicker."""
 WINDOW = 16
 """Items of a stream that may be under way before its reader has taken them."""
 
@@ -118,6 +121,8 @@ class CallerLink(Link):
         self.calls: dict[int, Pending] = {}
         self._unattended = 0
         """Calls for which no thread waits."""
+        self._in_grace = False
+        """Whether the agent's thread will look soon whether somebody reads the answers."""
         self._sweep_at = float("inf")
         """When somebody looks for calls whose deadline has come."""
         self._places = threading.Condition()
@@ -283,16 +288,37 @@ class CallerLink(Link):
     # -- for calls that nobody waits for -------------------------------------------------------------------------------
 
     def start_unattended(self, pending: Pending, outgoing: Outgoing) -> None:
-        """Sends a request whose answer the agent's thread shall read; it also sees to the deadline."""
-        self.unattended()
+        """Sends a request whose answer comes to its future: the agent's thread sees to it, and to the deadline."""
+        with self._places:
+            self._unattended += 1
         try:
             self.start(pending, outgoing)
         except BaseException:
             self.attended()
             raise
+        if not self.watched and not self._in_grace:
+            self._in_grace = True
+            self.service.call_at(time.monotonic() + GRACE, self._attend)
         if pending.deadline.at < self._sweep_at:
             self._sweep_at = pending.deadline.at
             self.service.call_at(self._sweep_at, self._sweep)
+
+    def _attend(self) -> None:
+        """Whoever made calls without waiting had a moment to do so: now the agent's thread reads the answers."""
+        self._in_grace = False
+        if not self._unattended or self.watched:
+            return
+        if self.moving.locked() or time.monotonic() - self.driven < GRACE:
+            self._in_grace = True
+            self.service.call_at(time.monotonic() + GRACE, self._attend)
+        else:
+            self.attend_now()
+
+    def attend_now(self) -> None:
+        """Somebody will not wait in a thread of its own."""
+        if not self.watched:
+            self.watched = True
+            self.service.watch(self)
 
     def _sweep(self) -> None:
         """Ends the calls whose deadline has come, and looks again when the next one's has."""
@@ -312,8 +338,7 @@ class CallerLink(Link):
         """Something shall come for which no thread waits."""
         with self._places:
             self._unattended += 1
-            self.watched = True
-        self.service.watch(self)
+        self.attend_now()
 
     def attended(self) -> None:
         """A call that was left to the agent's thread is done."""
@@ -415,6 +440,33 @@ class RpcFuture(concurrent.futures.Future[Any]):
         super().__init__()
         self._link = link
         self._call = pending
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned; waits for it."""
+        self._wait(timeout)
+        return super().result(0 if timeout is not None else None)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised; waits for it."""
+        self._wait(timeout)
+        return super().exception(0 if timeout is not None else None)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Reads the answer in this thread, unless another does."""
+        link, call = self._link, self._call
+        if call.done or self.done():
+            return
+        deadline = call.deadline if timeout is None else call.deadline.sooner(timeout)
+        with link.service.waits():
+            done = link.wait(call, deadline)
+        if not done and call.deadline.expired:
+            link._abandon(call, link.timed_out(call))
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """Runs `fn(self)` once it is done, in a thread of the agent's."""
+        super().add_done_callback(fn)
+        if not self.done():
+            self._link.attend_now()
 
     def cancel(self) -> bool:
         """Gives the call up; False if it is done. Work that has not begun on the other side is not begun."""

@@ -8,8 +8,8 @@ writes on what is queued. So an answer is read by the very thread that waits for
 from __future__ import annotations
 
 import contextlib
-import select
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -133,6 +133,8 @@ class Link(ABC):
         self._waiting: list[Goal] = []
         self._waker: Waker | None = None
         """Of a mover that sleeps."""
+        self.driven = 0.0
+        """When somebody who waited for something moved it last."""
         self.watched = True
         """Whether the agent's thread has to move this link: nobody waits for what comes on it."""
         self.handed_back = False
@@ -144,6 +146,9 @@ class Link(ABC):
         return self.pipe.stream
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
+
+    exclusive = False
+    """Whether only the agent's thread moves this link."""
 
     @abstractmethod
     def handle(self, frame: Frame) -> None:
@@ -242,8 +247,10 @@ class Link(ABC):
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def pull(self, look: float) -> list[Frame]:
-        """Reads what is there, up to a bound; looks for so many seconds if nothing is. Called by the mover.
+    def pull(self, look: float, wait: float, waker: int) -> list[Frame]:
+        """Reads what is there, up to a bound; looks and then sleeps for so many seconds if nothing is.
+
+        Called by the mover.
 
         Raises:
             StreamEnded: The connection has ended.
@@ -251,11 +258,17 @@ class Link(ABC):
         """
         frames: list[Frame] = []
         if self._frame is not None:
-            if not self._fill(self._frame):
+            if self._fill(self._frame):
+                frames.append(self._frame)
+                self._frame = None
+            elif wait > 0:
+                self.pipe.sleep(wait, waker, bool(self._unsent))
                 return frames
-            frames.append(self._frame)
-            self._frame = None
-        found = self.pipe.pull(0.0 if frames else look, BATCH)
+            else:
+                return frames
+        if frames:
+            look = wait = 0.0
+        found = self.pipe.pull(look, BATCH, wait, waker, bool(self._unsent))
         if not found:
             if not frames:
                 self.pipe.check()
@@ -326,14 +339,14 @@ class Link(ABC):
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
-    def move(self, look: float = 0.0) -> bool:
-        """Moves what can be moved; looks a moment if there is nothing. True if something was moved.
+    def move(self, look: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
+        """Moves what can be moved; looks, and then sleeps, if there is nothing. True if something was moved.
 
         Called by whoever holds `moving`.
         """
         try:
             moved = bool(self._unsent) and self.push()
-            frames = self.pull(look)
+            frames = self.pull(look, 0.0 if moved else wait, waker)
             for frame in frames:
                 self.handle(frame)
         except (StreamEnded, ProtocolError) as ended:
@@ -348,6 +361,7 @@ class Link(ABC):
                 try:
                     self._move_until(goal, deadline)
                 finally:
+                    self.driven = time.monotonic()
                     self.release()
             else:
                 goal.prepare()
@@ -358,53 +372,52 @@ class Link(ABC):
                 if goal in self._waiting:
                     self._waiting.remove(goal)
             if not goal.done and deadline.expired:
+                if not self.moving.locked():  # perhaps it was this thread that was woken to move
+                    self._wake_another()
                 return False
         return True
 
     def _move_until(self, goal: Goal, deadline: Deadline) -> None:
-        look = self._look
-        while not goal.done and self.ended is None:
-            if self.move(look):
-                continue
-            if deadline.expired:
-                return
-            look = 0.0
-            self._sleep(goal, deadline)
-
-    def _sleep(self, goal: Goal, deadline: Deadline) -> None:
+        if self.move(self._look) and goal.done:
+            return
         waker = Waker.take()
         try:
-            waker.clear()
             self._waker = waker
-            if goal.done or not self.stream.may_sleep():
-                return
-            poller = select.poll()
-            poller.register(waker.fd, select.POLLIN)
-            events = self.stream.read_events | (self.stream.write_events if self._unsent else 0)
-            if self.stream.fd >= 0:
-                poller.register(self.stream.fd, events)
-            for fd, _ in poller.poll(deadline.poll_ms()):
-                if fd == self.stream.fd:
-                    self.stream.woken()
+            while not goal.done and self.ended is None:
+                waker.clear()
+                if goal.done:
+                    return
+                if not self.move(0.0, deadline.remaining(), waker.fd) and deadline.expired:
+                    return
         finally:
             self._waker = None
             waker.give_back()
 
     def release(self) -> None:
-        """The mover leaves: another that waits takes over, or the agent's thread."""
+        """Who waited has what it waited for: another that waits takes over, or the agent's thread."""
+        self.let_go()
+        if self.handed_back or self._unsent or self.watched:
+            # The agent's thread may sleep on this link, and what would wake it was taken away here.
+            self.handed_back = False
+            self.needs_mover()
+
+    def let_go(self) -> None:
+        """The mover leaves."""
         self.moving.release()
         if self.ended is not None:
             self.dispose()
+        self._wake_another()
+
+    def _wake_another(self) -> None:
+        """Somebody who waits has to move the bytes."""
         while self._waiting:
             try:
                 goal = self._waiting.pop()
             except IndexError:
-                break
+                return
             goal.wake()
-            return
-        if self.handed_back or self._unsent:
-            self.handed_back = False
-            self.needs_mover()
+            if not goal.done:
+                return
 
     def wake_mover(self) -> None:
         """Something has changed that the mover has to look at."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ __all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
 
 READ_AHEAD = 64 << 10
 """Bytes read at once where a frame is expected: many small ones cost one call."""
-_CLOSED, _SEVERED, _BROKEN = -1, -2, -3  # see cpp/phalanx/frame_pipe.hpp
+_CLOSED, _SEVERED, _BROKEN, _BESIDE = -1, -2, -3, -4  # see cpp/phalanx/frame_pipe.hpp
 
 Found = tuple[Any, ...]
 """Kind, call, head and length of the payload, as they came. A head too long to be read ahead is None, its length last."""
@@ -42,19 +43,32 @@ class Pipe(ABC):
         """Writes on with what is left of a frame."""
 
     @abstractmethod
-    def pull(self, look: float, most: int) -> list[Found]:
-        """The frames that are there; looks for so many seconds if there is none.
+    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+        """The frames that are there. If there is none, looks for so many seconds, and then sleeps.
 
         After one with a payload, or a long head, `fill` has to be called until it is complete.
 
+        Args:
+            wait: Seconds to sleep at most, until something comes or can be written.
+            waker: A descriptor that ends the sleep.
+            writes: Whether there is something to write.
+
         Raises:
             ProtocolError: What came is no frame.
-            StreamEnded: In `check`, too.
+            StreamEnded: The connection has ended.
         """
 
     @abstractmethod
     def fill(self, view: memoryview) -> int:
         """Reads what follows into memory; returns how many bytes came."""
+
+    @abstractmethod
+    def sleep(self, seconds: float, waker: int, writes: bool) -> None:
+        """Until something comes, there is room to write (if that is wanted), or the waker is set."""
+
+    @abstractmethod
+    def woken(self) -> None:
+        """Poll has found something; to be called by the reader, before it reads."""
 
     @property
     @abstractmethod
@@ -87,6 +101,8 @@ class _NativePipe(Pipe):
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
+        self.sleep = native.sleep  # type: ignore[method-assign]
+        self.woken = native.woken  # type: ignore[method-assign]
 
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
         raise NotImplementedError  # the core's own, see above
@@ -97,9 +113,15 @@ class _NativePipe(Pipe):
     def fill(self, view: memoryview) -> int:
         raise NotImplementedError
 
-    def pull(self, look: float, most: int) -> list[Found]:
+    def sleep(self, seconds: float, waker: int, writes: bool) -> None:
+        raise NotImplementedError
+
+    def woken(self) -> None:
+        raise NotImplementedError
+
+    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         assert self.native is not None
-        found = self.native.pull(look, most)
+        found = self.native.pull(look, most, wait, waker, writes)
         if isinstance(found, bytes):
             raise ProtocolError(f"not a frame of a remote call: {found.hex()}")
         return found
@@ -113,13 +135,14 @@ class _NativePipe(Pipe):
         assert self.native is not None
         ended = self.native.ended
         if ended == 0:
-            self.stream.check()
-        elif ended == _BROKEN:
+            return
+        if ended == _BROKEN:
             raise ProtocolError("the counters of its ring are not possible")
-        elif ended == _SEVERED:
+        if ended == _BESIDE:
+            raise ProtocolError("bytes came beside its ring")
+        if ended == _SEVERED:
             raise StreamEnded("the connection was reset")
-        else:
-            raise ended_with(0 if ended == _CLOSED else ended)
+        raise ended_with(0 if ended == _CLOSED else ended)
 
 
 class _StreamPipe(Pipe):
@@ -135,7 +158,27 @@ class _StreamPipe(Pipe):
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
         return self.stream.send(buffers[:IOV_MAX])
 
-    def pull(self, look: float, most: int) -> list[Found]:
+    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+        frames = self._pull(most)
+        if not frames and wait > 0:
+            self.sleep(wait, waker, writes)
+            frames = self._pull(most)
+        return frames
+
+    def sleep(self, seconds: float, waker: int, writes: bool) -> None:
+        if not self.stream.may_sleep():
+            return
+        poller = select.poll()
+        poller.register(waker, select.POLLIN)
+        if self.stream.fd >= 0:
+            poller.register(self.stream.fd, self.stream.read_events | (self.stream.write_events if writes else 0))
+        if any(fd != waker for fd, _ in poller.poll(min(seconds, 1e6) * 1e3)):
+            self.stream.woken()
+
+    def woken(self) -> None:
+        self.stream.woken()
+
+    def _pull(self, most: int) -> list[Found]:
         frames: list[Found] = []
         received = False
         while len(frames) < most:

@@ -52,6 +52,8 @@ class ServerLink(Link):
         max_waiting: Requests of all links that may wait before no more are read.
     """
 
+    exclusive = True
+
     def __init__(
         self,
         stream: Stream,
@@ -100,7 +102,7 @@ class ServerLink(Link):
                     return
                 self.requests[frame.call] = request
             self.waiting_bytes += frame.size
-            self.service.add(request)
+            self.service.add_by_mover(request)
         elif kind is Kind.CANCEL:
             given_up = self.requests.get(frame.call)
             if given_up is not None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Service"]
 
+LONGEST = 3600.0
+"""Seconds that the mover sleeps at most."""
+
 
 class Service:
     """Moves the links that nobody waits on, and runs tasks.
@@ -49,6 +52,7 @@ class Service:
         self._later: deque[Callable[[], None]] = deque()
         self._workers = Workers(name, workers, self._turn, self.interrupt)
         self.add = self._workers.add
+        self.add_by_mover = self._workers.add_by_mover
         self.waits = self._workers.waits
 
     # -- from any thread -----------------------------------------------------------------------------------------------
@@ -111,12 +115,40 @@ class Service:
             self._later.popleft()()
         if self._changed or self._held:
             self._rebuild()
-        for link, polled in self._ready(wait):
-            self._move(link, polled)
+        if wait:
+            self._waker.clear()
+            # From here on whoever changes something sets the waker. So it is looked at afterwards, and not before.
+            self._asleep = True
+            try:
+                self._wait()
+            finally:
+                self._asleep = False
+        else:
+            for link in self._found(0.0):
+                self._move(link)
         if self._alarms and self._alarms[0][0] <= time.monotonic():
             self._ring_alarms()
 
-    def _move(self, link: Link, polled: bool) -> None:
+    def _wait(self) -> None:
+        """Moves what there is, or waits for something."""
+        if self._changed or self._later or self._workers.ready:
+            return
+        if len(self._read) == 1 and not self._held and self._read[0].exclusive:
+            # The common case: it looks and sleeps by itself.
+            self._move(self._read[0], self._look, self._seconds())
+            return
+        writing = [link for link in list(self._links) if link.queued]
+        for link in writing:
+            link.try_push()  # to the point where there is no room: only then will a poll tell of it
+        found = self._found(0.0 if writing else self._look)
+        if found:
+            for link in found:
+                self._move(link)
+        else:
+            for link in self._sleep(writing):
+                self._move(link, polled=True)
+
+    def _move(self, link: Link, look: float = 0.0, seconds: float = 0.0, *, polled: bool = False) -> None:
         if not link.moving.acquire(blocking=False):
             # Somebody who waits for an answer moves it, and gives it back when it has come.
             link.handed_back = True
@@ -126,10 +158,10 @@ class Service:
             return
         try:
             if polled:
-                link.stream.woken()
-            link.move()
+                link.pipe.woken()
+            link.move(look, seconds, self._waker.fd)
         finally:
-            link.release()
+            link.let_go()
         if link.ended is not None or not link.watched:
             self.forget(link)
 
@@ -141,58 +173,43 @@ class Service:
         self._held = len(self._read) < len(links)
         pipes = [link.pipe.native for link in self._read]
         self._lookout = None
-        if core is not None and self._look > 0 and None not in pipes:
+        if core is not None and None not in pipes:
             self._lookout = core.Lookout(pipes)
 
-    def _ready(self, wait: bool) -> list[tuple[Link, bool]]:
-        """The links that have something to do, and whether poll said so."""
-        links = self._read
-        writes = any(link.queued for link in list(self._links))
+    def _found(self, look: float) -> list[Link]:
+        """The links that have something to read now; looks for it for so many seconds."""
+        if self._lookout is None:
+            return self._read if not look else []
+        return [self._read[place] for place in self._lookout.look(look)]
+
+    def _sleep(self, writing: list[Link]) -> list[Link]:
+        """Waits for something to read, or room to write; returns the links that have it."""
+        seconds = self._seconds()
         if self._lookout is not None:
-            found = self._lookout.look(self._look if wait and not writes else 0.0)
-            if found:
-                return [(links[place], False) for place in found]
-        elif not wait:
-            return [(link, False) for link in links]
-        return self._sleep(wait) if wait or writes else []
+            writers = [link.stream.fd for link in writing if link.stream.write_events == select.POLLOUT]
+            found = [self._read[place] for place in self._lookout.sleep(seconds, self._waker.fd, writers)]
+            return found or writing
+        events: dict[int, int] = {}
+        by_fd: dict[int, Link] = {}
+        for link in self._read:
+            if not link.stream.may_sleep():
+                return [link]
+            events[link.stream.fd] = link.stream.read_events
+            by_fd[link.stream.fd] = link
+        for link in writing:
+            events[link.stream.fd] = events.get(link.stream.fd, 0) | link.stream.write_events
+            by_fd[link.stream.fd] = link
+        poller = select.poll()
+        poller.register(self._waker.fd, select.POLLIN)
+        for fd, wanted in events.items():
+            if fd >= 0:
+                poller.register(fd, wanted)
+        return [by_fd[fd] for fd, _ in poller.poll(seconds * 1e3) if fd in by_fd]
 
-    def _sleep(self, wait: bool) -> list[tuple[Link, bool]]:
-        self._waker.clear()
-        # From here on whoever changes something sets the waker. So it is looked at afterwards, and not before.
-        self._asleep = True
-        try:
-            writing = [link for link in list(self._links) if link.queued]
-            for link in writing:
-                link.try_push()  # to the point where there is no room: only then will a poll tell of it
-            events: dict[int, int] = {}
-            by_fd: dict[int, Link] = {}
-            for link in self._read:
-                if wait and not link.stream.may_sleep():
-                    return [(link, False)]
-                events[link.stream.fd] = link.stream.read_events
-                by_fd[link.stream.fd] = link
-            for link in writing:
-                events[link.stream.fd] = events.get(link.stream.fd, 0) | link.stream.write_events
-                by_fd[link.stream.fd] = link
-            if self._changed or self._later or (wait and self._workers.ready):
-                return []
-            poller = select.poll()
-            poller.register(self._waker.fd, select.POLLIN)
-            for fd, wanted in events.items():
-                if fd >= 0:
-                    poller.register(fd, wanted)
-            ready = poller.poll(self._wait_ms() if wait else 0)
-        finally:
-            self._asleep = False
-        if any(fd == self._waker.fd for fd, _ in ready):
-            self._waker.drain()
-        return [(by_fd[fd], True) for fd, _ in ready if fd in by_fd]
-
-    def _wait_ms(self) -> float | None:
-        moments = [alarm[0] for alarm in self._alarms[:1]]
-        if self._held:  # what held them back may end without a word
-            moments.append(time.monotonic() + 1e-3)
-        return max(0.0, min(moments) - time.monotonic()) * 1e3 if moments else None
+    def _seconds(self) -> float:
+        """How long the mover may sleep."""
+        seconds = max(0.0, self._alarms[0][0] - time.monotonic()) if self._alarms else LONGEST
+        return min(seconds, 1e-3) if self._held else seconds  # what held links back may end without a word
 
     def _ring_alarms(self) -> None:
         now = time.monotonic()

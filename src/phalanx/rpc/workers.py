@@ -79,7 +79,7 @@ class Workers:
     @property
     def running(self) -> int:
         """Tasks that run now."""
-        return self._running
+        return self._running + (self._since > 0)
 
     @property
     def is_mover(self) -> bool:
@@ -91,6 +91,10 @@ class Workers:
         self._tasks.append(task)
         if not self.is_mover:
             self._wake()
+
+    def add_by_mover(self, task: Task) -> None:
+        """Queues a task that the mover has found: it will look at the queue next."""
+        self._tasks.append(task)
 
     def _wake(self) -> None:
         """A task came from elsewhere: somebody who is free takes it."""
@@ -108,11 +112,11 @@ class Workers:
             yield
             return
         with self._lock:
-            self._running -= 1
             if self._mover is me:
                 self._replace()
             elif self._tasks:
                 self._call_another()
+            self._running -= 1
         try:
             yield
         finally:
@@ -150,6 +154,7 @@ class Workers:
 
     def _replace(self) -> None:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
+        self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
         self._since = 0.0
         self._call_another()
@@ -183,7 +188,7 @@ class Workers:
                 self._threads.discard(me)
 
     def _move(self, me: threading.Thread) -> None:
-        """The mover's life, until another has its part."""
+        """The mover's life, until another has its part. A task that it runs itself counts only once it is replaced."""
         tasks = self._tasks
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
@@ -195,21 +200,20 @@ class Workers:
                 task = tasks.popleft()
             except IndexError:  # another thread took it
                 continue
-            with self._lock:
-                self._running += 1
             self._begun += 1
             self._since = now = time.monotonic()
             if self._watchman_sleeps:
                 self._watchman_bell.set()
             self._run(task)
-            with self._lock:
-                self._running -= 1
-                if self._mover is not me:
-                    return
-                self._since = 0.0
+            if self._mover is not me:
+                break
+            self._since = 0.0
             if now - turned > TURN:
                 self._turn(False)
                 turned = now
+        with self._lock:
+            if self._mover is not me:
+                self._running -= 1
 
     def _run(self, task: Task) -> None:
         try:

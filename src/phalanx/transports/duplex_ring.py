@@ -14,7 +14,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ProtocolError
 from .ring import RingStream, make_ring, open_offer
 from .stream import Buffer, Stream
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
 __all__ = ["DuplexRing", "RingAgreement"]
-
-_NOTHING = memoryview(bytearray())
 
 
 class DuplexRing(RingStream):
@@ -40,25 +37,6 @@ class DuplexRing(RingStream):
         super().__init__(stream, inbound, aside)
         self.inbound = inbound
         self.outbound = outbound
-
-    @property
-    def pending(self) -> bool:
-        return self.inbound.pending
-
-    def may_sleep(self) -> bool:
-        self.inbound.read_into(_NOTHING)  # asks for a byte on the socket with the next ones in the ring
-        return not (self.inbound.pending or self._ended)
-
-    def check(self) -> None:
-        if self._aside:
-            raise ProtocolError(f"{len(self._aside)} bytes came beside a ring")
-        if self._ended is not None and not self.inbound.pending:
-            raise self._ended
-
-    def woken(self) -> None:
-        while self._listen():
-            if self._ended is not None:
-                return
 
     def receive_into(self, view: memoryview) -> int:
         raise NotImplementedError("frames are read by the core: see phalanx.rpc.pipe")

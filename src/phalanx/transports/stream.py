@@ -156,13 +156,6 @@ class Stream:
     def woken(self) -> None:
         """Poll has found something: where bytes come another way, what is on the socket merely wakes."""
 
-    def check(self) -> None:
-        """Where bytes come another way: whether the socket says that nothing more will come.
-
-        Raises:
-            StreamEnded: It does.
-        """
-
     def may_sleep(self) -> bool:
         """Whether a poll will tell of everything that comes from now on. If not, there is something to read."""
         return not self.pending

@@ -235,7 +235,8 @@ class Crew:
             for process in left:
                 process.send_signal(number)
             _wait(left, _KILL)
-        for pid in filter(self._is_ours, alive):  # ranks that outlived their launcher
+        # Ranks that outlived their launcher, and what ranks have started and left behind.
+        for pid in {*filter(self._is_ours, alive), *_with_variable(f"TMPDIR={self._folder}")}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for file in shared:  # what an MPI that was killed could not remove itself
@@ -262,6 +263,16 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.01, deadline - time.monotonic()))
+
+
+def _with_variable(text: str) -> set[int]:
+    """The processes that were started with this `NAME=value`, as far as this user may know."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and text.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+    return found
 
 
 def _shared_files(pids: Sequence[int]) -> set[Path]:

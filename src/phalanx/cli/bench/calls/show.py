@@ -56,6 +56,8 @@ def tables(report: Report) -> Iterator[CallTable]:
 
 def _more(report: Report) -> Iterator[tuple[str, str]]:
     yield from ((name, str(standing)) for name, standing in standings(report))
+    if any(column.name == "torch" for column in report.columns):
+        yield "torch.distributed.rpc", "polls without a rest, so it is stopped while others have their turn"
     yield from left_out(report)
 
 

@@ -8,7 +8,6 @@ This file also runs as a script, in a Python that has neither Phalanx nor msgspe
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import itertools
@@ -32,8 +31,6 @@ __all__ = ["IN_FLIGHT", "Call", "Caller", "Lacks", "Server", "main", "serve", "t
 
 IN_FLIGHT = 64
 """Calls that are under way at once in the cell of that name."""
-
-_PR_SET_PDEATHSIG = 1
 
 Call = Callable[[], Any]
 """One call, or one batch of them, with its arguments bound; gives what came back."""
@@ -153,13 +150,13 @@ def _end_with_the_driver(connection: socket.socket) -> None:
     poller = select.poll()
     poller.register(connection, select.POLLRDHUP)
     poller.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # what it has started goes too: some of Ray's processes would stay for minutes
     os._exit(1)
 
 
 def serve(path: str, rank: int, open_side: Callable[[], Server]) -> None:
     """Makes one side of the contender, and serves one driver until it says that this is the end."""
-    # One that is stopped would not see that the driver is gone: the kernel does.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(os.path.dirname(path))  # a whole path may be longer than the address of a Unix socket can be
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.basename(path))
