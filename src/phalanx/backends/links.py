@@ -32,6 +32,10 @@ class LinkPort(ABC):
     def __init__(self, members: Sequence[int], control: ControlPlane) -> None:
         self.members = tuple(members)
         self.control = control
+        self.on_close: Callable[[], None] | None = None
+        """Called when the world is closed and this port with it."""
+        self.on_abandon: Callable[[], None] | None = None
+        """Called in a forked child: whatever was opened belongs to the parent."""
 
     @abstractmethod
     def start(self) -> None:

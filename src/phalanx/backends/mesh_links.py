@@ -64,8 +64,15 @@ class MeshPort(LinkPort):
         return self._world.roster[rank].pid if self._world.shares_memory_with(rank) else None
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._world.remove_lane(self._key, broken=False)
+        if self.on_close is not None:
+            self.on_close()
 
     def abandon(self) -> None:
-        """In a forked child: its links are let go of by the agent."""
+        """In a forked child: lets go of the descriptors, without a word to anybody."""
+        self._closed = True
+        if self.on_abandon is not None:
+            self.on_abandon()

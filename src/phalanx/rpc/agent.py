@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._native import core
+from ..backends.links import LinkPort
 from ..deadline import Deadline
 from ..errors import Cancelled, ChannelClosed, Closed, PhalanxError, ProtocolError, Timeout, UsageError
 from ..group import Group
@@ -121,9 +123,10 @@ class Agent:
         self._port = port = backend.open_port(context, LANE, everyone, functools.partial(_accept, this))
         self._look = 0.0 if port.crowded else LOOK
         self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
-        self._release = weakref.finalize(
-            self, _shut_down, self._service, self._loop, port, self._callers, self._servers
-        )
+        links = (self._callers, self._servers)
+        self._release = weakref.finalize(self, _shut_down, os.getpid(), self._service, self._loop, port, *links)
+        port.on_close = functools.partial(_close, this)
+        port.on_abandon = functools.partial(_abandon, *links)
         self._control.watch(context, self)
         port.start()
 
@@ -368,11 +371,11 @@ class Agent:
                 raise dst.ended
             return dst
         link = self._callers.get(dst)
-        if link is not None and not self._closed:
+        if link is not None and not self._closed and not self._backend.forked:
             return link
+        self._backend.check_usable()
         if self._closed:
             raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
-        self._backend.check_usable()
         if dst != self.rank:
             self._backend.check_peer(dst)
         lock = self._dialling[dst]
@@ -530,10 +533,31 @@ def _held_back(loop: EventLoop, max_queue: int, link: Link) -> bool:
     return link.held_back or link.service.waiting + loop.under_way >= max_queue
 
 
+def _close(agent: weakref.ref[Agent]) -> None:
+    """The world is closed."""
+    found = agent()
+    if found is not None:
+        found.close(drain=False)
+
+
+def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
+    """In a forked child: the links are the parent's."""
+    for link in [*callers.values(), *servers]:
+        link.stream.abandon()
+
+
 def _shut_down(
-    service: Service, loop: EventLoop, port: Any, callers: dict[int, CallerLink], servers: set[ServerLink]
+    pid: int,
+    service: Service,
+    loop: EventLoop,
+    port: LinkPort,
+    callers: dict[int, CallerLink],
+    servers: set[ServerLink],
 ) -> None:
     """Ends what an agent holds, also when it is collected without having been closed."""
+    if os.getpid() != pid:
+        return  # a forked child: all of it is the parent's
+    port.on_close = None
     port.close()
     for server in list(servers):
         server.closing = True

@@ -23,7 +23,8 @@ READ_AHEAD = 64 << 10
 _CLOSED, _SEVERED, _BROKEN, _BESIDE = -1, -2, -3, -4  # see cpp/phalanx/frame_pipe.hpp
 
 Found = tuple[Any, ...]
-"""Kind, call, head and length of the payload, as they came. A head too long to be read ahead is None, its length last."""
+"""Kind, call, head and length of the payload, as they came. A head too long to be read ahead is None, its length comes
+last."""
 
 
 class Pipe(ABC):
