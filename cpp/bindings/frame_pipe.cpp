@@ -81,12 +81,14 @@ public:
                 return nb::bytes(found, sizeof *found);
             if (found != nullptr && !whole && !pipe_.fits(found->head)) {
                 pipe_.skip(sizeof *found);
+                ++taken_;
                 frames.append(nb::make_tuple(found->kind, found->call, nb::none(), found->payload, found->head));
                 break;
             }
             if (found != nullptr && whole) {
                 nb::bytes head(pipe_.head(), found->head);
                 pipe_.skip(sizeof *found + found->head);
+                ++taken_;
                 frames.append(nb::make_tuple(found->kind, found->call, head, found->payload));
                 if (found->payload != 0) break;
                 continue;
@@ -129,10 +131,20 @@ public:
         if (rings_closed()) return 0;
         const Buffer buffer(view, PyBUF_WRITABLE);
         auto* to = reinterpret_cast<char*>(buffer.data());
-        if (buffer.bytes() < worth_releasing) return pipe_.fill(rings, to, buffer.bytes(), 0);
-        nb::gil_scoped_release release;
-        return pipe_.fill(rings, to, buffer.bytes(), patience_ns);
+        std::size_t count = 0;
+        if (buffer.bytes() < worth_releasing) {
+            count = pipe_.fill(rings, to, buffer.bytes(), 0);
+        } else {
+            nb::gil_scoped_release release;
+            count = pipe_.fill(rings, to, buffer.bytes(), patience_ns);
+        }
+        taken_ += count;
+        return count;
     }
+
+    // How many bytes were ever written, and bytes and frames taken out: an interrupt may come between a call and whoever notes its result.
+    std::uint64_t written() const noexcept { return written_; }
+    std::uint64_t taken() const noexcept { return taken_; }
 
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
@@ -154,9 +166,15 @@ private:
         if (out_ != nullptr) stay.emplace(*out_);
         const FramePipe::Rings rings = open_rings();
         if (rings_closed()) return 0;
-        if (total < worth_releasing) return pipe_.send(rings, parts, 0);
-        nb::gil_scoped_release release;
-        return pipe_.send(rings, parts, patience_ns);
+        std::size_t count = 0;
+        if (total < worth_releasing) {
+            count = pipe_.send(rings, parts, 0);
+        } else {
+            nb::gil_scoped_release release;
+            count = pipe_.send(rings, parts, patience_ns);
+        }
+        written_ += count;
+        return count;
     }
 
     FramePipe::Rings open_rings() const noexcept {
@@ -172,6 +190,8 @@ private:
     RingOut* out_;
     int socket_;
     FramePipe pipe_;
+    std::uint64_t written_ = 0;
+    std::uint64_t taken_ = 0;  // frames count as one
 };
 
 // Looks at several pipes for a short while, without the GIL: what the agent's thread does before it sleeps.
@@ -268,6 +288,8 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
              nb::arg("outbound").none(), nb::arg("read_ahead"))
         .def_prop_ro("ended", &Pipe::ended)
         .def_prop_ro("ahead", &Pipe::ahead)
+        .def_prop_ro("written", &Pipe::written)
+        .def_prop_ro("taken", &Pipe::taken)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait"), nb::arg("waker"), nb::arg("writes"))

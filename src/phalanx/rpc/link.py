@@ -117,7 +117,7 @@ class Link(ABC):
         self._max_message = max_message
         self._limits = limits
         self._look = look
-        # Re-entrant: the collection of a handle may send in the middle of another send of its thread.
+        # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
         self._sending = threading.RLock()
         self._ending = threading.RLock()
         self._unsent: deque[_Unsent] = deque()
@@ -133,6 +133,10 @@ class Link(ABC):
         self._waiting: list[Goal] = []
         self._waker: Waker | None = None
         """Of a mover that sleeps."""
+        self._written = self._taken = 0
+        """What of the pipe's counts this side has noted."""
+        self._in_hand = False
+        """Whether frames were taken from the pipe that are not yet handled."""
         self.driven = 0.0
         """When somebody who waited for something moved it last."""
         self.watched = True
@@ -144,6 +148,11 @@ class Link(ABC):
     def stream(self) -> Stream:
         """The connection."""
         return self.pipe.stream
+
+    def use(self, stream: Stream) -> None:
+        """Goes over to another stream on the same connection."""
+        self.pipe = open_pipe(stream)
+        self._written = self._taken = 0
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
 
@@ -183,12 +192,16 @@ class Link(ABC):
             try:
                 if not self._unsent:
                     count = self.pipe.send(kind, call, head, buffers, payload)
+                    self._written += count
                     if count == total:
                         return True
                     self.pipe.check()
                 self._queue(call, [pack_header(kind, len(head), call, payload), head, *buffers], count)
             except (StreamEnded, ProtocolError) as ended:
                 failure = ended
+            except BaseException:
+                self._interrupted()
+                raise
         if failure is not None:
             self.over(failure)
             assert self.ended is not None
@@ -214,6 +227,7 @@ class Link(ABC):
             while self._unsent:
                 first = self._unsent[0]
                 count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
+                self._written += count
                 if not count:
                     first.begun = first.begun or self.stream.must_repeat
                     self.pipe.check()
@@ -259,6 +273,7 @@ class Link(ABC):
         frames: list[Frame] = []
         if self._frame is not None:
             if self._fill(self._frame):
+                self._in_hand = True
                 frames.append(self._frame)
                 self._frame = None
             elif wait > 0:
@@ -269,10 +284,12 @@ class Link(ABC):
         if frames:
             look = wait = 0.0
         found = self.pipe.pull(look, BATCH, wait, waker, bool(self._unsent))
+        self._taken += len(found)
         if not found:
             if not frames:
                 self.pipe.check()
             return frames
+        self._in_hand = True
         for kind_value, call, head, payload, *long_head in found:
             size = long_head[0] if head is None else len(head)
             kind = check_lengths(kind_value, size, payload, self._max_message)
@@ -321,6 +338,7 @@ class Link(ABC):
             if room is None:  # it is dropped
                 room = memoryview(bytearray(min(self._left, SCRATCH)))
             count = self.pipe.fill(room[:SLICE])
+            self._taken += count
             if not count:
                 self.pipe.check()
                 return False
@@ -344,6 +362,8 @@ class Link(ABC):
 
         Called by whoever holds `moving`.
         """
+        if self.ended is not None:
+            return False
         try:
             moved = bool(self._unsent) and self.push()
             frames = self.pull(look, 0.0 if moved else wait, waker)
@@ -352,7 +372,20 @@ class Link(ABC):
         except (StreamEnded, ProtocolError) as ended:
             self.over(ended)
             return True
+        except BaseException:
+            self._interrupted()
+            raise
+        self._in_hand = False
         return moved or bool(frames)
+
+    def _interrupted(self) -> None:
+        """Ctrl-C, or whatever else a signal handler raises.
+
+        If it came between moving bytes and noting that, nobody knows any more where the next frame begins, or which
+        answers were lost: the link ends.
+        """
+        if self._in_hand or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
+            self.over(ChannelClosed(self.peer, "an interrupt came in the middle of a message"))
 
     def wait(self, goal: Goal, deadline: Deadline) -> bool:
         """Waits for a goal, and moves the bytes if nobody else does; False if the deadline came first."""
@@ -452,7 +485,8 @@ class Link(ABC):
     def dispose(self) -> None:
         """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""
         if self.ended is not None and self.moving.acquire(blocking=False):
-            self.stream.close()
+            with self._sending:
+                self.stream.close()
             self.moving.release()
 
 

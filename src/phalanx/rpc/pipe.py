@@ -76,6 +76,16 @@ class Pipe(ABC):
     def ahead(self) -> bytes:
         """What was read and not yet looked at."""
 
+    @property
+    @abstractmethod
+    def written(self) -> int:
+        """Bytes that were ever written."""
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """Frames that `pull` and bytes that `fill` ever gave."""
+
     @abstractmethod
     def check(self) -> None:
         """After something that did less than it could.
@@ -132,6 +142,16 @@ class _NativePipe(Pipe):
         assert self.native is not None
         return self.native.ahead
 
+    @property
+    def written(self) -> int:
+        assert self.native is not None
+        return self.native.written
+
+    @property
+    def taken(self) -> int:
+        assert self.native is not None
+        return self.native.taken
+
     def check(self) -> None:
         assert self.native is not None
         ended = self.native.ended
@@ -152,12 +172,15 @@ class _StreamPipe(Pipe):
         self._buffer = bytearray(READ_AHEAD)
         self._view = memoryview(self._buffer)
         self._start = self._stop = 0
+        self._written = self._taken = 0
 
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
         return self.send_rest([pack_header(kind, len(head), call, payload) + head, *buffers])
 
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
-        return self.stream.send(buffers[:IOV_MAX])
+        count = self.stream.send(buffers[:IOV_MAX])
+        self._written += count
+        return count
 
     def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         frames = self._pull(most)
@@ -189,12 +212,14 @@ class _StreamPipe(Pipe):
                 at = self._start + HEADER_SIZE
                 if HEADER_SIZE + head_size <= available:
                     self._start = at + head_size
+                    self._taken += 1
                     frames.append((kind, call, bytes(self._view[at : self._start]), payload))
                     if payload:
                         break
                     continue
                 if HEADER_SIZE + head_size > READ_AHEAD:
                     self._start = at
+                    self._taken += 1
                     frames.append((kind, call, None, payload, head_size))
                     break
             if received:
@@ -215,11 +240,20 @@ class _StreamPipe(Pipe):
             if not more:
                 break
             count += more
+        self._taken += count
         return count
 
     @property
     def ahead(self) -> bytes:
         return bytes(self._view[self._start : self._stop])
+
+    @property
+    def written(self) -> int:
+        return self._written
+
+    @property
+    def taken(self) -> int:
+        return self._taken
 
     def check(self) -> None:
         """Its methods raise by themselves."""

@@ -30,7 +30,6 @@ from .context import CallContext, _current
 from .event_loop import EventLoop, soon
 from .link import QUEUED, Frame, Link
 from .payload import NOT_QUICK, encode_error, encode_value, plan_call, quick_call, quick_value
-from .pipe import open_pipe
 from .registry import Function, Registry
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class ServerLink(Link):
         if agreement is None:
             raise ProtocolError("it offers shared memory, but shares none with this rank")
         if words == b"\x01":
-            self.pipe = open_pipe(agreement.stream(self.pipe.ahead))
+            self.use(agreement.stream(self.pipe.ahead))
             self._agreed = True
             self.service.watch_anew()
         elif words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import select
 import threading
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .._core import Lookout
 
 __all__ = ["Service"]
+
+logger = logging.getLogger("phalanx.rpc")
 
 LONGEST = 3600.0
 """Seconds that the mover sleeps at most."""
@@ -160,6 +163,9 @@ class Service:
             if polled:
                 link.pipe.woken()
             link.move(look, seconds, self._waker.fd)
+        except Exception as error:  # of ours: the other links still have to be served
+            logger.exception("the calls of rank %d cannot be served", link.peer)
+            link.over(error)
         finally:
             link.let_go()
         if link.ended is not None or not link.watched:
