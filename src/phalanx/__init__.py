@@ -13,43 +13,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import backends, errors
-from .config import Options, TlsOptions
-from .errors import (
-    AuthenticationFailed,
-    BackendUnavailable,
-    Cancelled,
-    ChannelClosed,
-    Closed,
-    ConfigError,
-    Desync,
-    FunctionNotFound,
-    InvalidArgument,
-    InvalidMessage,
-    InvalidRank,
-    InvalidWorldSize,
-    MissingVariable,
-    NoConnection,
-    PeerLost,
-    PhalanxError,
-    ProtocolError,
-    RemoteError,
-    RendezvousError,
-    RpcError,
-    SelfSend,
-    SizeMismatch,
-    Timeout,
-    UnsupportedArray,
-    UnsupportedOp,
-    UsageError,
-    WorldNotFormed,
-)
-from .group import Group, Work
-from .types import Address, Received, ReduceOp
-from .world import init
-
 if TYPE_CHECKING:
-    from . import rpc, testing
+    from . import backends, errors, rpc, testing
+    from .config import Options, TlsOptions
+    from .errors import (
+        AuthenticationFailed,
+        BackendUnavailable,
+        Cancelled,
+        ChannelClosed,
+        Closed,
+        ConfigError,
+        Desync,
+        FunctionNotFound,
+        InvalidArgument,
+        InvalidMessage,
+        InvalidRank,
+        InvalidWorldSize,
+        MissingVariable,
+        NoConnection,
+        PeerLost,
+        PhalanxError,
+        ProtocolError,
+        RemoteError,
+        RendezvousError,
+        RpcError,
+        SelfSend,
+        SizeMismatch,
+        Timeout,
+        UnsupportedArray,
+        UnsupportedOp,
+        UsageError,
+        WorldNotFormed,
+    )
+    from .group import Group, Work
+    from .types import Address, Received, ReduceOp
+    from .world import init
 
 __version__ = "0.1.0"
 
@@ -96,11 +94,31 @@ __all__ = [
     "testing",
 ]
 
-_LAZY = ("rpc", "testing")
-"""Parts that a training job does not need: imported when first used."""
+_HOMES = {
+    "Address": "types",
+    "Group": "group",
+    "Options": "config",
+    "Received": "types",
+    "ReduceOp": "types",
+    "TlsOptions": "config",
+    "Work": "group",
+    "init": "world",
+}
+"""Where the public names live that are neither errors nor parts of the package themselves."""
+_PARTS = frozenset({"backends", "errors", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Everything is imported when it is first used: torch loads this package with itself, wherever it is installed.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _PARTS:
+        found: Any = importlib.import_module(f".{name}", __name__)
+    else:
+        found = getattr(importlib.import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
