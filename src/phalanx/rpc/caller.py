@@ -164,15 +164,22 @@ class CallerLink(Link):
             if not sent and self.queued > QUEUED:
                 self.wait_for_room(pending)
         except BaseException:
-            self.calls.pop(number, None)
+            self._withdraw(number)
             raise
 
     def notify(self, name: str, deadline: Deadline, outgoing: Outgoing) -> None:
-        """Sends a request without an answer."""
-        if not self.send(Kind.NOTIFY, 0, outgoing.head, outgoing.buffers, outgoing.payload):
-            # Its arrays are the caller's again when this returns.
-            pending = Pending(name, deadline, None)
-            self.wait_for_room(pending, 0)
+        """Sends a request without an answer. Its arrays are the caller's again when this returns."""
+        number = next(self._numbers)
+        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload):
+            return
+        if not outgoing.buffers and self.queued <= QUEUED:
+            self.needs_mover()
+            return
+        try:
+            self.wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
+        except BaseException:
+            self.give_up(number)
+            raise
 
     def finish(self, pending: Pending) -> Any:
         """Waits for the answer, and returns or raises what it says."""
@@ -239,12 +246,17 @@ class CallerLink(Link):
 
     def _abandon(self, pending: Pending, error: BaseException | None) -> None:
         """Gives a call up, unless its answer has come: the other side is told, and its memory is the caller's again."""
-        if self.calls.pop(pending.number, None) is None:
-            return
+        if self._withdraw(pending.number):
+            pending.finish(error)
+
+    def _withdraw(self, number: int) -> bool:
+        """Nobody waits for this call any more; False if nobody did."""
+        if self.calls.pop(number, None) is None:
+            return False
         self._freed()
-        if self.ended is None and not self.give_up(pending.number):
-            self._tell(Kind.CANCEL, pending.number)
-        pending.finish(error)
+        if self.ended is None and not self.give_up(number):
+            self._tell(Kind.CANCEL, number)
+        return True
 
     def _tell(self, kind: Kind, number: int, head: bytes = b"") -> None:
         try:
@@ -294,7 +306,8 @@ class CallerLink(Link):
         try:
             self.start(pending, outgoing)
         except BaseException:
-            self.attended()
+            if not pending.done:
+                self.attended()
             raise
         if not self.watched and not self._in_grace:
             self._in_grace = True
@@ -412,10 +425,7 @@ class CallerLink(Link):
 
     def close_stream_of(self, number: int) -> None:
         """The reader of a stream wants no more."""
-        if self.calls.pop(number, None) is not None:
-            self._freed()
-            if self.ended is None:
-                self._tell(Kind.CANCEL, number)
+        self._withdraw(number)
 
 
 class _Room(Goal):

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import logging
+import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Generator
@@ -39,6 +40,8 @@ __all__ = ["CREATE", "ServerLink"]
 
 logger = logging.getLogger("phalanx.rpc")
 
+LONG = 64 << 10
+"""Bytes from which a request counts for what may wait; shorter ones are bounded by their number."""
 CREATE = (1 << 63) - 1
 """As the target of a call: make an instance of the class that is named."""
 
@@ -76,7 +79,8 @@ class ServerLink(Link):
         self._agreed = False
         self.requests: dict[int, Request] = {}
         self.waiting_bytes = 0
-        """Of requests that have not begun."""
+        """Of long requests that have not begun."""
+        self._counting = threading.Lock()
         self.closing = False
         self._objects: dict[int, tuple[str, Any]] = {}
         self._object_numbers = itertools.count(1)
@@ -94,13 +98,15 @@ class ServerLink(Link):
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
         if kind is Kind.REQUEST or kind is Kind.NOTIFY:
-            request = Request(self, frame)
+            request = Request(self, frame, frame.call if kind is Kind.REQUEST else 0)
             if kind is Kind.REQUEST:
                 if frame.call in self.requests:
                     self.over(ProtocolError(f"call {frame.call} was made twice"))
                     return
                 self.requests[frame.call] = request
-            self.waiting_bytes += frame.size
+            if frame.size > LONG:
+                with self._counting:
+                    self.waiting_bytes += frame.size
             self.service.add_by_mover(request)
         elif kind is Kind.CANCEL:
             given_up = self.requests.get(frame.call)
@@ -224,11 +230,24 @@ class ServerLink(Link):
 class Request:
     """A call from when it came until it is answered. Calling it runs it."""
 
-    __slots__ = ("_came", "_credit", "_frames", "_generator", "_more", "_ran", "_rests", "context", "link", "number")
+    __slots__ = (
+        "_came",
+        "_credit",
+        "_flow",
+        "_frames",
+        "_generator",
+        "_more",
+        "_ran",
+        "_rests",
+        "context",
+        "link",
+        "number",
+    )
 
-    def __init__(self, link: ServerLink, frame: Frame) -> None:
+    def __init__(self, link: ServerLink, frame: Frame, number: int) -> None:
         self.link = link
-        self.number = frame.call
+        self.number = number
+        """Of the call; 0 if it is not answered."""
         self._frames = [frame]
         """Whoever takes it out decides what becomes of the call: it is run, or it was cancelled before."""
         self._came = time.monotonic()
@@ -236,6 +255,8 @@ class Request:
         self._ran = False
         """Whether the handler was entered: what is raised then is its own."""
         self._generator: Generator[Any, None, Any] | None = None
+        self._flow: threading.Lock | None = None
+        """Of a stream: guards the credit, and whether it rests."""
         self._credit = 0
         self._rests = False
         """Whether the generator waits for its reader."""
@@ -247,7 +268,9 @@ class Request:
             frame = self._frames.pop()
         except IndexError:
             return None
-        self.link.waiting_bytes -= frame.size
+        if frame.size > LONG:
+            with self.link._counting:
+                self.link.waiting_bytes -= frame.size
         return frame
 
     def __call__(self) -> None:
@@ -320,8 +343,11 @@ class Request:
             return
         if self.context is not None:
             self.context.cancel()
-        if self._rests:
-            self._rests = False
+        if self._flow is None:
+            return
+        with self._flow:
+            rested, self._rests = self._rests, False
+        if rested:
             self.link.service.add(self._close_generator)
 
     # -- streams -------------------------------------------------------------------------------------------------------
@@ -332,25 +358,25 @@ class Request:
                 pass
             return
         self._generator = generator
+        self._flow = threading.Lock()
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)
         self._go_on()
 
     def _go_on(self) -> None:
         """Sends items as long as the reader can take them; the thread is free while it cannot."""
-        generator, context = self._generator, self.context
+        generator, context, flow = self._generator, self.context, self._flow
         assert generator is not None
         assert context is not None
+        assert flow is not None
         token = _current.set(context)
         try:
             while not context._cancelled:
-                if self._credit <= 0:
-                    self._rests = True
-                    # The reader may have said just now that it can take more.
-                    if self._credit <= 0 or not self._rests:
+                with flow:
+                    if self._credit <= 0:
+                        self._rests = True
                         return
-                    self._rests = False
-                self._credit -= 1
+                    self._credit -= 1
                 self.link.answer(Kind.ITEM, self.number, next(generator))
         except StopIteration:
             self._answer(None)
@@ -370,13 +396,15 @@ class Request:
 
     def grant(self, items: int) -> None:
         """The reader can take more items. Called by the mover."""
-        self._credit = min(self._credit + items, WINDOW)
-        more = self._more
-        if more is not None:
-            more()
-        elif self._rests:
-            self._rests = False
-            self.link.service.add(self._go_on)
+        if self._flow is None:  # it is no stream
+            return
+        with self._flow:
+            self._credit = min(self._credit + items, WINDOW)
+            rested, self._rests = self._rests, False
+        if self._more is not None:
+            self._more()
+        elif rested:
+            self.link.service.add_by_mover(self._go_on)
 
     # -- coroutines ----------------------------------------------------------------------------------------------------
 
@@ -401,6 +429,7 @@ class Request:
 
         granted = asyncio.Event()
         self._more = functools.partial(soon, asyncio.get_running_loop(), granted.set)
+        self._flow = threading.Lock()
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)
         async for item in items:
@@ -408,7 +437,8 @@ class Request:
                 granted.clear()
                 if self._credit <= 0:
                     await granted.wait()
-            self._credit -= 1
+            with self._flow:
+                self._credit -= 1
             self.link.answer(Kind.ITEM, self.number, item)
         self._answer(None)
 

@@ -170,6 +170,8 @@ class Service:
             link.let_go()
         if link.ended is not None or not link.watched:
             self.forget(link)
+        elif link.exclusive and self._held_back(link):
+            self._changed = True
 
     def _rebuild(self) -> None:
         with self._lock:

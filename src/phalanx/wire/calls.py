@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
     REQUEST = 1
     """Call a function: name, target, seconds left, arguments. It will be answered."""
     NOTIFY = 2
-    """The same without an answer; its number is 0."""
+    """The same without an answer."""
     CANCEL = 3
     """The caller has given this call up, or no longer reads this stream."""
     CREDIT = 4
