@@ -48,6 +48,7 @@ PUBLIC = [
     "backends",
     "errors",
     "init",
+    "parallel",
     "rpc",
     "testing",
 ]

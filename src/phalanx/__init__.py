@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, errors, rpc, testing
+    from . import backends, errors, parallel, rpc, testing
     from .config import Options, TlsOptions
     from .errors import (
         AuthenticationFailed,
@@ -90,6 +90,7 @@ __all__ = [
     "backends",
     "errors",
     "init",
+    "parallel",
     "rpc",
     "testing",
 ]
@@ -105,7 +106,7 @@ _HOMES = {
     "init": "world",
 }
 """Where the public names live that are neither errors nor parts of the package themselves."""
-_PARTS = frozenset({"backends", "errors", "rpc", "testing"})
+_PARTS = frozenset({"backends", "errors", "parallel", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:
