@@ -65,9 +65,7 @@ def init(
     _apply_log_level(launch.rank)
     resolved = (options or Options()).resolve()
     group = Group(_backend(backend, launch, auth, timeout, resolved), _owns_backend=True)
-    _worlds.add(group)
-    group._closers.append(functools.partial(_worlds.discard, group))
-    _watch_for_the_end()
+    close_at_exit(group)
     return group
 
 
@@ -107,6 +105,13 @@ def _backend(
 _worlds: set[Group] = set()
 """Worlds that are open: one that nobody holds any more still says goodbye at the end of the program."""
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def close_at_exit(group: Group) -> None:
+    """Closes the group of a world at the end of the program, and tells its ranks if an exception ends this one."""
+    _worlds.add(group)
+    group._closers.append(functools.partial(_worlds.discard, group))
+    _watch_for_the_end()
 
 
 @functools.cache  # once per process

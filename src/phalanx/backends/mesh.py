@@ -15,6 +15,7 @@ from .links import Accept, LinkPort
 from .mesh_world import MeshWorld
 
 if TYPE_CHECKING:
+    from ..rendezvous.meeting import Meeting
     from .classic import ClassicWorld
 
 __all__ = ["MeshBackend"]
@@ -73,11 +74,21 @@ class MeshBackend(LaneBackend):
 
     @classmethod
     def from_launch(
-        cls, launch: Launch, *, auth: Literal["token", "none"], timeout: float, options: Options
+        cls,
+        launch: Launch,
+        *,
+        auth: Literal["token", "none"],
+        timeout: float,
+        options: Options,
+        meeting: Meeting | None = None,
     ) -> MeshBackend:
-        """The backend of a rank whose place was found by `phalanx.config.detect`."""
+        """The backend of a rank whose place was found by `phalanx.config.detect`.
+
+        Args:
+            meeting: Where the ranks meet, if that was arranged by other means; the backend closes it.
+        """
         backend = cls.__new__(cls)
-        backend._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options), timeout)
+        backend._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options, meeting=meeting), timeout)
         return backend
 
     def _start(self, world: MeshWorld | ClassicWorld, timeout: float) -> None:

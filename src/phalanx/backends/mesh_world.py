@@ -18,7 +18,7 @@ from ..rendezvous.addresses import listen_host, reachable_at
 from ..rendezvous.control import ControlClient, Statuses
 from ..rendezvous.host import host_id, hostname, memory_id
 from ..rendezvous.join import dial
-from ..rendezvous.meeting import arrange
+from ..rendezvous.meeting import Meeting, arrange
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..transports.tcp import check_tls, listen
@@ -51,11 +51,22 @@ logger = logging.getLogger("phalanx.backends")
 class MeshWorld(ControlPlane):
     """A rank's place in the mesh: its listener, its control connection, and the roster. Shared by all lanes.
 
+    Args:
+        meeting: Where the ranks meet, if that is known already; it is closed with the world. Without it, it is arranged.
+
     Raises:
         RendezvousError: The world did not form.
     """
 
-    def __init__(self, launch: Launch, *, auth: Literal["token", "none"], timeout: float, options: Options) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        auth: Literal["token", "none"],
+        timeout: float,
+        options: Options,
+        meeting: Meeting | None = None,
+    ) -> None:
         super().__init__(launch.rank)
         if auth not in ("token", "none"):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
@@ -73,7 +84,7 @@ class MeshWorld(ControlPlane):
         self.roster: list[Member] = []
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
-        self.meeting = arrange(launch, auth=auth, options=options, deadline=deadline)
+        self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)
         self._reactor = Reactor("phalanx-control")
         try:
             self._join(launch, deadline)

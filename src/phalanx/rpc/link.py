@@ -71,16 +71,11 @@ class Goal:
         self.done = False
         self._sleep: Any = None
 
-    def sleep(self, seconds: float) -> None:
-        """Waits until `wake`, while another thread moves the bytes."""
-        if seconds > 0:
-            self._sleep.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-
-    def prepare(self) -> None:
-        """From now on `wake` is heard."""
-        lock = threading.Lock()
+    def prepare(self) -> Any:
+        """From now on `wake` is heard; returns what to sleep on, until then."""
+        lock = self._sleep = threading.Lock()
         lock.acquire()
-        self._sleep = lock
+        return lock
 
     def wake(self) -> None:
         """It is done, or somebody has to move the bytes."""
@@ -92,10 +87,11 @@ class Goal:
 class _Unsent:
     """A frame that could not be written at once."""
 
-    __slots__ = ("begun", "call", "views")
+    __slots__ = ("begun", "request", "views")
 
-    def __init__(self, call: int, views: deque[memoryview], begun: bool) -> None:
-        self.call = call
+    def __init__(self, request: int, views: deque[memoryview], begun: bool) -> None:
+        self.request = request
+        """The number of the call, if it is a request."""
         self.views = views
         self.begun = begun
 
@@ -196,7 +192,8 @@ class Link(ABC):
                     if count == total:
                         return True
                     self.pipe.check()
-                self._queue(call, [pack_header(kind, len(head), call, payload), head, *buffers], count)
+                request = call if kind in (Kind.REQUEST, Kind.NOTIFY) else 0
+                self._queue(request, [pack_header(kind, len(head), call, payload), head, *buffers], count)
             except (StreamEnded, ProtocolError) as ended:
                 failure = ended
             except BaseException:
@@ -209,11 +206,11 @@ class Link(ABC):
         self.wake_mover()  # it has to look for room, too
         return False
 
-    def _queue(self, call: int, views: Sequence[Buffer], count: int) -> None:
+    def _queue(self, request: int, views: Sequence[Buffer], count: int) -> None:
         rest = deque(memoryview(view) for view in views if len(view))
         total = sum(len(view) for view in rest)
         _drop(rest, count)
-        self._unsent.append(_Unsent(call, rest, count > 0))
+        self._unsent.append(_Unsent(request, rest, count > 0))
         self.queued += total - count
 
     def push(self) -> bool:
@@ -250,7 +247,7 @@ class Link(ABC):
         """The memory of a call's request is the caller's again. True if none of the request was sent."""
         with self._sending:
             for unsent in self._unsent:
-                if unsent.call != call:
+                if unsent.request != call:
                     continue
                 if not unsent.begun:
                     self._unsent.remove(unsent)
@@ -397,11 +394,11 @@ class Link(ABC):
                     self.driven = time.monotonic()
                     self.release()
             else:
-                goal.prepare()
+                woken = goal.prepare()
                 self._waiting.append(goal)
                 # The mover may have left just before: then nobody would wake this thread.
                 if not goal.done and self.moving.locked():
-                    goal.sleep(deadline.remaining())
+                    woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
                 if goal in self._waiting:
                     self._waiting.remove(goal)
             if not goal.done and deadline.expired:
