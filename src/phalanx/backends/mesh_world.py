@@ -12,7 +12,7 @@ from typing import Literal
 from .._native import core
 from ..config import Launch, Options
 from ..deadline import Deadline
-from ..errors import ConfigError, PhalanxError, Timeout, WorldNotFormed
+from ..errors import ConfigError, PeerLost, PhalanxError, Timeout, WorldNotFormed
 from ..rendezvous.acceptor import Acceptor
 from ..rendezvous.addresses import listen_host, reachable_at
 from ..rendezvous.control import ControlClient, Statuses
@@ -20,7 +20,7 @@ from ..rendezvous.host import host_id, hostname, memory_id
 from ..rendezvous.join import dial
 from ..rendezvous.meeting import Meeting, arrange
 from ..transports.reactor import Reactor
-from ..transports.stream import Stream
+from ..transports.stream import Refused, Stream
 from ..transports.tcp import check_tls, listen
 from ..types import Address
 from ..wire.control import Member
@@ -42,6 +42,8 @@ STATUS_TIMEOUT = 0.6
 
 The directory itself waits half of it.
 """
+GONE_AFTER = 0.5
+"""Seconds after which a rank at whose address nobody listens is taken for lost."""
 PARKED = 256
 """Connections of one rank that may wait for this rank to make their groups."""
 
@@ -138,12 +140,24 @@ class MeshWorld(ControlPlane):
 
         Raises:
             Timeout: It did not answer in time.
+            PeerLost: Nobody listens there any more.
             Rejected: It does not want this connection.
         """
         hello = Hello(Role.CHANNEL, self.rank, self.size, rank, *key)
         address = self.address_of(rank)
         try:
-            return dial([address], hello, self.meeting.token, self.options, deadline, who=f"rank {rank}", check=check)
+            return dial(
+                [address],
+                hello,
+                self.meeting.token,
+                self.options,
+                deadline,
+                who=f"rank {rank}",
+                check=check,
+                gone_after=GONE_AFTER,
+            )
+        except Refused:  # it did listen there: it is gone, and so is the directory, or it would have said so
+            raise PeerLost(rank, f"nobody listens at {address} any more") from None
         except WorldNotFormed:
             raise self.no_answer(rank, deadline) from None
 

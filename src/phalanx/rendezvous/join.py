@@ -12,7 +12,7 @@ from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import AuthenticationFailed, NoConnection, ProtocolError, Timeout, WorldNotFormed
 from ..transports.reactor import Reactor
-from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
+from ..transports.stream import Refused, Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import check_tls, connect
 from ..types import Address
 from ..wire import control as say
@@ -57,6 +57,7 @@ def dial(
     who: str,
     missing: Sequence[int] = (),
     check: Callable[[], None] = lambda: None,
+    gone_after: float = float("inf"),
 ) -> Stream:
     """Connects to the first address where somebody proves to know the token; tries again until the deadline.
 
@@ -64,8 +65,10 @@ def dial(
         who: Whom this is about, for messages: "the directory" or "rank 3".
         missing: The ranks that are missing if nobody ever answers.
         check: Called between tries and while waiting; it may raise to end them.
+        gone_after: Seconds after which somebody who did listen there is taken for gone, if nobody does.
 
     Raises:
+        Refused: Nobody listens there any more.
         AuthenticationFailed: The tokens, versions or modes differ.
         Rejected: The other side refused for good.
         WorldNotFormed: Nobody answered before the deadline.
@@ -88,6 +91,8 @@ def dial(
                 reason = f"{address}: {error}"
             except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
                 reason = str(error)
+                if isinstance(error, Refused) and time.monotonic() - started > gone_after:
+                    raise
             check()
         if deadline.remaining() <= pause:
             break

@@ -21,7 +21,7 @@ from ..errors import Timeout
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IOV_MAX", "Stream", "StreamEnded", "TlsStream", "ended_with", "read_exactly", "write_all"]
+__all__ = ["IOV_MAX", "Refused", "Stream", "StreamEnded", "TlsStream", "ended_with", "read_exactly", "write_all"]
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 64
@@ -39,6 +39,10 @@ class StreamEnded(ConnectionError):
         super().__init__(reason)
         self.reason = reason
         self.clean = clean
+
+
+class Refused(StreamEnded):
+    """Nobody listens there."""
 
 
 def _ended(error: OSError) -> StreamEnded:

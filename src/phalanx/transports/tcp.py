@@ -16,7 +16,7 @@ from ..config.options import TlsOptions
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError
 from ..types import Address
-from .stream import Stream, StreamEnded, TlsStream, no_check, wait_ready
+from .stream import Refused, Stream, StreamEnded, TlsStream, no_check, wait_ready
 
 if TYPE_CHECKING:
     import ssl
@@ -155,10 +155,10 @@ def connect(
         check: Called while it waits; it may raise to end it.
 
     Raises:
-        StreamEnded: Nobody answers there now; trying again may help.
+        StreamEnded: Nobody answers there now; trying again may help. `Refused` if nobody listens.
         NoConnection: The name cannot be resolved.
     """
-    reason = "no address"
+    reason, refused = "no address", False
     found = resolve(address)
     for number, (family, sockaddr) in enumerate(found):
         share = deadline.sooner(deadline.remaining() / (len(found) - number))
@@ -185,10 +185,11 @@ def connect(
         except OSError as error:
             sock.close()
             reason = error.strerror or str(error)
+            refused = isinstance(error, ConnectionRefusedError)
         except BaseException:
             sock.close()
             raise
-    raise StreamEnded(reason)
+    raise Refused(reason) if refused else StreamEnded(reason)
 
 
 def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline, check: Callable[[], None]) -> None:
