@@ -93,7 +93,7 @@ public:
                 if (found->payload != 0) break;
                 continue;
             }
-            if (received || rings_closed()) break;
+            if (received || frames.size() != 0 || rings_closed()) break;
             received = true;
             bool came = pipe_.receive(rings, 0);
             if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {

@@ -222,7 +222,7 @@ class _StreamPipe(Pipe):
                     self._taken += 1
                     frames.append((kind, call, None, payload, head_size))
                     break
-            if received:
+            if received or frames:
                 break
             received = True
             if self._start:

@@ -205,9 +205,10 @@ class Workers:
             if self._watchman_sleeps:
                 self._watchman_bell.set()
             self._run(task)
-            if self._mover is not me:
-                break
-            self._since = 0.0
+            with self._lock:  # the watchman may be about to replace this thread
+                if self._mover is not me:
+                    break
+                self._since = 0.0
             if now - turned > TURN:
                 self._turn(False)
                 turned = now
