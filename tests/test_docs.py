@@ -181,6 +181,9 @@ def test_the_list_of_what_works_is_true() -> None:
         verbs = re.findall(r"`(\w+)`", table[area][0])
         assert verbs
         assert not [verb for verb in verbs if not callable(getattr(px.Group, verb, None))]
-    assert not hasattr(px, "rpc")
+    assert "remote_calls.md" in table["remote calls"][0]
+    assert hasattr(px.rpc, "Agent")
+    assert "`DDP`" in table["training"][0]
+    assert hasattr(px.parallel, "DDP")
     assert "`group.empty`" in table["on one machine"][0]
     assert hasattr(px.Group, "empty")

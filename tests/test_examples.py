@@ -21,11 +21,25 @@ LAUNCHED = {
     ],
     "objects.py": ["rank 0 sent the settings", "rank 1 is process", "has weights of shape (64, 128)"],
     "train_numpy.py": ["{n} ranks, 400 steps", "replicas identical: yes"],
+    "parameter_server.py": ["loss in the beginning", "loss after 200 updates", "rank 1: 300 gradients", "final loss"],
+    "evaluator.py": [
+        "step 200: 92.8% of the images are right in 12 of 12 batches",
+        "step 1000: 96.1% of the images are right in 12 of 12 batches, known after training",
+        "cancelled: True",
+        "evaluator: gave step 1000 up after",
+        "batch 3: loss 0.128 on 32 images",
+    ],
 }
 ALONE = {
     "hello.py": ["Hello from rank 0 of 1", "Alone"],
     "objects.py": ["rank 0 sent the settings", "to 0 others"],
     "train_numpy.py": ["1 ranks, 400 steps", "replicas identical: yes"],
+    "parameter_server.py": ["loss after 300 updates", "rank 0: 300 gradients", "final loss"],
+    "evaluator.py": [
+        "step 1000: 96.1% of the images are right in 12 of 12 batches, known after training",
+        "cancelled: True",
+        "batch 3: loss 0.128 on 32 images",
+    ],
 }
 
 
@@ -59,6 +73,25 @@ def test_training_learns() -> None:
     accuracy = re.search(r"([\d.]+)% of the test images are right", done.stdout)
     assert accuracy, done.stdout + done.stderr
     assert float(accuracy[1]) > 95
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_parameter_server_learns_from_all_workers(ranks: int) -> None:
+    done = run("-m", "phalanx", "run", "-n", str(ranks), str(EXAMPLES / "parameter_server.py"))
+    first, last = (re.search(rf"{when}: ([\d.]+)", done.stdout) for when in ("in the beginning", "final loss"))
+    assert first, done.stdout + done.stderr
+    assert last, done.stdout + done.stderr
+    assert float(first[1]) > 10
+    assert float(last[1]) < 0.02
+    workers = re.findall(r"rank (\d): 300 gradients", done.stdout)
+    assert sorted(map(int, workers)) == list(range(1, ranks))
+
+
+def test_an_evaluation_with_little_time_answers_with_what_it_has() -> None:
+    done = run("-m", "phalanx", "run", "-n", "2", str(EXAMPLES / "evaluator.py"))
+    part = re.search(r"in (\d+) of 12 batches, known within half a second", done.stdout)
+    assert part or "'evaluate' on rank 1: no answer within 0.5 s" in done.stdout, done.stdout + done.stderr
+    assert not part or int(part[1]) < 12
 
 
 def test_survivors_say_who_was_lost() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from .._native import core
 from ..backends.links import LinkPort
 from ..deadline import Deadline
-from ..errors import Cancelled, ChannelClosed, Closed, PhalanxError, ProtocolError, Timeout, UsageError
+from ..errors import Cancelled, ChannelClosed, Closed, ConfigError, PhalanxError, ProtocolError, Timeout, UsageError
 from ..group import Group
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
@@ -28,7 +28,7 @@ from .context import current_call
 from .event_loop import EventLoop
 from .link import LOOK, Link
 from .payload import Outgoing, encode_call
-from .registry import Registry
+from .registry import Function, Registry
 from .remote_object import RemoteObject
 from .server import CREATE, ServerLink
 from .service import Service
@@ -45,6 +45,7 @@ LANE = 3
 LONGEST_OFFER = 4096
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word on why."""
+JOIN_TIMEOUT = 86400.0
 STOP_WAIT = 5.0
 """Seconds that closing waits for threads, which may be inside a handler."""
 _IDLE = OperationStatus("", 0, 0, "", False, float("inf"))
@@ -63,7 +64,7 @@ class Agent:
     agent.call(1, "add", 2, 3)
     ```
 
-    A rank serves until it closes its agent. If others may still call it, wait for them first: `world.barrier()`.
+    A rank serves until it closes its agent. If others may still call it, wait for them first: `agent.join()`.
 
     Args:
         group: Whose ranks talk; several agents on one group are apart from each other.
@@ -98,6 +99,7 @@ class Agent:
                 raise UsageError(f"{name}={value!r} is not valid (expected a whole number of at least 1)")
         backend = group._backend
         backend.check_usable()
+        self._group = group
         self._backend = backend
         self.rank = group.rank
         self.world_size = group.world_size
@@ -199,7 +201,7 @@ class Agent:
         Waits only if `max_in_flight` calls to that rank are under way, or it is the first to it.
 
         Raises:
-            UsageError: An argument cannot be sent. Everything else is the future's.
+            UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. All else is the future's.
         """
         return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
 
@@ -228,6 +230,19 @@ class Agent:
         deadline = self._deadline(timeout)
         link = self._link(dst, deadline)
         return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
+
+    def join(self, *, timeout: float | None = None) -> None:
+        """Serves until all ranks of the group have called this: then nobody will call any more.
+
+        Args:
+            timeout: Seconds to wait at most; a day, if not given.
+
+        Raises:
+            Timeout: Not all ranks came in time.
+            PeerLost: A rank is gone.
+        """
+        with self._service.waits():
+            self._group.barrier(timeout=JOIN_TIMEOUT if timeout is None else timeout)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +321,7 @@ class Agent:
             link = self._link(dst, deadline)
             future = pending.future = RpcFuture(link, pending)
             link.start_unattended(pending, outgoing)
-        except UsageError:
+        except (UsageError, ConfigError):
             raise
         except PhalanxError as error:
             failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -353,10 +368,11 @@ class Agent:
 
     def _type_of(self, name: str, target: int, returns: Any) -> Any:
         if returns is None and target == 0:
-            function = self._registry.find_function(name)
-            if function is not None and function.signature.returns is not Any:
-                return function.signature.returns
+            return _returns(self._registry.find_function(name))
         return returns
+
+    def _method_returns(self, class_name: str, method: str) -> Any:
+        return _returns(self._registry.find_method(class_name, method))
 
     def _check_size(self, outgoing: Outgoing) -> None:
         size = len(outgoing.head) + outgoing.payload
@@ -511,6 +527,11 @@ def _seconds(value: float | None, default: float) -> float:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
         raise UsageError(f"timeout={value!r} is not valid (expected seconds, 0 or more)")
     return float(seconds)
+
+
+def _returns(function: Function | None) -> Any:
+    """The annotated type of what a function returns; None if it says nothing."""
+    return None if function is None or function.signature.returns is Any else function.signature.returns
 
 
 def _accept(agent: weakref.ref[Agent], src: int, stream: Stream) -> None:

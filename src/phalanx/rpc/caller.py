@@ -79,7 +79,7 @@ class Pending(Goal):
         """The answer is there, or will not come."""
         self.error = error
         self.done = True
-        future = self.future
+        future, self.future = self.future, None
         if future is not None:
             future.complete()
         self.wake()
@@ -496,6 +496,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
             self._settle(None, error)
         else:
             self._settle(value, None)
+        self._call.frame = None  # it may be long, and the future may be kept
         self._link.attended()
 
     def _settle(self, value: Any, error: Exception | None) -> None:

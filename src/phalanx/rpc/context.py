@@ -19,12 +19,13 @@ class CallContext:
         name: What was called.
     """
 
-    __slots__ = ("_callbacks", "_cancelled", "caller", "ends", "name")
+    __slots__ = ("_callbacks", "_cancelled", "_seconds", "caller", "ends", "name")
 
-    def __init__(self, caller: int, name: str, ends: float) -> None:
+    def __init__(self, caller: int, name: str, ends: float, seconds: float) -> None:
         self.caller = caller
         self.name = name
         self.ends = ends
+        self._seconds = seconds
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -32,6 +33,10 @@ class CallContext:
     def time_left(self) -> float:
         """Seconds until the caller's deadline; 0 once it has passed."""
         return max(0.0, self.ends - time.monotonic())
+
+    def renew(self) -> None:
+        """The next item of a stream has the call's time for itself."""
+        self.ends = time.monotonic() + self._seconds
 
     @property
     def cancelled(self) -> bool:

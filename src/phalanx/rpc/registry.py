@@ -23,11 +23,26 @@ class Function(NamedTuple):
     signature: Signature
     is_coroutine: bool
     """Whether calling it gives something to await, or to iterate asynchronously: it belongs to the event loop."""
+    takes_instance: bool = False
+    """Whether it is a method that is called with its object first."""
 
 
 def _function(name: str, call: Callable[..., Any]) -> Function:
     is_coroutine = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
     return Function(name, call, Signature.of(call), is_coroutine)
+
+
+def _methods(name: str, target: type) -> dict[str, Function]:
+    """The public methods of a class, also static and class methods."""
+    methods = {}
+    for method in dir(target):
+        found = getattr(target, method)
+        if method.startswith("_") or not inspect.isroutine(found):
+            continue
+        kind = inspect.getattr_static(target, method)
+        takes_instance = not isinstance(kind, (staticmethod, classmethod))
+        methods[method] = _function(f"{name}.{method}", found)._replace(takes_instance=takes_instance)
+    return methods
 
 
 class Registry:
@@ -52,12 +67,7 @@ class Registry:
         if taken is not None and taken.call is not target:
             raise UsageError(f"{name!r} is registered already (unregister it first)")
         if inspect.isclass(target):
-            methods = {
-                method: _function(f"{name}.{method}", function)
-                for method, function in inspect.getmembers(target, inspect.isfunction)
-                if not method.startswith("_")
-            }
-            self._classes[name] = (_function(name, target), methods)
+            self._classes[name] = (_function(name, target), _methods(name, target))
         else:
             self._functions[name] = _function(name, target)
 
@@ -86,6 +96,11 @@ class Registry:
     def find_function(self, name: str) -> Function | None:
         """A function, if it is registered here."""
         return self._functions.get(name)
+
+    def find_method(self, class_name: str, method: str) -> Function | None:
+        """A method of a class, if the class is registered here."""
+        found = self._classes.get(class_name)
+        return None if found is None else found[1].get(method)
 
     def class_of(self, name: str) -> Function:
         """A class, as the function that makes an instance.

@@ -57,20 +57,25 @@ class RemoteMethod:
 
     def __call__(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """Calls the method and waits for its answer; as `Agent.call`."""
-        remote = self._object
+        remote, returns = self._object, self._type(returns)
         return remote._agent._call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     def call_async(
         self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
         """As `Agent.call_async`."""
-        remote = self._object
+        remote, returns = self._object, self._type(returns)
         return remote._agent._call_async(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     async def acall(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """As `Agent.acall`."""
-        remote = self._object
+        remote, returns = self._object, self._type(returns)
         return await remote._agent._acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+
+    def _type(self, returns: Any) -> Any:
+        """The type of the result: what was asked for, or what the class says, if it is registered here too."""
+        remote = self._object
+        return returns if returns is not None else remote._agent._method_returns(remote._name, self._name)
 
     def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """As `Agent.notify`."""

@@ -218,7 +218,8 @@ class ServerLink(Link):
         if found is None:
             raise FunctionNotFound(f"the object whose method {name!r} is called is no longer there")
         class_name, instance = found
-        return self._registry.method(class_name, name), [instance, *args]
+        method = self._registry.method(class_name, name)
+        return method, [instance, *args] if method.takes_instance else args
 
     def keep(self, class_name: str, instance: Any) -> int:
         """Keeps an object for the caller; returns its number."""
@@ -275,13 +276,13 @@ class Request:
 
     def __call__(self) -> None:
         frame, link = self._take(), self.link
-        if frame is None or link.ended is not None:
-            return
+        if frame is None or (link.ended is not None and self.number):
+            return  # nobody waits for it; a notification is still meant after its sender has gone
         try:
             if link.closing:
                 raise Cancelled("the agent there is being closed")
             name, target, seconds, args, kwargs = link.read(frame)
-            self.context = context = CallContext(link.peer, name, self._came + seconds)
+            self.context = context = CallContext(link.peer, name, self._came + seconds, seconds)
             if context.cancelled:
                 self._done()
                 return
@@ -377,6 +378,7 @@ class Request:
                         self._rests = True
                         return
                     self._credit -= 1
+                context.renew()
                 self.link.answer(Kind.ITEM, self.number, next(generator))
         except StopIteration:
             self._answer(None)
@@ -416,7 +418,7 @@ class Request:
         try:
             made = function.call(*args, **kwargs)
             if inspect.isasyncgen(made):
-                await self._stream_async(made)
+                await self._stream_async(made, context)
             else:
                 self._answer(await made)
         except asyncio.CancelledError:
@@ -424,7 +426,7 @@ class Request:
         except BaseException as error:
             self._fail(error)
 
-    async def _stream_async(self, items: AsyncIterator[Any]) -> None:
+    async def _stream_async(self, items: AsyncIterator[Any], context: CallContext) -> None:
         import asyncio
 
         granted = asyncio.Event()
@@ -433,6 +435,7 @@ class Request:
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)
         async for item in items:
+            context.renew()
             while self._credit <= 0:
                 granted.clear()
                 if self._credit <= 0:
