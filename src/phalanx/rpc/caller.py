@@ -248,6 +248,7 @@ class CallerLink(Link):
         """Gives a call up, unless its answer has come: the other side is told, and its memory is the caller's again."""
         if self._withdraw(pending.number):
             pending.finish(error)
+            self.wake_mover()  # it may be the very thread that waits for this call
 
     def _withdraw(self, number: int) -> bool:
         """Nobody waits for this call any more; False if nobody did."""

@@ -234,6 +234,10 @@ class Link(ABC):
                 self.queued -= count
                 if not first.views:
                     self._unsent.popleft()
+        if moved and self._waiting:
+            for goal in tuple(self._waiting):
+                if goal.done:  # it waits for room
+                    goal.wake()
         return moved
 
     def try_push(self) -> None:
