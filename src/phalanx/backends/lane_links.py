@@ -6,6 +6,7 @@ that the reader has not taken, and the reader says how many it took.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, ProtocolError
+from ..errors import ChannelClosed, NoConnection, ProtocolError
 from ..transports.mailbox import Envelope, Operation, Receive, Sink
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
@@ -54,7 +55,10 @@ class LanePort(LinkPort):
         self._closed = False
 
     def start(self) -> None:
-        self._expect()
+        for src in range(self._lane.size):
+            if src != self._lane.rank:
+                with contextlib.suppress(NoConnection):  # the star has none between most ranks
+                    self._expect(src)
 
     def dial(self, dst: int, deadline: Deadline) -> Stream:
         with self._lock:
@@ -74,26 +78,26 @@ class LanePort(LinkPort):
         operation.on_done(functools.partial(done, operation))
         self._lane.move_in_background(operation, _FOREVER, _never)
 
-    def _expect(self) -> None:
+    def _expect(self, src: int) -> None:
         sink = _Message()
-        receive = self._lane.post(None, None, sink)
-        receive.on_done(functools.partial(self._arrived, receive, sink))
+        receive = self._lane.post(src, None, sink)
+        receive.on_done(functools.partial(self._arrived, src, receive, sink))
         self._lane.move_in_background(receive, _FOREVER, _never)
 
-    def _arrived(self, receive: Receive, sink: _Message) -> None:
+    def _arrived(self, src: int, receive: Receive, sink: _Message) -> None:
         if isinstance(receive.error, ProtocolError):  # too long: nobody of ours sent that
-            self._expect()
+            self._expect(src)
             return
         if receive.error is not None or self._closed:
             error = receive.error or ChannelClosed(self.members[self._lane.rank], "this agent was closed")
             with self._lock:
-                streams = list(self._streams.values())
+                streams = [self._streams[key] for key in self._streams if key[0] == src]
             for stream in streams:
                 stream.end(StreamEnded(str(error)))
             return
         assert receive.envelope is not None
-        self._deliver(self._lane.source_of(receive.envelope), receive.envelope.tag, sink.data)
-        self._expect()
+        self._deliver(src, receive.envelope.tag, sink.data)
+        self._expect(src)
 
     def _deliver(self, src: int, tag: int, data: bytearray) -> None:
         if tag not in (FORTH, BACK):

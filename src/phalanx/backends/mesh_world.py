@@ -54,7 +54,7 @@ class MeshWorld(ControlPlane):
     """A rank's place in the mesh: its listener, its control connection, and the roster. Shared by all lanes.
 
     Args:
-        meeting: Where the ranks meet, if that is known already; it is closed with the world. Without it, it is arranged.
+        meeting: Where the ranks meet, if that is known already; it is closed with the world. Else it is arranged.
 
     Raises:
         RendezvousError: The world did not form.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import functools
 import os
 import socket
@@ -253,19 +254,24 @@ class Agent:
             drain: Wait for the calls under way, in both directions; else they are cancelled.
             timeout: Seconds to wait at most; then the rest is cancelled.
         """
+        if self._backend.forked:  # all of it is the parent's, and locks may be held by threads that exist only there
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         deadline = Deadline(_seconds(timeout, self._timeout))
-        if drain and not self._backend.forked:
+        if drain:
             self._drain(deadline)
         self._release()
         self._control.unwatch(self._context)
 
     def _drain(self, deadline: Deadline) -> None:
         with self._service.waits():
+            inside = current_call() is not None
             for link in list(self._callers.values()):
+                if inside and link.peer == self.rank:
+                    continue  # this very handler may be what is called
                 for pending in list(link.calls.values()):
                     if pending.stream is None:
                         link.wait(pending, deadline)
@@ -342,7 +348,8 @@ class Agent:
         make = functools.partial(self._call_async, dst, name, target, args, kwargs, timeout, returns)
         link = dst if isinstance(dst, CallerLink) else self._callers.get(dst)
         if link is None or link.is_full:  # it may take a while
-            future = await asyncio.get_running_loop().run_in_executor(None, make)
+            context = contextvars.copy_context()  # with the call that this one is made for, if it is in a handler
+            future = await asyncio.get_running_loop().run_in_executor(None, context.run, make)
         else:
             future = make()
         return await asyncio.wrap_future(future)
@@ -383,6 +390,8 @@ class Agent:
 
     def _link(self, dst: int | CallerLink, deadline: Deadline) -> CallerLink:
         if isinstance(dst, CallerLink):
+            if self._backend.forked:
+                self._backend.check_usable()
             if dst.ended is not None:
                 raise dst.ended
             return dst

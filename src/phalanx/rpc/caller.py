@@ -392,8 +392,8 @@ class CallerLink(Link):
             pending.finish()
         elif frame.kind is Kind.ITEM and pending.stream is not None:
             stream = pending.stream()
-            if stream is not None:
-                stream.put(frame)
+            if stream is not None and not stream.put(frame):
+                self.over(ProtocolError("more items of a stream came than were asked for"))
         else:
             self.over(ProtocolError("an item came of what is no stream, or a stream began twice"))
 
@@ -455,12 +455,12 @@ class RpcFuture(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """What the call returned; waits for it."""
         self._wait(timeout)
-        return super().result(0 if timeout is not None else None)
+        return super().result(self._rest(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the call raised; waits for it."""
         self._wait(timeout)
-        return super().exception(0 if timeout is not None else None)
+        return super().exception(self._rest(timeout))
 
     def _wait(self, timeout: float | None) -> None:
         """Reads the answer in this thread, unless another does."""
@@ -472,6 +472,10 @@ class RpcFuture(concurrent.futures.Future[Any]):
             done = link.wait(call, deadline)
         if not done and call.deadline.expired:
             link._abandon(call, link.timed_out(call))
+
+    def _rest(self, timeout: float | None) -> float | None:
+        """How long to wait yet: if the answer has come, until the thread that read it has said so."""
+        return None if timeout is None or self._call.done else 0
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
         """Runs `fn(self)` once it is done, in a thread of the agent's."""
@@ -511,8 +515,12 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def _invoke_callbacks(self) -> None:
         # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.
-        if self._done_callbacks:  # type: ignore[attr-defined]
-            self._link.service.add(super()._invoke_callbacks)  # type: ignore[misc]
+        if not self._done_callbacks:  # type: ignore[attr-defined]
+            return
+        if self._link.ended is None:
+            self._link.service.later(super()._invoke_callbacks)  # type: ignore[misc]
+        else:  # perhaps the agent is closed, and nobody would run them
+            super()._invoke_callbacks()  # type: ignore[misc]
 
 
 class RemoteStream:
@@ -571,9 +579,11 @@ class RemoteStream:
         return self._next(StopAsyncIteration)
 
     def close(self) -> None:
-        """Wants no more items."""
+        """Wants no more items. Another thread that waits for one is woken."""
         self._closed = True
         self._link.close_stream_of(self._number)
+        self._tell()
+        self._link.wake_mover()
 
     def __enter__(self) -> Self:
         return self
@@ -604,10 +614,13 @@ class RemoteStream:
 
     # -- called by whoever moves the link ------------------------------------------------------------------------------
 
-    def put(self, frame: Frame) -> None:
-        """An item has come."""
+    def put(self, frame: Frame) -> bool:
+        """An item has come; False if nobody asked for so many."""
+        if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
+            return False
         self._items.append(frame)
         self._tell()
+        return True
 
     def end(self, frame: Frame) -> None:
         """The last word."""

@@ -167,6 +167,9 @@ class Link(ABC):
     def on_end(self, why: PhalanxError) -> None:
         """The connection has ended, for whatever reason. Called once."""
 
+    def on_room(self) -> None:  # noqa: B027 - only one kind of links needs it
+        """Some of what was queued is sent, and more may be."""
+
     @abstractmethod
     def needs_mover(self) -> None:
         """Something has to be moved, and nobody waits for it: the agent's thread shall."""
@@ -234,6 +237,8 @@ class Link(ABC):
                 self.queued -= count
                 if not first.views:
                     self._unsent.popleft()
+        if moved and self.queued <= QUEUED:
+            self.on_room()
         if moved and self._waiting:
             for goal in tuple(self._waiting):
                 if goal.done:  # it waits for room

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ class ServerLink(Link):
         self.waiting_bytes = 0
         """Of long requests that have not begun."""
         self._counting = threading.Lock()
+        self._put_off: deque[Request] = deque()
         self.closing = False
         self._objects: dict[int, tuple[str, Any]] = {}
         self._object_numbers = itertools.count(1)
@@ -117,7 +119,8 @@ class ServerLink(Link):
             if reader is not None:
                 reader.grant(self._number_in(frame))
         elif kind is Kind.FREE:
-            self._objects.pop(self._number_in(frame), None)
+            # In its turn: calls through the handle that were made before have to find the object.
+            self.service.add_by_mover(functools.partial(self._free, self._number_in(frame)))
         elif kind is Kind.RING and not self._agreed:
             self._agree(frame.head)
         elif kind is Kind.GOODBYE:
@@ -155,6 +158,7 @@ class ServerLink(Link):
         for request in list(self.requests.values()):
             request.cancel()
         self._objects.clear()
+        self.on_room()
         if self._agreement is not None:
             self._agreement.close()
 
@@ -173,6 +177,24 @@ class ServerLink(Link):
             if call is NOT_QUICK:
                 call = plan_call(frame.head, 0, self._limits).build()
         return call  # type: ignore[no-any-return]
+
+    def put_off(self, request: Request) -> bool:
+        """Whether a request has to wait because the caller does not take the answers of others."""
+        if self.queued <= QUEUED or self.ended is not None:
+            return False
+        with self._counting:
+            self._put_off.append(request)
+        if self.queued <= QUEUED or self.ended is not None:  # just now
+            self.on_room()
+        return True
+
+    def on_room(self) -> None:
+        while self._put_off:
+            with self._counting:
+                if not self._put_off:
+                    return
+                request = self._put_off.popleft()
+            self.service.add(request)
 
     # -- what goes -----------------------------------------------------------------------------------------------------
 
@@ -220,6 +242,9 @@ class ServerLink(Link):
         class_name, instance = found
         method = self._registry.method(class_name, name)
         return method, [instance, *args] if method.takes_instance else args
+
+    def _free(self, number: int) -> None:
+        self._objects.pop(number, None)
 
     def keep(self, class_name: str, instance: Any) -> int:
         """Keeps an object for the caller; returns its number."""
@@ -275,7 +300,10 @@ class Request:
         return frame
 
     def __call__(self) -> None:
-        frame, link = self._take(), self.link
+        link = self.link
+        if link.put_off(self):
+            return
+        frame = self._take()
         if frame is None or (link.ended is not None and self.number):
             return  # nobody waits for it; a notification is still meant after its sender has gone
         try:
@@ -298,7 +326,7 @@ class Request:
             finally:
                 _current.reset(token)
             if target == CREATE:
-                self._answer(link.keep(name, result))
+                self._answer(None if context._cancelled else link.keep(name, result))
             elif isinstance(result, Generator):
                 self._stream(result)
             else:
@@ -315,7 +343,7 @@ class Request:
     def _answer(self, result: Any) -> None:
         if not self.number:
             return
-        if self.context is None or not self.context._cancelled:
+        if self.context is None or not self.context.cancelled:  # also if it is too late
             self.link.answer(Kind.RESULT, self.number, result)
         self._done()
 
@@ -429,6 +457,10 @@ class Request:
     async def _stream_async(self, items: AsyncIterator[Any], context: CallContext) -> None:
         import asyncio
 
+        if not self.number:
+            async for _ in items:  # nobody listens, but it may do something
+                pass
+            return
         granted = asyncio.Event()
         self._more = functools.partial(soon, asyncio.get_running_loop(), granted.set)
         self._flow = threading.Lock()

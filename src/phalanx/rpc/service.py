@@ -80,7 +80,7 @@ class Service:
         self._changed = True
 
     def later(self, action: Callable[[], None]) -> None:
-        """Runs something quick in the mover's thread. Takes no locks: for finalizers, which may come at any point."""
+        """Runs something in the mover's thread. Takes no locks: for finalizers, which may come at any point."""
         self._later.append(action)
         self._waker.set()
 
@@ -115,7 +115,8 @@ class Service:
 
     def _turn(self, wait: bool) -> None:
         while self._later:
-            self._later.popleft()()
+            if not self._workers.run_here(self._later.popleft()):
+                return
         if self._changed or self._held:
             self._rebuild()
         if wait:

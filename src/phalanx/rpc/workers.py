@@ -27,7 +27,7 @@ QUIET = 50
 """Looks without anything new after which the watchman sleeps."""
 IDLE = 10.0
 """Seconds without work after which a thread ends; the mover stays."""
-MOST = 512
+MOST = 4096
 """Threads that may exist when handlers wait for calls of their own. More would be a circle of calls without end."""
 
 Task = Callable[[], None]
@@ -73,8 +73,8 @@ class Workers:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a task that may begin."""
-        return bool(self._tasks) and self._running < self._limit
+        """Whether the mover has something else to do than to move: a task may begin, or all is to end."""
+        return self._stopping or (bool(self._tasks) and self._running < self._limit)
 
     @property
     def running(self) -> int:
@@ -99,7 +99,7 @@ class Workers:
     def _wake(self) -> None:
         """A task came from elsewhere: somebody who is free takes it."""
         with self._lock:
-            if self._idle and self._running < self._limit:
+            if self._idle and self._running < self._limit - 1:
                 self._work.notify()
                 return
         self._interrupt()
@@ -167,10 +167,12 @@ class Workers:
                 with self._lock:
                     if self._mover is None:
                         self._mover = me
-                    elif self._tasks and self._running < self._limit:
+                    elif self._tasks and self._running < self._limit - 1:  # the mover runs one itself
                         task = self._tasks.popleft()
                         self._running += 1
                     else:
+                        if self._tasks:
+                            self._interrupt()  # the mover may have a place for one now
                         self._idle += 1
                         woken = self._work.wait(IDLE)
                         self._idle -= 1
@@ -200,21 +202,29 @@ class Workers:
                 task = tasks.popleft()
             except IndexError:  # another thread took it
                 continue
-            self._begun += 1
-            self._since = now = time.monotonic()
-            if self._watchman_sleeps:
-                self._watchman_bell.set()
-            self._run(task)
-            with self._lock:  # the watchman may be about to replace this thread
-                if self._mover is not me:
-                    break
-                self._since = 0.0
+            now = time.monotonic()
+            if not self.run_here(task, me):
+                break
             if now - turned > TURN:
                 self._turn(False)
                 turned = now
         with self._lock:
             if self._mover is not me:
                 self._running -= 1
+
+    def run_here(self, task: Task, me: threading.Thread | None = None) -> bool:
+        """Runs a task in the mover's thread; False if it took so long that another moves by now."""
+        me = me or threading.current_thread()
+        self._begun += 1
+        self._since = time.monotonic()
+        if self._watchman_sleeps:
+            self._watchman_bell.set()
+        self._run(task)
+        with self._lock:  # the watchman may be about to replace this thread
+            if self._mover is not me:
+                return False
+            self._since = 0.0
+        return True
 
     def _run(self, task: Task) -> None:
         try:

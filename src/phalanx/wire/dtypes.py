@@ -213,7 +213,7 @@ def tensor_bytes(tensor: Any) -> tuple[memoryview, str]:
         raise UnsupportedArray(f"a tensor on {tensor.device} cannot be sent as plain data (send tensor.cpu())")
     if tensor.layout is not torch.strided or name not in TENSOR_ITEMSIZES:
         raise UnsupportedArray(f"a tensor of dtype {name} and layout {tensor.layout} cannot be sent as plain data")
-    plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return plain.view(torch.uint8).numpy().data, name
 
 

@@ -1,0 +1,832 @@
+"""Remote calls: how they are made, to whom, with what, what comes back, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import enum
+import functools
+import threading
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from tests.rpc.support import at_once, error_of, run, until
+
+import phalanx as px
+from phalanx.errors import (
+    Cancelled,
+    FunctionNotFound,
+    InvalidArgument,
+    InvalidRank,
+    NoConnection,
+    RemoteError,
+    Timeout,
+    UsageError,
+)
+from phalanx.rpc import Agent, current_call, time_left
+
+FEW = ["star", "classic mesh", "pure", "subgroup", "sub-backend"]
+"""Worlds that only some tests run in."""
+
+
+def add(a: int, b: int = 10) -> int:
+    return a + b
+
+
+def echo(x: Any) -> Any:
+    return x
+
+
+def fail(words: str) -> None:
+    raise ValueError(words)
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+async def add_soon(a: int, b: int) -> int:
+    await asyncio.sleep(0.01)
+    return a + b
+
+
+async def fail_soon(words: str) -> None:
+    await asyncio.sleep(0)
+    raise KeyError(words)
+
+
+def serve(agent: Agent) -> None:
+    for function in (add, echo, fail, sleep, add_soon, fail_soon, time_left):
+        agent.register(function)
+    agent.register("who", lambda: (agent.rank, current_call().caller))  # type: ignore[union-attr]
+
+
+# -- the ways to call ------------------------------------------------------------------------------------------------
+
+
+def all_ways(agent: Agent) -> None:
+    noted: list[int] = []
+    agent.register("note", noted.append)
+    for dst in range(agent.world_size):
+        assert agent.call(dst, "add", 2, 3) == 5
+        assert agent.call(dst, "add", 2) == 12
+        assert agent.call(dst, "add", b=1, a=2) == 3
+        assert agent.call(dst, "add_soon", 2, 3, timeout=5) == 5
+        assert agent.call_async(dst, "add", 2, b=3).result(5) == 5
+        assert agent.call_async(dst, "add_soon", 2, 3).result() == 5
+        assert agent.call(dst, "who") == (dst, agent.rank)
+        assert asyncio.run(agent.acall(dst, "add", 2, 3)) == 5
+        assert asyncio.run(agent.acall(dst, "add_soon", 2, b=3)) == 5
+    agent.notify(agent.rank, "note", 7)
+    until(lambda: noted == [7], "a notification of this rank")
+
+
+@pytest.mark.parametrize("kind", ["rings", "tcp", "simulated", *FEW])
+def test_every_way_to_every_rank(kind: str) -> None:
+    size = 2 if kind == "star" else 3  # on the star only rank 0 has a connection to everybody
+    run(kind, size, serve, all_ways, everyone=True)
+
+
+def test_with_tls(tls: px.TlsOptions) -> None:
+    run("tcp", 2, serve, all_ways, everyone=True, options=px.Options(tls=tls))
+    run("tcp", 2, serve_values, values, everyone=True, options=px.Options(tls=tls))
+
+
+def on_the_star(agent: Agent) -> Any:
+    if agent.rank == 0:
+        return [agent.call(dst, "add", dst, 1) for dst in range(agent.world_size)]
+    other = error_of(agent.call, 3 - agent.rank, "add", 1, 1)
+    return agent.call(0, "add", agent.rank, 1), type(other)
+
+
+def test_the_star_has_connections_with_rank_0_only() -> None:
+    assert run("star", 3, serve, on_the_star, everyone=True) == [[1, 2, 3], (2, NoConnection), (3, NoConnection)]
+
+
+def register_every_form(agent: Agent) -> None:
+    @agent.register
+    def plain() -> str:
+        return "plain"
+
+    @agent.register("with a name")
+    def _named() -> str:
+        return "named"
+
+    assert agent.register("both", functools.partial(add, 1))(2) == 3
+    agent.register("method", Shelf(5).get)
+    agent.register("lambda", lambda *items, **named: [list(items), named])
+
+
+def call_every_form(agent: Agent) -> None:
+    assert agent.call(1, "plain") == "plain"
+    assert agent.call(1, "with a name") == "named"
+    assert agent.call(1, "both", 4) == 5
+    assert agent.call(1, "method") == 5
+    assert agent.call(1, "lambda", 1, 2, a=3) == [[1, 2], {"a": 3}]
+    assert agent.call(0, "plain") == "plain"
+    agent.unregister("plain")
+    gone = error_of(agent.call, 0, "plain")
+    assert isinstance(gone, FunctionNotFound)
+    assert "plain" in str(gone)
+    assert agent.call(1, "plain") == "plain"
+    with pytest.raises(FunctionNotFound):
+        agent.unregister("plain")
+    with pytest.raises(UsageError, match="registered already"):
+        agent.register("both", add)
+    with pytest.raises(UsageError, match="cannot be called"):
+        agent.register("number", 5)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="name"):
+        agent.register("", add)
+    with pytest.raises(UsageError, match="a name is needed"):
+        agent.register(functools.partial(add, 1))
+    agent.register("both again", add)
+    agent.register("both again", add)  # the same thing twice is no mistake
+
+
+class Shelf:
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def get(self) -> Any:
+        return self.item
+
+
+def test_every_form_of_register(where: str) -> None:
+    run(where, 2, register_every_form, call_every_form)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"workers": 0}, {"max_message": -1}, {"max_in_flight": 1.5}, {"max_queue": True}, {"timeout": -1}],
+)
+def test_arguments_of_an_agent(arguments: dict[str, Any]) -> None:
+    (backend,) = px.backends.SimulatedBackend.create_group(1)
+    with px.Group(backend) as group, pytest.raises(UsageError, match=next(iter(arguments))):
+        Agent(group, **arguments)
+
+
+def alone(agent: Agent) -> None:
+    assert agent.call(0, "add", 1, 2) == 3
+    for wrong in (-1, 1, 99):
+        assert isinstance(error_of(agent.call, wrong, "add", 1, 2), InvalidRank), wrong
+
+
+def test_a_world_of_one(where: str) -> None:
+    run(where, 1, serve, alone)
+
+
+# -- many at once ----------------------------------------------------------------------------------------------------
+
+
+def many_both_ways(agent: Agent) -> None:
+    peers = range(agent.world_size)
+    futures = [(number, agent.call_async(number % 3, "add", number, agent.rank)) for number in range(300)]
+    results = at_once(8, lambda thread: [agent.call(dst, "add", thread, n) - n for n in range(50) for dst in peers])
+    assert results == [[thread] * 150 for thread in range(8)]
+    assert [future.result(20) - agent.rank for _, future in futures] == list(range(300))
+
+
+def test_many_at_once_both_ways(where: str) -> None:
+    run(where, 3, serve, many_both_ways, everyone=True)
+
+
+async def gather_many(agent: Agent) -> list[int]:
+    return await asyncio.gather(*(agent.acall(n % 2, "add_soon", n, 0) for n in range(200)))
+
+
+def test_many_coroutines(where: str) -> None:
+    started = time.monotonic()
+    assert run(where, 2, serve, lambda agent: asyncio.run(gather_many(agent))) == list(range(200))
+    assert time.monotonic() - started < 15
+
+
+def in_bursts(agent: Agent) -> list[str]:
+    """Some threads wait for one link; the answers of all but one come at the same time."""
+    worst = []
+    for late in range(20):
+        results = at_once(4, lambda number, late=late: agent.call(1, "burst", number, late % 4, timeout=4), 10)
+        worst += [str(result) for number, result in enumerate(results) if result != number]
+    return worst
+
+
+def serve_bursts(agent: Agent) -> None:
+    waiting: list[asyncio.Event] = []
+
+    async def burst(number: int, late: int) -> int:
+        waiting.append(asyncio.Event())
+        if len(waiting) == 4:
+            for event in waiting:
+                event.set()
+            waiting.clear()
+        else:
+            await waiting[-1].wait()
+        if number == late:
+            await asyncio.sleep(0.01)
+        return number
+
+    agent.register(burst)
+
+
+def test_who_waits_is_never_forgotten(where: str) -> None:
+    """A thread that had its answer may be asked to read for the others just when it leaves."""
+    assert run(where, 2, serve_bursts, in_bursts) == []
+
+
+def beside_a_long_call(agent: Agent) -> list[float]:
+    agent.call(1, "echo", 0)
+    long = threading.Thread(target=agent.call, args=(1, "sleep", 2.0))
+    long.start()
+    time.sleep(0.1)
+    times = []
+    big = np.zeros(12 << 20, np.uint8)
+    for act in (
+        lambda: agent.notify(1, "echo", big),
+        lambda: agent.call(1, "echo", big, timeout=5),
+        lambda: agent.call_async(1, "echo", big).result(5),
+    ):
+        began = time.monotonic()
+        act()
+        times.append(time.monotonic() - began)
+    long.join()
+    return times
+
+
+def test_a_long_call_does_not_hold_up_others(processes: str) -> None:
+    """The thread of a long call moves the bytes of its link for everybody, and must tell them when theirs are sent."""
+    assert max(run(processes, 2, serve, beside_a_long_call)) < 1.2
+
+
+# -- nesting ---------------------------------------------------------------------------------------------------------
+
+
+def serve_down(agent: Agent) -> None:
+    def down(depth: int) -> int:
+        return 0 if depth == 0 else 1 + agent.call((agent.rank + 1) % agent.world_size, "down", depth - 1)
+
+    async def down_soon(depth: int) -> int:
+        if depth == 0:
+            return 0
+        return 1 + await agent.acall((agent.rank + 1) % agent.world_size, "down_soon", depth - 1)
+
+    def down_future(depth: int) -> int:
+        if depth == 0:
+            return 0
+        future = agent.call_async((agent.rank + 1) % agent.world_size, "down_future", depth - 1)
+        return 1 + int(future.result())
+
+    for function in (down, down_soon, down_future):
+        agent.register(function)
+
+
+def chains(agent: Agent, name: str, count: int) -> list[Any]:
+    assert agent.call(1, name, 30) == 30
+    futures = [agent.call_async(1, name, 30, timeout=20) for _ in range(count)]
+    return [future.exception() or future.result() for future in futures]
+
+
+@pytest.mark.parametrize("name", ["down", "down_soon", "down_future"])
+@pytest.mark.parametrize("kind", ["rings", "tcp"])
+def test_fifty_chains_there_and_back_thirty_deep(kind: str, name: str) -> None:
+    """Handlers that wait for calls of their own hold no worker: two of them are enough for 1,500 that wait."""
+    assert run(kind, 2, serve_down, chains, name, 50, workers=2) == [30] * 50
+
+
+def test_chains_between_threads() -> None:
+    assert run("simulated", 3, serve_down, chains, "down", 5, workers=2) == [30] * 5
+
+
+# -- what travels ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: float = 0.5
+
+
+class Box(msgspec.Struct):
+    corner: Point
+    sides: list[float]
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+def move(point: Point, by: int) -> Point:
+    assert type(point) is Point
+    return Point(point.x + by, point.y)
+
+
+def grow(box: Box, factor: float = 2.0) -> Box:
+    assert type(box) is Box
+    return Box(box.corner, [side * factor for side in box.sides])
+
+
+def swap(pair: Pair, color: Color) -> list[Any]:
+    assert type(pair) is Pair
+    assert color is Color.RED
+    return [pair.right, pair.left]
+
+
+def serve_types(agent: Agent) -> None:
+    for function in (echo, move, grow, swap):
+        agent.register(function)
+    agent.register("unlike", lambda *items: [np.asarray(item) + 1 for item in items])
+
+
+def types(agent: Agent) -> None:
+    assert agent.call(1, "move", Point(1), 2) == Point(3)
+    assert agent.call(1, "move", point={"x": 1}, by=2) == Point(3)
+    assert agent.call(1, "grow", Box(Point(1), [1.0, 2.0])) == Box(Point(1), [2.0, 4.0])
+    assert agent.call(1, "swap", Pair(1, "a"), Color.RED) == ["a", 1]
+    assert agent.call(1, "echo", Point(4), returns=Point) == Point(4)
+    assert agent.call(1, "echo", Point(4)) == {"x": 4, "y": 0.5}
+    assert agent.call_async(1, "echo", Point(4), returns=Point).result(5) == Point(4)
+    assert asyncio.run(agent.acall(1, "echo", [Point(4)], returns=list[Point])) == [Point(4)]
+    for wrong in (("move", Point(1), "2"), ("move", {"y": 1}, 2), ("grow", {"corner": Point(1)})):
+        error = error_of(agent.call, 1, *wrong)
+        assert isinstance(error, InvalidArgument), error
+        assert wrong[0] in str(error)
+    assert isinstance(error_of(agent.call, 1, "echo", "no point", returns=Point), px.PhalanxError)
+
+
+def test_types(where: str) -> None:
+    run(where, 2, serve_types, types)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+VALUES: list[Any] = [
+    None,
+    True,
+    -(2**63),
+    2**64 - 1,
+    2**200,
+    1.5,
+    "",
+    "é" * 40_000,
+    "x" * (300 << 10),
+    b"",
+    b"b" * 100_000,
+    [1, [2, [3, {"four": [5]}]]],
+    {"a": 1, "b": {"c": None}},
+    {1: 2, (3, 4): {5}},
+    [list(range(1000))] * 30,
+]
+DTYPES = [
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    ">i4",
+    "u4",
+    "i8",
+    "u8",
+    "f2",
+    "f4",
+    ">f8",
+    "c8",
+    "c16",
+    "M8[s]",
+    "m8[ms]",
+    "U5",
+    "S3",
+]
+
+
+def values(agent: Agent) -> None:
+    dst = (agent.rank + 1) % agent.world_size
+    for value in VALUES:
+        assert same(agent.call(dst, "echo", value), value), str(value)[:50]
+    for dtype in DTYPES:
+        array = np.arange(6).astype(dtype).reshape(2, 3)
+        for sent in (array, array[:0], array[0, 0:1], array.T, array[::-1, ::2], np.asfortranarray(array)):
+            assert same(agent.call(dst, "echo", sent), sent), (dtype, sent)
+    for size in (0, 1, 63, 64, 65, 16_383, 16_385, (64 << 10) - 24, 64 << 10, 1 << 20, (20 << 20) + 3):
+        array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        assert same(agent.call(dst, "echo", array), array), size
+        assert same(agent.call(dst, "echo", array.tobytes()), array.tobytes()), size
+    arrays = [np.full(number * 37 % 5000, number, "f4") for number in range(100)]
+    assert same(agent.call(dst, "unlike", *arrays), [array + 1 for array in arrays])
+    nested = {"deep": [{"array": np.eye(3)}, np.float32(2.5)]}
+    back = agent.call(dst, "echo", nested)
+    assert same(back["deep"][0]["array"], np.eye(3))
+    assert same(back["deep"][1], np.float32(2.5))
+    got = agent.call(dst, "echo", np.zeros(1000))
+    got += 1  # it is the caller's own, to write to
+
+
+def serve_values(agent: Agent) -> None:
+    serve(agent)
+    serve_types(agent)
+
+
+def test_values_and_arrays(where: str) -> None:
+    run(where, 2, serve_values, values, everyone=True)
+
+
+@pytest.mark.parametrize("kind", ["pure", "star", "classic mesh"])
+def test_values_and_arrays_elsewhere(kind: str) -> None:
+    run(kind, 2, serve_values, values, everyone=True)
+
+
+def tensors(agent: Agent) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        sent = torch.arange(12).reshape(3, 4).to(dtype)
+        for tensor in (sent, sent.T, sent[:, ::2], sent[:0], torch.zeros((), dtype=dtype)):
+            got = agent.call(1, "echo", tensor)
+            assert type(got) is torch.Tensor
+            assert got.dtype == dtype
+            assert torch.equal(got, tensor)
+    big = torch.rand(3 << 20)
+    assert torch.equal(agent.call(1, "echo", {"w": big})["w"], big)
+
+
+def test_tensors() -> None:
+    pytest.importorskip("torch")
+    run("rings", 2, serve_values, tensors)
+
+
+def changed_afterwards(agent: Agent) -> None:
+    """What was given to a call that is over is the caller's again."""
+    array = np.zeros(8 << 20, np.uint8)
+    for number in range(1, 6):
+        array[:] = number
+        agent.notify(1, "keep", array)
+    array[:] = 99
+    assert agent.call(1, "kept") == [[number, number] for number in range(1, 6)]
+
+
+def serve_keep(agent: Agent) -> None:
+    kept: list[list[int]] = []
+    agent.register("keep", lambda x: (time.sleep(0.02), kept.append([int(x.min()), int(x.max())]))[1])
+    agent.register("kept", lambda: (until(lambda: len(kept) >= 5, "all"), sorted(kept))[1])
+
+
+def test_arrays_of_notifications_are_the_callers_again(where: str) -> None:
+    run(where, 2, serve_keep, changed_afterwards)
+
+
+def torn_results(agent: Agent) -> list[Any]:
+    futures = [agent.call_async(1, "weights") for _ in range(6)]
+    time.sleep(0.2)
+    agent.call(1, "update")
+    return [[int(x.min()), int(x.max())] for x in (future.result(10) for future in futures)]
+
+
+def serve_weights(agent: Agent) -> None:
+    weights = np.zeros(8 << 20, np.uint8)
+    agent.register("weights", lambda: weights)
+
+    def update() -> None:
+        weights[:] += 1
+
+    agent.register(update)
+
+
+def test_a_result_is_what_it_was_when_the_handler_returned(processes: str) -> None:
+    """A parameter server returns its weights, and changes them in the next call."""
+    for low, high in run(processes, 2, serve_weights, torn_results, workers=1):
+        assert low == high, "a part of the result is from before the update, and a part from after it"
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+class Odd:
+    pass
+
+
+def errors(agent: Agent) -> None:
+    missing = error_of(agent.call, 1, "nothing")
+    assert isinstance(missing, FunctionNotFound)
+    assert "nothing" in str(missing)
+    assert "rank 1" in str(missing)
+    assert "add" in str(missing)
+    assert missing.peer == 1
+    for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"c": 2}), (("1",), {})):
+        wrong = error_of(agent.call, 1, "add", *args, **kwargs)
+        assert isinstance(wrong, InvalidArgument), wrong
+        assert isinstance(wrong, TypeError)
+        assert "add" in str(wrong)
+    for name, type_name in (("fail", "ValueError"), ("fail_soon", "KeyError")):
+        for error in (
+            error_of(agent.call, 1, name, "some words é"),
+            agent.call_async(1, name, "some words é").exception(),
+        ):
+            assert isinstance(error, RemoteError)
+            assert error.remote_type == type_name
+            assert "some words é" in str(error)
+            assert "rank 1" in str(error)
+            assert error.remote_traceback is not None
+            assert f"in {name}" in error.remote_traceback
+            assert "test_calls.py" in error.remote_traceback
+            assert error.peer == 1
+            assert error.operation == name
+    long = error_of(agent.call, 1, "fail", "x" * 1_000_000)
+    assert isinstance(long, RemoteError)
+    assert len(str(long)) < 300_000
+    assert isinstance(error_of(agent.call, 1, "fail", "\ud800"), RemoteError)
+    for unsendable in (Odd(), object(), lambda: 1, [1, {"a": Odd()}], np.array([Odd()], object), {Odd(): 1}):
+        for act in (agent.call, agent.call_async, agent.notify):
+            error = error_of(act, 1, "echo", unsendable)
+            assert isinstance(error, UsageError), (unsendable, error)
+            assert "echo" in str(error)
+    for name in ("", "x" * 2000):
+        assert isinstance(error_of(agent.call, 1, name), UsageError)
+    for seconds in (-1, float("nan"), float("inf"), "1"):
+        assert isinstance(error_of(agent.call, 1, "add", 1, timeout=seconds), UsageError), seconds
+    result = error_of(agent.call, 1, "unsendable")
+    assert isinstance(result, RemoteError)
+    assert "unsendable" in str(result)
+    assert agent.call(1, "add", 1, 2) == 3
+
+
+def serve_errors(agent: Agent) -> None:
+    serve(agent)
+    agent.register("unsendable", lambda: [1, Odd()])
+
+
+def test_errors(where: str) -> None:
+    run(where, 2, serve_errors, errors)
+
+
+def too_long(agent: Agent) -> None:
+    for argument in (np.zeros(100_001, np.uint8), "x" * 100_001, b"x" * 100_001):
+        for act in (agent.call, agent.call_async, agent.notify):
+            error = error_of(act, 1, "echo", argument)
+            assert isinstance(error, UsageError)
+            assert "100000" in str(error)
+    big = error_of(agent.call, 1, "zeros", 200_000)
+    assert isinstance(big, RemoteError)
+    assert "100000" in str(big)
+    assert len(agent.call(1, "zeros", 90_000)) == 90_000
+    assert agent.call(1, "echo", "x" * 90_000) == "x" * 90_000
+
+
+def serve_zeros(agent: Agent) -> None:
+    serve(agent)
+    agent.register("zeros", lambda size: bytes(size))
+
+
+def test_too_long(where: str) -> None:
+    run(where, 2, serve_zeros, too_long, max_message=100_000)
+
+
+# -- deadlines -------------------------------------------------------------------------------------------------------
+
+
+def deadlines(agent: Agent) -> None:
+    for act in (
+        lambda: agent.call(1, "sleep", 0.7, timeout=0.2),
+        lambda: agent.call_async(1, "sleep", 0.7, timeout=0.2).result(),
+        lambda: asyncio.run(agent.acall(1, "sleep", 0.7, timeout=0.2)),
+    ):
+        began = time.monotonic()
+        error = error_of(act)
+        assert 0.15 < time.monotonic() - began < 0.65
+        assert isinstance(error, Timeout), error
+        assert "rank 1" in str(error)
+        assert "sleep" in str(error)
+        assert error.peer == 1
+        assert error.missing == (1,) or list(error.missing) == [1]
+    assert 1.0 < agent.call(1, "time_left", timeout=2.0) <= 2.0
+    assert isinstance(error_of(agent.call, 1, "add", 1, timeout=0.0), Timeout)
+    assert time_left() is None
+    assert agent.call(1, "add", 1, 2, timeout=1e12) == 3  # as good as for ever
+    future = agent.call_async(1, "sleep", 0.3)
+    assert isinstance(error_of(future.result, 0.05), concurrent.futures.TimeoutError)
+    assert future.result(2) == 0.3
+
+
+def test_deadlines(where: str) -> None:
+    run(where, 2, serve, deadlines)
+
+
+def relay_deadlines(agent: Agent) -> list[list[float]]:
+    """What is left in a handler on rank 2, called by one on rank 1 with 50 s; the first call opens the connection."""
+    return [[agent.call(1, name, timeout=2.0) for _ in range(2)] for name in ("relay", "relay_soon", "relay_async")]
+
+
+def serve_relay(agent: Agent) -> None:
+    serve(agent)
+
+    def relay() -> float:
+        return agent.call(2, "time_left", timeout=50.0)  # type: ignore[no-any-return]
+
+    async def relay_soon() -> float:
+        return await agent.acall(2, "time_left", timeout=50.0)  # type: ignore[no-any-return]
+
+    def relay_async() -> float:
+        return agent.call_async(2, "time_left", timeout=50.0).result()  # type: ignore[no-any-return]
+
+    for function in (relay, relay_soon, relay_async):
+        agent.register(function)
+
+
+@pytest.mark.parametrize("first", ["relay", "relay_soon", "relay_async"])
+def test_nested_deadlines_are_never_longer_than_the_callers(processes: str, first: str) -> None:
+    left = run(processes, 3, serve_relay, lambda agent: agent.call(1, first, timeout=2.0))
+    assert 1.0 < left <= 2.0
+
+
+def test_nested_deadlines_over_an_open_connection(where: str) -> None:
+    for pair in run(where, 3, serve_relay, relay_deadlines):
+        assert 1.0 < pair[1] <= 2.0
+
+
+def nested_gives_up(agent: Agent) -> list[float]:
+    """The caller of a handler that waits for a third rank gives up: that rank is told, too."""
+    future = agent.call_async(1, "through", timeout=20.0)
+    until(lambda: agent.call(2, "state")[0] == 1, "the handler on rank 2")
+    began = time.monotonic()
+    assert future.cancel()
+    until(lambda: agent.call(2, "state")[1] == 1, "its end")
+    return [time.monotonic() - began, *agent.call(1, "ended")]
+
+
+def serve_through(agent: Agent) -> None:
+    state = [0, 0]
+    ended: list[str] = []
+    agent.register("state", lambda: state)
+    agent.register("ended", lambda: (until(lambda: ended, "the handler in between"), ended)[1])
+
+    def wait() -> None:
+        state[0] += 1
+        context = current_call()
+        assert context is not None
+        until(lambda: context.cancelled, "the word that nobody waits")
+        state[1] += 1
+
+    def through() -> None:
+        try:
+            agent.call(2, "wait", timeout=30.0)
+        except Cancelled:
+            ended.append("Cancelled")
+            raise
+
+    agent.register(wait)
+    agent.register(through)
+
+
+def test_giving_up_goes_through(where: str) -> None:
+    seconds, how = run(where, 3, serve_through, nested_gives_up)
+    assert seconds < 1.0
+    assert how == "Cancelled"
+
+
+# -- futures ---------------------------------------------------------------------------------------------------------
+
+
+def cancel(agent: Agent) -> None:
+    told: list[str] = []
+    agent.register("tell", told.append)
+    first = agent.call_async(1, "work")
+    until(lambda: told == ["begun"], "the first call")
+    queued = [agent.call_async(1, "work") for _ in range(20)]
+    assert all(future.cancel() for future in queued)
+    assert all(future.cancelled() for future in queued)
+    assert isinstance(error_of(queued[0].result), concurrent.futures.CancelledError)
+    assert first.cancel()
+    until(lambda: told == ["begun", "saw it"], "the handler that sees it")
+    assert agent.call(1, "begun") == 1  # those in the queue never did
+    done = agent.call_async(1, "begun")
+    assert done.result(5) == 1
+    assert not done.cancel()
+    assert done.result() == 1
+
+
+def serve_work(agent: Agent) -> None:
+    counts = {"saw_it": 0, "begun": 0}
+
+    def work() -> None:
+        counts["begun"] += 1
+        agent.notify(0, "tell", "begun")
+        context = current_call()
+        assert context is not None
+        assert not context.cancelled
+        until(lambda: context.cancelled, "the cancellation")
+        counts["saw_it"] += 1
+        agent.notify(0, "tell", "saw it")
+
+    async def work_soon() -> None:
+        counts["begun"] += 1
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            counts["saw_it"] += 1
+            raise
+
+    agent.register(work)
+    agent.register(work_soon)
+    if agent.rank:
+        agent.register("tell", lambda words: None)
+    for name in counts:
+        agent.register(name, functools.partial(counts.__getitem__, name))
+
+
+def test_cancel(where: str) -> None:
+    run(where, 2, serve_work, cancel, workers=1)
+
+
+async def cancel_task(agent: Agent) -> None:
+    agent.register("tell", lambda words: None)
+    for name in ("work", "work_soon"):
+        seen = agent.call(1, "saw_it")
+        task = asyncio.ensure_future(agent.acall(1, name))
+        await asyncio.sleep(0)  # it is sent
+        await asyncio.to_thread(until, lambda seen=seen: agent.call(1, "begun") == seen + 1, "the handler")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        until(lambda seen=seen: agent.call(1, "saw_it") == seen + 1, f"the cancellation of {name}")
+
+
+def test_cancelling_a_task_cancels_the_call(where: str) -> None:
+    run(where, 2, serve_work, lambda agent: asyncio.run(cancel_task(agent)))
+
+
+def a_timeout_is_seen(agent: Agent) -> None:
+    agent.register("tell", lambda words: None)
+    for number in range(3):
+        assert isinstance(error_of(agent.call, 1, "work", timeout=0.1), Timeout)
+        until(lambda number=number: agent.call(1, "saw_it") == number + 1, "the handler that sees it")
+
+
+def test_a_handler_sees_that_its_caller_timed_out(where: str) -> None:
+    run(where, 2, serve_work, a_timeout_is_seen, workers=1)
+
+
+def cancelled_by_another(agent: Agent) -> list[float]:
+    """One thread waits for a future, another gives it up."""
+    agent.register("tell", lambda words: None)
+    times = []
+    for wait in ("result", "exception"):
+        future = agent.call_async(1, "work", timeout=20)
+        waiter = threading.Thread(target=error_of, args=(getattr(future, wait),))
+        waiter.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert future.cancel()
+        waiter.join()
+        times.append(time.monotonic() - began)
+    return times
+
+
+def test_who_waits_for_a_future_that_is_cancelled_is_woken(where: str) -> None:
+    assert max(run(where, 2, serve_work, cancelled_by_another)) < 2
+
+
+def callbacks(agent: Agent) -> None:
+    """A chain of calls, each made by the callback of the one before it."""
+    results: list[Any] = []
+    done = threading.Event()
+
+    def more(future: concurrent.futures.Future[Any]) -> None:
+        value = future.result()
+        results.append(value)
+        if value >= 50:
+            done.set()
+        elif value % 2:
+            agent.call_async(1, "add", value, 1).add_done_callback(more)
+        else:  # it may even wait
+            following: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            following.add_done_callback(more)
+            following.set_result(agent.call(1, "add", value, 1))
+
+    agent.call_async(1, "add", 0, 1).add_done_callback(more)
+    assert done.wait(20)
+    assert results == list(range(1, 51))
+    failed: list[Any] = []
+    future = agent.call_async(1, "fail", "oops")
+    future.add_done_callback(lambda future: failed.append(future.exception()))
+    assert isinstance(future.exception(5), RemoteError)
+    until(lambda: failed, "the callback")
+    assert failed[0] is future.exception()
+    many = [agent.call_async(1, "add", number, 0) for number in range(100)]
+    assert {future.result() for future in concurrent.futures.as_completed(many, 10)} == set(range(100))
+    finished, unfinished = concurrent.futures.wait([agent.call_async(1, "add", 1, 1) for _ in range(50)], 10)
+    assert (len(finished), len(unfinished)) == (50, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_callbacks_that_call_again(where: str, workers: int) -> None:
+    run(where, 2, serve, callbacks, workers=workers)
