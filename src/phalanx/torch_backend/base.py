@@ -1,0 +1,128 @@
+"""What all operations of a process group stand on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from ..errors import UsageError
+from ..group import Group
+from . import devices
+from .runner import Runner
+from .work import Job, seconds_of
+
+__all__ = ["GroupBase", "Request", "only"]
+
+_KINDS: dict[type, tuple[bool, bool]] = {
+    c10d.AllreduceOptions: (True, False),
+    c10d.AllreduceCoalescedOptions: (True, False),
+    c10d.ReduceOptions: (True, True),
+    c10d.ReduceScatterOptions: (True, False),
+    c10d.BroadcastOptions: (False, True),
+    c10d.GatherOptions: (False, True),
+    c10d.ScatterOptions: (False, True),
+    c10d.AllgatherOptions: (False, False),
+    c10d.AllToAllOptions: (False, False),
+    c10d.BarrierOptions: (False, False),
+}
+"""torch's options: whether they name a reduction, and whether they name a root."""
+_SAYS_WHEN = hasattr(c10d.AllreduceOptions(), "asyncOp")
+"""Whether this torch says which calls are asynchronous. Older ones do not: they wait for all of them."""
+_LONG = 1 << 62
+"""The size of an operation that was not looked at."""
+_KEPT = 32 << 20
+"""Bytes of memory that a group keeps."""
+
+
+class Request:
+    """How an operation was asked for: torch says it in an options object, or in arguments of their own."""
+
+    __slots__ = ("later", "op", "root", "seconds")
+
+    def __init__(self, options: Any = None, *, timeout: Any = None, op: Any = None, root: int = 0) -> None:
+        kind = _KINDS.get(type(options))
+        self.root = root
+        if kind is not None:
+            says_op, says_root = kind
+            self.later = options.asyncOp if _SAYS_WHEN else True
+            limit = options.timeout
+            self.seconds = None if limit.days < 0 else seconds_of(limit)
+            self.op = options.reduceOp if says_op else None
+            if says_root:
+                self.root = options.rootRank
+            return
+        self.later = True
+        self.seconds = seconds_of(timeout)
+        self.op = op
+        if isinstance(options, int):
+            self.root = options
+        elif options is not None:
+            self.op = options
+        if self.op is None:
+            self.op = dist.ReduceOp.SUM
+
+
+class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed here
+    """A process group of torch made of a group of Phalanx."""
+
+    def __init__(self, group: Group) -> None:
+        # The constructor with a store refuses subclasses.
+        dist.ProcessGroup.__init__(self, group.rank, group.world_size)
+        self.group = group
+        """The Phalanx group behind it."""
+        self._runner = Runner(group.timeout)
+        self._seconds: float | None = None
+        """Set by `set_timeout`; None is the group's own, which is quickest."""
+        self._coalesced: list[Any] | None = None
+        """What was issued since `_start_coalescing`."""
+        self._memory = np.empty(0, np.uint8)
+        self._elsewhere: dict[str, Any] = {}
+        """The groups for tensors that are not on the CPU, by the type of the device."""
+
+    def _issue(self, job: Job, request: Request, tensors: Any, size: int = _LONG) -> Any:
+        seconds = self._seconds if request.seconds is None else request.seconds
+        work = self._runner.issue(job, seconds, tensors, later=request.later, size=size)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _scratch(self, count: int, dtype: Any) -> Any:
+        """Memory for what an operation puts together before it is copied on. For the operation whose turn it is.
+
+        It is kept for the next one, unless it is large: fresh memory costs as much as the copy.
+        """
+        size = count * dtype.itemsize
+        if size > _KEPT:
+            return np.empty(count, dtype)
+        if self._memory.size < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size].view(dtype)
+
+    def _on(self, tensor: Any) -> Any:
+        """The group for a tensor that is not on the CPU.
+
+        Raises:
+            UnsupportedArray: This one was not made with a backend for its device.
+        """
+        return self._for(tensor.device)
+
+    def _for(self, device: Any) -> Any:
+        if device.type not in self._elsewhere:
+            self._elsewhere[device.type] = devices.group_for(self, device)
+        return self._elsewhere[device.type]
+
+
+def only(tensors: Any, what: str) -> Any:
+    """The one tensor of a list: the lists are from a time when a process had several devices.
+
+    Raises:
+        UsageError: There is another number of them.
+    """
+    if isinstance(tensors, (list, tuple)):
+        if len(tensors) != 1:
+            raise UsageError(f"{what}: {len(tensors)} tensors were given, but a process takes part with 1")
+        return tensors[0]
+    return tensors

@@ -1,0 +1,103 @@
+"""Makes a process group when torch asks for one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ..backends.base import DEFAULT_TIMEOUT, LaneBackend
+from ..backends.mesh import MeshBackend
+from ..backends.simulated import SimulatedBackend
+from ..backends.subgroup import SubBackend
+from ..config import Launch, Options
+from ..deadline import Deadline
+from ..errors import PhalanxError
+from ..group import Group
+from ..world import close_at_exit
+from . import functional, rendezvous
+from .errors import translated
+from .process_group import PhalanxProcessGroup
+
+__all__ = ["create"]
+
+
+def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
+    """The group that `torch.distributed` asks for.
+
+    The first one forms the world; later ones are sub-groups of it, for which nobody else has to be asked. Where the
+    default group is not Phalanx's, a group is a world of its own.
+
+    Args:
+        options: torch's `_DistributedBackendOptions`.
+        backend_options: What the user passed as `pg_options`: `phalanx.Options` or None.
+
+    Raises:
+        DistNetworkError: The world did not form; names the ranks that are missing.
+        ConfigError: It cannot, as it was asked for.
+    """
+    functional.register()
+    timeout = options.timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
+    rank, size = options.group_rank, options.group_size
+    try:
+        parent = _parent(list(options.global_ranks_in_group))
+        if parent is None:
+            group = _world(options.store, rank, size, seconds, _chosen(backend_options))
+        else:
+            group = _part(parent, list(options.global_ranks_in_group), seconds)
+    except PhalanxError as error:
+        raise translated(error) from error
+    return PhalanxProcessGroup(group, options.store, str(options.group_id))
+
+
+def _chosen(backend_options: Any) -> Options:
+    return (backend_options if isinstance(backend_options, Options) else Options()).resolve()
+
+
+def _parent(ranks: list[int]) -> PhalanxProcessGroup | None:
+    """The default group, if this one can be a part of it."""
+    if not ranks or not dist.is_initialized():
+        return None
+    default = dist.distributed_c10d._get_default_group()
+    return default if isinstance(default, PhalanxProcessGroup) else None
+
+
+def _part(parent: PhalanxProcessGroup, ranks: list[int], seconds: float) -> Group:
+    backend = SubBackend(parent.group.backend, ranks, keep_order=True)
+    backend.timeout = seconds
+    return Group(backend, _owns_backend=True)
+
+
+def _world(store: Any, rank: int, size: int, seconds: float, options: Options) -> Group:
+    backend: LaneBackend
+    if size == 1:
+        backend = SimulatedBackend.create_group(1, timeout=seconds)[0]
+    else:
+        deadline = Deadline(seconds)
+        meeting = rendezvous.arrange(store, rank, size, options=options, deadline=deadline)
+        launch = Launch(
+            rank=rank,
+            world_size=size,
+            local_rank=0,
+            local_world_size=1,
+            single_host=meeting.all_local,
+            master=meeting.addresses[0],
+            directory=None,
+            master_port_taken=False,
+            token=meeting.token,
+            launcher="torch",
+            job="",
+        )
+        try:
+            backend = MeshBackend.from_launch(
+                launch, auth="token", timeout=deadline.remaining(), options=options, meeting=meeting
+            )
+        except BaseException:
+            meeting.close()
+            raise
+        backend.timeout = seconds
+    group = Group(backend, _owns_backend=True)
+    close_at_exit(group)
+    return group

@@ -1,0 +1,59 @@
+"""Tensors that are not on the CPU: `init_process_group("cpu:phalanx,cuda:nccl")`.
+
+torch makes the backends of such a group one after another, and stops at one that is a whole group, as Phalanx's is. So
+those for the other devices are made here, by torch, when the first tensor comes that needs one.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from ..errors import UnsupportedArray
+
+if TYPE_CHECKING:
+    from .base import GroupBase
+
+__all__ = ["device_types", "group_for"]
+
+
+def _backends(group: GroupBase) -> dict[str, str]:
+    """The backend's name for each type of device, as the user asked for it."""
+    config = c10d._world.pg_backend_config.get(group, "")
+    pairs = (entry.partition(":") for entry in str(config).split(",") if ":" in entry)
+    return {device: name for device, _, name in pairs if name != "phalanx"}
+
+
+def device_types(group: GroupBase) -> list[Any]:
+    """The devices that the group takes tensors from, the CPU first."""
+    return [torch.device("cpu"), *(torch.device(kind) for kind in _backends(group))]
+
+
+def group_for(group: GroupBase, device: Any) -> Any:
+    """A group of the same ranks for another device, made by torch.
+
+    Raises:
+        UnsupportedArray: The user has asked for no backend for that device.
+    """
+    name = _backends(group).get(device.type)
+    if name is None:
+        raise UnsupportedArray(
+            f"a tensor on {device} cannot be sent by the backend 'phalanx', which is for CPU tensors (for both, make "
+            f"the group with backend='cpu:phalanx,{device.type}:nccl')"
+        )
+    members = group.group.members
+    made, _ = c10d._new_process_group_helper(
+        group.group.world_size,
+        group.group.rank,
+        list(members),
+        c10d.Backend(f"{device.type}:{name}"),
+        group.get_group_store(),
+        f"{group.group_name}/{device.type}",
+        timeout=timedelta(seconds=group.group.timeout),
+        group_desc=f"{group.group_desc} on {device.type}",
+    )
+    c10d._world.pg_group_ranks[made] = {rank: index for index, rank in enumerate(members)}
+    return made

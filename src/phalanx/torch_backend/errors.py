@@ -1,0 +1,30 @@
+"""Phalanx's errors as torch users expect them: torch's types, Phalanx's words, and the original as the cause."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from ..errors import Closed, ConfigError, NoConnection, PeerLost, PhalanxError, RendezvousError, Timeout, UsageError
+
+__all__ = ["translated"]
+
+
+def translated(error: BaseException) -> BaseException:
+    """The error to raise instead, `from` the original.
+
+    What is wrong with a call stays as it is: those errors are `ValueError`s, here as with Gloo. A rank or a connection
+    that is lost becomes `DistNetworkError`, everything else `DistBackendError`; both are `RuntimeError`s. `rank`,
+    `peer` and `operation` are kept.
+    """
+    if not isinstance(error, PhalanxError):
+        return error
+    if isinstance(error, (UsageError, ConfigError)) and not isinstance(error, Closed):
+        return error
+    network = isinstance(error, (PeerLost, NoConnection, RendezvousError))
+    kind = dist.DistNetworkError if network else dist.DistBackendError
+    # Programs look for torch's words for a deadline that passed, because torch has no type for it.
+    words = f"phalanx: Timed out in {error}" if isinstance(error, Timeout) and not network else str(error)
+    shown: BaseException = kind(words)
+    shown.__dict__.update(rank=error.rank, peer=error.peer, operation=error.operation)
+    shown.__cause__ = error
+    return shown

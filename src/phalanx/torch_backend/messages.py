@@ -1,0 +1,215 @@
+"""Messages between two ranks."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import PhalanxError
+from ..group import Work
+from ..transports.ring_channel import last_handed_over
+from ..types import Received
+from .base import GroupBase, only
+from .errors import translated
+from .runner import Runner
+from .tensors import in_place, source
+from .work import Finished, Message, SelfMessage
+
+__all__ = ["Messages"]
+
+SHORT = 16 << 10
+"""Bytes up to which a message is sent in the calling thread: it fits where the receiver will look for it."""
+
+
+class Messages(GroupBase):
+    """`send`, `recv` and `recv_anysource`, all of them asynchronous, as torch means them.
+
+    Most are waited for at once: then they go the quick way of a synchronous message, in the thread that waits.
+    """
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        """Sends a tensor to a rank of the group, which may be this one.
+
+        Raises:
+            UsageError, ConfigError: There is no such rank, or the tensor cannot be sent.
+            DistBackendError, DistNetworkError: From here, or from `wait` of the work.
+        """
+        tensor = only(tensors, "send")
+        if not tensor.is_cpu:
+            return self._on(tensor).send(tensors, dst, tag)
+        if dst == self.group.rank:
+            return self._noted(self._own.send(tensor, tag))
+        self._check(dst, tag)
+        array = source(tensor)
+        outgoing, incoming = self._lines
+
+        def begin() -> Any:
+            return self._send(array, dst, tag)
+
+        if array.nbytes <= SHORT and outgoing.idle:  # nobody has to be there to take it
+            work = self._at_once(begin, [tensor], (outgoing, incoming))
+        else:
+            work = Message((outgoing, incoming), begin, [tensor])
+            outgoing.join(work)
+        return self._noted(work)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        """Receives a tensor from a rank of the group, which may be this one.
+
+        Raises:
+            As `send`.
+        """
+        tensor = only(tensors, "recv")
+        if not tensor.is_cpu:
+            return self._on(tensor).recv(tensors, src, tag)
+        if src == self.group.rank:
+            return self._noted(self._own.recv(tensor, tag))
+        self._check(src, tag)
+        return self._noted(self._receive(tensor, src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        """Receives a tensor from whoever sends one; `_source_rank` of the work says who did.
+
+        Raises:
+            As `send`.
+        """
+        return self._noted(self._receive(only(tensors, "recv"), None, tag))
+
+    def shutdown(self) -> None:
+        """Begins what is still in line, and ends the threads for messages."""
+        if "_lines" in vars(self):
+            for line in self._lines:
+                line.stop()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _lines(self) -> tuple[Runner, Runner]:
+        """For what is sent, and for what is received: neither may hold up the other."""
+        return Runner(self.group.timeout), Runner(self.group.timeout)
+
+    @functools.cached_property
+    def _own(self) -> OwnMessages:
+        return OwnMessages(self.group.rank)
+
+    def _check(self, rank: int, tag: int) -> None:
+        try:
+            self.group._check_target(rank, tag)
+        except PhalanxError as error:
+            shown = translated(error)
+            if shown is error:
+                raise
+            raise shown from error
+
+    def _receive(self, tensor: Any, src: int | None, tag: int) -> Any:
+        memory = in_place(tensor)
+        outgoing, incoming = self._lines
+
+        def finish(result: Any) -> int:
+            memory.restore()
+            if src is not None:
+                return src
+            assert isinstance(result, Received)
+            return result.src
+
+        work = Message((incoming, outgoing), lambda: self._recv(memory.array, src, tag), [tensor], finish)
+        incoming.join(work)
+        return work
+
+    def _at_once(self, begin: Callable[[], Any], tensors: list[Any], lines: tuple[Runner, Runner]) -> Any:
+        """Begins a message in the calling thread."""
+        try:
+            work = begin()
+        except PhalanxError as error:
+            shown = translated(error)
+            if shown is error:
+                raise
+            raise shown from error
+        if work is None:
+            return Finished(tensors)
+        message = Message(lines, lambda: work, tensors)
+        message.run()
+        return message
+
+    def _send(self, array: Any, dst: int, tag: int) -> Work | None:
+        """Sends an array; None if that is done, else what goes on sending it."""
+        group = self.group
+        operation = None
+        if group._quick is not None and self._seconds is None:
+            try:
+                answer = group._quick.send(array, dst, tag)
+            except BaseException:
+                group._take_back()
+                raise
+            if answer is True:
+                return None
+            operation = answer[0] if answer else None
+        if operation is None:
+            return group.isend(array, dst, tag=tag, timeout=self._seconds)
+        return self._go_on(operation, f"send(dst={dst})", dst)
+
+    def _recv(self, array: Any, src: int | None, tag: int) -> Work | None:
+        """Receives an array; None if that is done, else what goes on receiving it."""
+        group = self.group
+        operation = None
+        if group._quick is not None and self._seconds is None and src is not None:
+            try:
+                answer = group._quick.recv(array, src, tag)
+            except BaseException:
+                group._take_back()
+                raise
+            if answer is True:
+                return None
+            operation = answer[0] if answer else None
+        if operation is None or src is None:
+            return group.irecv(array, src, tag=tag, timeout=self._seconds)
+        return self._go_on(operation, f"recv(src={src})", src)
+
+    def _go_on(self, operation: Any, what: str, peer: int) -> Work:
+        """A part of the message is through, and the rest takes a while: it goes on by itself."""
+        group = self.group
+        last_handed_over()
+        entry = group._journal.begin(what, collective=False)
+        return group._in_background(entry, operation, group._deadline(None), [peer], lambda: None)
+
+    def _noted(self, work: Any) -> Any:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+
+class OwnMessages:
+    """What a rank sends to itself, which torch allows for `isend` and `irecv`."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._sent: dict[int, deque[Any]] = {}
+        self._awaited: dict[int, deque[SelfMessage]] = {}
+
+    def send(self, tensor: Any, tag: int) -> Any:
+        """Keeps a copy for the receive that will come, or gives it to the one that waits."""
+        copy = tensor.detach().clone()
+        with self._lock:
+            waiting = self._awaited.get(tag)
+            receive = waiting.popleft() if waiting else None
+            if receive is None:
+                self._sent.setdefault(tag, deque()).append(copy)
+        if receive is not None:
+            receive.arrive(copy)
+        return Finished([tensor])
+
+    def recv(self, tensor: Any, tag: int) -> Any:
+        """Takes the oldest message of that tag, now or when it is sent."""
+        receive = SelfMessage(tensor, self._rank)
+        with self._lock:
+            sent = self._sent.get(tag)
+            copy = sent.popleft() if sent else None
+            if copy is None:
+                self._awaited.setdefault(tag, deque()).append(receive)
+        if copy is not None:
+            receive.arrive(copy)
+        return receive

@@ -1,0 +1,186 @@
+"""A process group of torch whose operations are those of a Phalanx group."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..backends.subgroup import SubBackend
+from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
+from ..group import Group
+from . import (
+    barriers,
+    base,
+    devices,
+    errors,
+    gathers,
+    messages,
+    reduce_ops,
+    reductions,
+    runner,
+    sparse,
+    tensors,
+    work,
+)
+from .untraced import leave_alone
+from .work import Combined, Finished, seconds_of
+
+__all__ = ["PhalanxProcessGroup"]
+
+
+class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers):
+    """What `init_process_group("phalanx")` and `new_group` give.
+
+    Args:
+        group: Does the work; it is closed with this one.
+        store: torch's, kept for whoever asks for it.
+        name: What torch calls the group.
+    """
+
+    def __init__(self, group: Group, store: Any, name: str = "") -> None:
+        super().__init__(group)
+        self._store = store
+        self._name = name
+        self._description = "undefined"
+
+    def __repr__(self) -> str:
+        return f"<PhalanxProcessGroup {self._name!r}: {self.group!r}>"
+
+    # -- who: torch's C++ asks by these names, its Python by those below -----------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "phalanx"
+
+    def getRank(self) -> int:  # noqa: N802
+        return self.group.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self.group.world_size
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def name(self) -> str:
+        return "phalanx"
+
+    def rank(self) -> int:
+        return self.group.rank
+
+    def size(self) -> int:
+        return self.group.world_size
+
+    @property
+    def group_name(self) -> str:
+        """What torch calls the group, the same on all ranks."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the user calls the group."""
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def _get_backend_name(self) -> str:
+        return "phalanx"
+
+    def get_group_store(self) -> Any:
+        """The store that the group was made with."""
+        return self._store
+
+    # -- what torch otherwise asks of the backend behind a group: here they are one ------------------------------------
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return devices.device_types(self)
+
+    def _get_backend(self, device: Any) -> Any:
+        """This group for the CPU, what torch made for another device.
+
+        Raises:
+            RuntimeError: There is none for that device, as torch says it.
+        """
+        device = torch.device(device)
+        if device.type == "cpu":
+            return self
+        try:
+            return self._for(device)._get_backend(device)
+        except UnsupportedArray as error:
+            raise RuntimeError(f"the group {self._name!r} has no backend for {device}") from error
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Every group of Phalanx counts from 0 on all its ranks."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.group._journal.sequence
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long operations may take that are not told otherwise."""
+        seconds = seconds_of(timeout)
+        if seconds is None:
+            raise UsageError(f"timeout={timeout} is not valid (expected more than 0 seconds)")
+        self._seconds = None if seconds == self.group.timeout else seconds
+        self._runner.default = seconds
+
+    # -- several operations as one -------------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any) -> Any:
+        works, self._coalesced = self._coalesced or [], None
+        return Combined(works) if works else Finished([])
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Ends what was issued, says goodbye, and gives everything back. May be called twice."""
+        super().shutdown()
+        self._runner.stop()
+        elsewhere, self._elsewhere = list(self._elsewhere.values()), {}
+        for group in elsewhere:
+            group.shutdown()
+        self.group.close()
+
+    def abort(self) -> None:
+        """Ends the group at once, on all its ranks: their operations, now and later, fail and name this rank.
+
+        If it is the group that formed the world, the world ends with it.
+        """
+        group = self.group
+        if not group.closed:
+            with contextlib.suppress(PhalanxError):
+                rank = group.members[group.rank]
+                reason = PeerLost(rank, "it aborted this process group", rank=rank)
+                group.fail(reason)
+                if isinstance(group.backend, SubBackend):
+                    group._control.break_group(group._context, reason)
+                else:
+                    group.abort("its process group was aborted")
+        self.shutdown()
+
+
+_MODULES = (barriers, base, devices, errors, gathers, messages, reduce_ops, reductions, runner, sparse, tensors, work)
+leave_alone([*_MODULES, sys.modules[__name__]])

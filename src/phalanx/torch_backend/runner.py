@@ -1,0 +1,160 @@
+"""Runs operations of one kind of one process group, in the order in which they were issued.
+
+A synchronous call runs at once, in the caller's thread, if nothing else is under way. An asynchronous one must not
+block: the same program may be about to do what another rank waits for. It stands in line for a thread of its own, and
+whoever waits for it runs it in that thread's stead, if it has not begun: to hand it over takes longer than most take.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from typing import Any, Protocol
+
+from .errors import translated
+from .work import Finished, Job, Operation
+
+__all__ = ["Runner"]
+
+SHORT = 64 << 10
+"""Bytes up to which an operation need not begin at once: most callers wait for it before the thread would be awake."""
+NAP = 0.001
+NAPS = 20
+"""The thread looks at the line by itself for a while after it had work, so that nobody has to wake it."""
+
+
+class InLine(Protocol):
+    """What stands in line."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether its turn was."""
+
+    def run(self) -> None:
+        """Does it, or begins it, whatever comes of it. Called once, in its turn."""
+
+
+class Runner:
+    """The line of operations.
+
+    Args:
+        default: Seconds that an operation may take if it is not told otherwise.
+    """
+
+    def __init__(self, default: float) -> None:
+        self.default = default
+        self._turn = threading.Lock()
+        """Held while an operation runs."""
+        self._line: deque[InLine] = deque()
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Wakes the thread; False ends it."""
+        self._alert = False
+        """Whether the thread will look at the line soon without being woken."""
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def issue(self, job: Job, seconds: float | None, tensors: Any, *, later: bool, size: int) -> Any:
+        """Runs an operation, now or in its turn, and returns its handle.
+
+        Args:
+            later: Whether the call must return before the operation is done.
+            size: In bytes: only a long operation is worth waking a thread for.
+
+        Raises:
+            DistBackendError, DistNetworkError, UsageError: It failed, and was not asynchronous.
+        """
+        if not later and not self._line and self._turn.acquire(blocking=False):
+            try:
+                job(seconds)
+            except Exception as error:
+                shown = translated(error)
+                if shown is error:
+                    raise
+                raise shown from error
+            finally:
+                self._turn.release()
+            return Finished(tensors)
+        operation = Operation(self, job, seconds, self.default, tensors)
+        self.join(operation, at_once=size > SHORT)
+        return operation
+
+    def join(self, operation: InLine, *, at_once: bool = False) -> None:
+        """Puts an operation at the end of the line.
+
+        Args:
+            at_once: Whether it is worth waking the thread for, before anybody waits for it.
+        """
+        self._line.append(operation)
+        if self._thread is None:
+            self._start()
+        if at_once or not self._alert:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Wakes the thread if there is work for it: somebody waits in a way that does not lend a thread of its own."""
+        if self._line:
+            self._alert = True
+            self._signals.put(True)
+
+    def drive(self, operation: InLine) -> None:
+        """Runs what is in line up to this operation."""
+        while not operation.begun:
+            with self._turn:
+                if operation.begun:
+                    return
+                self._run_next()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in line, or has just been taken from it."""
+        return not self._line and not self._turn.locked()
+
+    def drain(self) -> None:
+        """Runs everything that is in line."""
+        while self._line:
+            with self._turn:
+                self._run_next()
+        with self._turn:  # what has begun in another thread
+            pass
+
+    def stop(self) -> None:
+        """Ends the thread once everything that was issued has ended."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._signals.put(False)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run_next(self) -> None:
+        try:
+            operation = self._line.popleft()
+        except IndexError:
+            return
+        operation.run()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="phalanx-torch", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        naps = 0
+        while True:
+            if self._line:
+                naps = 0
+                with self._turn:
+                    self._run_next()
+                continue
+            try:
+                if not self._signals.get(timeout=NAP if self._alert else None):
+                    break
+                naps = 0
+            except queue.Empty:
+                naps += 1
+            if naps > NAPS:
+                self._alert = False
+                # Whoever joined the line before reading that has not woken this thread: one more look.
+                naps = 0
+        self.drain()

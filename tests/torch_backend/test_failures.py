@@ -1,0 +1,179 @@
+"""What goes wrong, and what torch's users are told of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.torch_backend.crew import together
+from torch import nn
+
+from phalanx.errors import Desync, PeerLost, Timeout
+
+
+def steps(model: nn.Module, count: int) -> None:
+    for _ in range(count):
+        model(torch.ones(2, 8)).sum().backward()
+
+
+def test_a_killed_rank_in_a_collective() -> None:
+    def body(rank: int) -> Any:
+        dist.all_reduce(torch.ones(1))
+        if rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(dist.DistNetworkError, match="rank 1 is lost") as caught:
+            dist.all_reduce(torch.ones(1))
+        assert isinstance(caught.value.__cause__, PeerLost)
+        with pytest.raises(RuntimeError, match="rank 1 is lost"):
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+        return time.monotonic() - begin
+
+    seconds = together(3, body, may_die=[1])
+    assert max(seconds[0], seconds[2]) < 0.3 + 1.0
+
+
+def test_a_killed_rank_under_data_parallel() -> None:
+    def body(rank: int) -> Any:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+        model(torch.ones(2, 8)).sum().backward()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError, match="rank 1 is lost"):
+            steps(model, 2)
+        return time.monotonic() - begin
+
+    assert together(2, body, may_die=[1])[0] < 1.0
+
+
+def test_a_mismatch_is_named_on_both() -> None:
+    def body(rank: int) -> str:
+        dist.all_reduce(torch.ones(1))
+        operation = dist.all_reduce if rank == 0 else functools.partial(dist.broadcast, src=0)
+        with pytest.raises(dist.DistBackendError, match="All ranks of a group must call") as caught:
+            operation(torch.ones(5))
+        assert isinstance(caught.value.__cause__, Desync)
+        return str(caught.value)
+
+    for message in together(2, body):
+        assert "all_reduce(op=sum) #2" in message
+        assert "broadcast(src=0) #2" in message
+
+
+def test_another_number_of_steps() -> None:
+    def body(rank: int) -> str:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+        steps(model, 2)
+        operation = functools.partial(steps, model, 1) if rank else dist.barrier
+        with pytest.raises(RuntimeError, match="All ranks of a group must call") as caught:
+            operation()
+        return str(caught.value)
+
+    for message in together(2, body):
+        assert "barrier" in message
+        assert "all_reduce" in message
+
+
+def test_a_deadline() -> None:
+    def body(rank: int) -> None:
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=0.4))
+        if rank == 0:
+            begin = time.monotonic()
+            with pytest.raises(dist.DistBackendError, match=r"(?s) Timed out .* missing: 1") as caught:
+                dist.barrier(group)
+            assert isinstance(caught.value.__cause__, Timeout)
+            assert 0.4 <= time.monotonic() - begin < 2.0
+        else:
+            time.sleep(1.2)
+        dist.barrier()  # the other group is as good as new
+        default = dist.distributed_c10d._get_default_group()
+        default.set_timeout(timedelta(seconds=0.3))
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match=" Timed out "):
+                dist.all_reduce(torch.ones(1))
+        else:
+            time.sleep(1.0)
+
+    together(2, body)
+
+
+def test_monitored_barrier() -> None:
+    def body(rank: int) -> None:
+        group = dist.distributed_c10d._get_default_group()
+        group.monitored_barrier(timedelta(seconds=5))
+        group.monitored_barrier(timedelta(seconds=5), wait_all_ranks=True)
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="Rank 2 failed to pass monitoredBarrier in 300 ms"):
+                group.monitored_barrier(timedelta(seconds=0.3))
+        elif rank == 1:
+            with pytest.raises(dist.DistBackendError, match="while waiting for send/recv from rank 0"):
+                group.monitored_barrier(timedelta(seconds=0.6))
+        dist.barrier()
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="Ranks 1, 2 failed to pass"):
+                group.monitored_barrier(timedelta(seconds=0.1), wait_all_ranks=True)
+            with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier"):
+                group.monitored_barrier(timedelta(seconds=0))
+        dist.barrier()
+
+    together(3, body)
+
+
+def test_what_is_refused_before_anything_is_sent() -> None:
+    def body(rank: int) -> None:
+        group = dist.distributed_c10d._get_default_group()
+        with pytest.raises(ValueError, match="meta"):
+            dist.all_reduce(torch.ones(1, device="meta"))
+        with pytest.raises(ValueError, match="makes no sense for float32"):
+            dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)
+        with pytest.raises(ValueError, match="cannot be reduced"):
+            dist.all_reduce(torch.ones(1).to(torch.float8_e5m2))
+        with pytest.raises(ValueError, match="does not fit 2 ranks"):
+            group.all_gather_single(torch.empty(3), torch.empty(1))
+        with pytest.raises(ValueError, match="2 ranks"):
+            group.allgather([[torch.empty(1)]], [torch.empty(1)])
+        with pytest.raises(ValueError, match="different dtypes"):
+            group.all_gather_single(torch.empty(2), torch.empty(1, dtype=torch.float64))
+        with pytest.raises(ValueError, match="split sizes"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3), [1, 2], [1, 1])
+        with pytest.raises(ValueError, match="equal parts"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3))
+        with pytest.raises(ValueError, match="rank 5"):
+            group.send([torch.ones(1)], 5, 0)
+        with pytest.raises(ValueError, match="only be summed"):
+            dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX)
+        dist.barrier()
+
+    together(2, body)
+
+
+def test_abort() -> None:
+    def body(rank: int) -> None:
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        if rank == 0:
+            group.abort()
+            with pytest.raises(dist.DistBackendError, match="closed"):
+                dist.barrier(group)
+        else:
+            with pytest.raises(dist.DistNetworkError, match="rank 0 .*aborted"):
+                dist.barrier(group)
+        dist.barrier()  # the others go on
+        if rank == 0:
+            begin = time.monotonic()
+            dist.distributed_c10d._abort_process_group()
+            assert time.monotonic() - begin < 5.0  # it does not wait for the others to leave
+        else:
+            with pytest.raises(dist.DistNetworkError, match="rank 0 .*aborted"):
+                dist.barrier()
+
+    together(2, body)
