@@ -21,6 +21,8 @@ namespace {
 
 constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up with a long payload
 
+constexpr std::int64_t longest_sample_ns = 400'000;  // so that a few quick answers are enough after a long silence
+
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
 int poll_for(pollfd* polled, nfds_t count, double seconds) {
     const auto ns = static_cast<std::int64_t>(std::min(seconds, 1e6) * 1e9);
@@ -98,12 +100,14 @@ public:
             bool came = pipe_.receive(rings, 0);
             if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {
                 nb::gil_scoped_release release;
-                came = pipe_.receive(rings, to_ns(look));
-                if (!came && wait > 0 && pipe_.may_sleep(rings)) {
-                    sleep(rings, wait, waker, writes);
-                    came = pipe_.receive(rings, 0);
-                } else if (!came) {
-                    came = pipe_.receive(rings, 0);
+                const std::int64_t since = monotonic_ns();
+                // To look is worth it only where what is waited for mostly comes that soon.
+                came = typical_ns_ <= to_ns(look) && pipe_.receive(rings, to_ns(look));
+                if (!came && wait > 0 && pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
+                came = came || pipe_.receive(rings, 0);
+                if (came || wait > 0) {
+                    const std::int64_t waited = std::min(monotonic_ns() - since, longest_sample_ns);
+                    typical_ns_ += (waited - typical_ns_) / 4;
                 }
             }
             if (!came) break;
@@ -190,6 +194,7 @@ private:
     RingOut* out_;
     int socket_;
     FramePipe pipe_;
+    std::int64_t typical_ns_ = 0;  // how long something was waited for of late
     std::uint64_t written_ = 0;
     std::uint64_t taken_ = 0;  // frames count as one
 };

@@ -239,7 +239,7 @@ class Caller:
             return False
         if call.dst == self._victim:
             return isinstance(error, PeerLost)
-        return self._victim in call.path and isinstance(error, RemoteError) and error.remote_type == "PeerLost"
+        return self._victim in call.path and isinstance(error, RemoteError) and "raised PeerLost" in str(error)
 
     def _lost(self, kind: str, began: float, error: BaseException) -> None:
         self._findings.outcomes["lost"] += 1

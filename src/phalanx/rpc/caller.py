@@ -474,8 +474,8 @@ class RpcFuture(concurrent.futures.Future[Any]):
             link._abandon(call, link.timed_out(call))
 
     def _rest(self, timeout: float | None) -> float | None:
-        """How long to wait yet: if the answer has come, until the thread that read it has said so."""
-        return None if timeout is None or self._call.done else 0
+        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it has said so."""
+        return None if timeout is None or self._call.done or self._call.deadline.expired else 0
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
         """Runs `fn(self)` once it is done, in a thread of the agent's."""
