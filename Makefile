@@ -84,13 +84,14 @@ bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, 
 	@mkdir -p $(BENCH)
 	@$(VENV)/bin/phalanx bench rpc --against torch,zmq,grpc,ray --ray $(RAY) --json $(BENCH)/rpc.json $(ARGS)
 
-.PHONY: chaos hostile fuzz scale groups
+.PHONY: chaos hostile fuzz scale groups calls
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
 fuzz: $(VENV)/.test ## a million inputs for every parser
 scale: $(VENV)/.torch ## 64 processes form a world and pass a barrier, beside Gloo's
 groups: $(VENV)/.test ## ten thousand sub-groups, made and closed: what is left of them
-chaos hostile fuzz scale groups:
+calls: $(VENV)/.test ## a hundred thousand remote calls of all kinds: is each answered once, and rightly?
+chaos hostile fuzz scale groups calls:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
 SANITIZERS := address,undefined thread

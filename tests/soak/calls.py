@@ -24,7 +24,7 @@ from tests.soak.calls_rank import PATIENCE, pour, under_fire, work
 import phalanx as px
 from phalanx.testing import run_ranks
 
-GROWTH = 24 << 20
+GROWTH = 40 << 20
 """Bytes by which a rank may grow: what the allocator keeps of the largest arrays, not something for each call."""
 CONTRACT = 1.0
 """Seconds within which the loss of a rank is noticed."""

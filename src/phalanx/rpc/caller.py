@@ -474,7 +474,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
             link._abandon(call, link.timed_out(call))
 
     def _rest(self, timeout: float | None) -> float | None:
-        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it has said so."""
+        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it says so."""
         return None if timeout is None or self._call.done or self._call.deadline.expired else 0
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
