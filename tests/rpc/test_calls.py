@@ -718,11 +718,11 @@ def serve_work(agent: Agent) -> None:
     counts = {"saw_it": 0, "begun": 0}
 
     def work() -> None:
-        counts["begun"] += 1
-        agent.notify(0, "tell", "begun")
         context = current_call()
         assert context is not None
         assert not context.cancelled
+        counts["begun"] += 1
+        agent.notify(0, "tell", "begun")
         until(lambda: context.cancelled, "the cancellation")
         counts["saw_it"] += 1
         agent.notify(0, "tell", "saw it")

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
+from tests.soak import fuzz_links
 from tests.soak.fuzz_grammar import LENGTH, PAYLOAD_LIMIT, Grammar
 
 from phalanx.errors import (
@@ -263,6 +264,11 @@ def _call_targets() -> Iterator[Target]:
     ]
     headers.append(calls.pack_header(calls.Kind.REQUEST, 100, 7, 1 << 20))
     yield Target("call header", parse_call_header, (ProtocolError,), headers, magic=[b"PC"])
+    for name, parse, seeds, generate in (
+        ("call server", fuzz_links.parse_requests, fuzz_links.request_seeds(), fuzz_links.generate_requests),
+        ("call caller", fuzz_links.parse_answers, fuzz_links.answer_seeds(), fuzz_links.generate_answers),
+    ):
+        yield Target(name, parse, (ProtocolError,), list(seeds), generate, fuzz_links.MAGIC)
 
 
 # -- the classic wire ------------------------------------------------------------------------------------------------

@@ -374,6 +374,8 @@ class Link(ABC):
             moved = bool(self._unsent) and self.push()
             frames = self.pull(look, 0.0 if moved else wait, waker)
             for frame in frames:
+                if self.ended is not None:  # by the frame before it
+                    break
                 self.handle(frame)
         except (StreamEnded, ProtocolError) as ended:
             self.over(ended)

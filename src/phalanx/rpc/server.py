@@ -102,8 +102,10 @@ class ServerLink(Link):
         if kind is Kind.REQUEST or kind is Kind.NOTIFY:
             request = Request(self, frame, frame.call if kind is Kind.REQUEST else 0)
             if kind is Kind.REQUEST:
-                if frame.call in self.requests:
-                    self.over(ProtocolError(f"call {frame.call} was made twice"))
+                if frame.call in self.requests or not frame.call:
+                    self.over(
+                        ProtocolError(f"call {frame.call} was made twice" if frame.call else "a call has no number")
+                    )
                     return
                 self.requests[frame.call] = request
             if frame.size > LONG:
@@ -141,10 +143,14 @@ class ServerLink(Link):
         if agreement is None:
             raise ProtocolError("it offers shared memory, but shares none with this rank")
         if words == b"\x01":
+            if not agreement.complete:
+                raise ProtocolError("it goes over to a ring that was not agreed on")
             self.use(agreement.stream(self.pipe.ahead))
             self._agreed = True
             self.service.watch_anew()
         elif words:
+            if agreement.complete:
+                raise ProtocolError("it offers a second ring")
             offer = agreement.offer() if agreement.accept(words) else b""
             self.send(Kind.RING, 0, offer)
         else:

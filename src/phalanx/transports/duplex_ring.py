@@ -72,6 +72,11 @@ class RingAgreement:
         self._inbound: RingIn | None = None
         self._memory = -1
 
+    @property
+    def complete(self) -> bool:
+        """Whether there is a ring for each direction."""
+        return self._inbound is not None and self._outbound is not None
+
     def offer(self) -> bytes:
         """The words that offer a ring of this side; none if it has no memory."""
         made = make_ring(self._stream)
