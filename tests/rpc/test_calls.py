@@ -183,16 +183,16 @@ def test_a_world_of_one(where: str) -> None:
 # -- many at once ----------------------------------------------------------------------------------------------------
 
 
-def many_both_ways(agent: Agent) -> None:
+def many_both_ways(agent: Agent, rounds: int) -> None:
     peers = range(agent.world_size)
     futures = [(number, agent.call_async(number % 3, "add", number, agent.rank)) for number in range(300)]
-    results = at_once(8, lambda thread: [agent.call(dst, "add", thread, n) - n for n in range(50) for dst in peers])
-    assert results == [[thread] * 150 for thread in range(8)]
+    results = at_once(8, lambda thread: [agent.call(dst, "add", thread, n) - n for n in range(rounds) for dst in peers])
+    assert results == [[thread] * 3 * rounds for thread in range(8)]
     assert [future.result(20) - agent.rank for _, future in futures] == list(range(300))
 
 
 def test_many_at_once_both_ways(where: str) -> None:
-    run(where, 3, serve, many_both_ways, everyone=True)
+    run(where, 3, serve, many_both_ways, 15 if where == "simulated" else 50, everyone=True)
 
 
 async def gather_many(agent: Agent) -> list[int]:

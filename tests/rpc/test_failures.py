@@ -234,7 +234,7 @@ def killed_during_the_first_call(world: px.Group) -> Any:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_killed_while_others_connect(transport: str) -> None:
     options = px.Options(transport=transport)
-    for _ in range(5):
+    for _ in range(3):
         results = run_ranks(3, killed_during_the_first_call, backend="mesh", may_die=[0], options=options, timeout=20)
         for error, took, other in results[1:]:
             assert issubclass(error, PeerLost)
@@ -335,10 +335,10 @@ def close_without_drain(world: px.Group) -> Any:
     other = 1 - world.rank
     if world.rank == 0:
         for _ in range(2):
-            watch.start(agent.call, other, "sleep", 3)
-            watch.start(agent.call_async(other, "sleep_soon", 3).result)
-            watch.start(asyncio.run, agent.acall(other, "sleep", 3))
-            watch.start(asyncio.run, agent.acall(other, "sleep_soon", 3))
+            watch.start(agent.call, other, "sleep", 2)
+            watch.start(agent.call_async(other, "sleep_soon", 2).result)
+            watch.start(asyncio.run, agent.acall(other, "sleep", 2))
+            watch.start(asyncio.run, agent.acall(other, "sleep_soon", 2))
         stream = agent.call(other, "drip")
         next(stream)
         watch.start(next, stream)

@@ -262,7 +262,7 @@ def test_a_stream_may_take_longer_than_the_timeout_of_one_item(processes: str) -
 
 
 def closed_by_another(agent: Agent) -> float:
-    stream = agent.call(1, "count", 5, 5.0, timeout=20)
+    stream = agent.call(1, "count", 5, 2.5, timeout=20)
     assert next(stream) == 0
     reader = threading.Thread(target=list, args=(stream,))
     reader.start()
@@ -274,7 +274,7 @@ def closed_by_another(agent: Agent) -> float:
 
 
 def test_closing_from_another_thread_wakes_the_reader(processes: str) -> None:
-    assert run(processes, 2, serve, closed_by_another) < 2
+    assert run(processes, 2, serve, closed_by_another) < 1.5
 
 
 def in_a_handler(agent: Agent) -> None:

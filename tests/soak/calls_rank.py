@@ -353,9 +353,9 @@ def _merge(findings: list[Findings]) -> Findings:
     return merged
 
 
-def _settled(before: dict[str, int]) -> dict[str, int]:
+def _settled(before: dict[str, int], seconds: float) -> dict[str, int]:
     """What is held once idle threads have ended; they need a while."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + seconds
     while True:
         now = measure()
         if time.monotonic() > end or all(now[name] <= before[name] for name in before if name != "memory"):
@@ -366,8 +366,8 @@ def _settled(before: dict[str, int]) -> dict[str, int]:
 # -- the three runs --------------------------------------------------------------------------------------------------
 
 
-def work(world: px.Group, calls: int, seed: str) -> dict[str, Any]:
-    """One rank's part of the calls."""
+def work(world: px.Group, calls: int, seed: str, settle: float) -> dict[str, Any]:
+    """One rank's part of the calls; then waits for idle threads to end."""
     with Agent(world, workers=8, max_in_flight=256, timeout=PATIENCE) as agent:
         served = Served(agent)
         world.barrier(timeout=PATIENCE)
@@ -399,7 +399,7 @@ def work(world: px.Group, calls: int, seed: str) -> dict[str, Any]:
         left = [len(link.calls) for link in agent._callers.values()] + [len(link.requests) for link in agent._servers]
         if any(left):
             found.wrong.append(f"calls are left in the links: {left}")
-        after = _settled(before)
+        after = _settled(before, settle)
         world.barrier(timeout=PATIENCE)
     return {
         "before": before,
