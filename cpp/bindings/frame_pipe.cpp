@@ -101,8 +101,11 @@ public:
             if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {
                 nb::gil_scoped_release release;
                 const std::int64_t since = monotonic_ns();
-                // To look is worth it only where what is waited for mostly comes that soon.
-                came = typical_ns_ <= to_ns(look) && pipe_.receive(rings, to_ns(look));
+                // To look is worth it only where what is waited for mostly comes that soon. Whoever sleeps is answered
+                // later, too, so it is tried again now and then.
+                const bool looks = typical_ns_ <= 2 * to_ns(look) || ++unlooked_ % 8 == 0;
+                came = looks && pipe_.receive(rings, to_ns(look));
+                if (came) typical_ns_ = std::min(typical_ns_, to_ns(look));
                 if (!came && wait > 0 && pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
                 came = came || pipe_.receive(rings, 0);
                 if (came || wait > 0) {
@@ -195,6 +198,7 @@ private:
     int socket_;
     FramePipe pipe_;
     std::int64_t typical_ns_ = 0;  // how long something was waited for of late
+    unsigned unlooked_ = 0;        // waits that slept at once
     std::uint64_t written_ = 0;
     std::uint64_t taken_ = 0;  // frames count as one
 };

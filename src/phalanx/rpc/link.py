@@ -372,6 +372,8 @@ class Link(ABC):
             return False
         try:
             moved = bool(self._unsent) and self.push()
+            if self._unsent:
+                look = 0.0  # the other side waits for the rest
             frames = self.pull(look, 0.0 if moved else wait, waker)
             for frame in frames:
                 if self.ended is not None:  # by the frame before it
