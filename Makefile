@@ -41,7 +41,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 .PHONY: test
 test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
 	$(SAY) "tests"
-	@$(PY) -m pytest -n 2 --reruns 2 $(ARGS)
+	@$(PY) -m pytest -n 3 --reruns 2 $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test ## ruff and mypy
@@ -75,6 +75,22 @@ bench-hosts: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## the same on two hosts
 	@mkdir -p $(BENCH)
 	@$(PY) -m tests.soak.bench_hosts --rounds 5 --json $(BENCH)/hosts.json $(ARGS)
 	@$(PY) docs/benchmarks.py $(BENCH)
+
+# The plug-in for torch on its older releases. Each has an environment of its own, of half a gigabyte.
+TORCHES ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0
+.PHONY: test-torches
+test-torches: $(TORCHES:%=.venv-torch-%/.installed) ## the plug-in's tests on older releases of torch
+	@for release in $(TORCHES); do \
+	    printf '== torch %s\n' $$release; \
+	    .venv-torch-$$release/bin/python -m pytest -q -n 2 --reruns 2 tests/torch_backend $(ARGS) || exit 1; \
+	done
+
+.venv-torch-%/.installed: $(NATIVE)
+	$(SAY) "an environment with torch $*"
+	@$(PYTHON) -m venv .venv-torch-$*
+	@.venv-torch-$*/bin/python -m pip --disable-pip-version-check install $(QUIET) -e '.[test]' torch==$*+cpu || \
+	    .venv-torch-$*/bin/python -m pip --disable-pip-version-check install $(QUIET) -e '.[test]' torch==$*
+	@touch $@
 
 # Ray has many requirements, so it has an environment of its own; without one it is left out, with a line that says so:
 # python3 -m venv .venv-ray && .venv-ray/bin/pip install ray numpy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -11,6 +12,12 @@ from hypothesis import settings
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
+
+
+def pytest_collection_finish() -> None:
+    """Whatever was imported stays: a test that collects garbage need not look through torch and all tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from phalanx.algorithms import Recv, Schedule, Send, chunk_bounds
 
 Array = npt.NDArray[Any]
 SIZES = range(1, 65)
+MANY = 24
 
 
 class Deadlock(AssertionError):
@@ -220,8 +221,11 @@ class _World:
 
 
 def counts(size: int) -> list[int]:
-    """None, fewer than the ranks, as many, and a number that the size does not divide (unless it is 1)."""
-    return sorted({0, size - 1, size, 2 * size + 1})
+    """None, fewer than the ranks, as many, and a number that the size does not divide (unless it is 1).
+
+    For many ranks the last one alone, which has everything that the others have but emptiness.
+    """
+    return sorted({0, size - 1, size, 2 * size + 1}) if size <= MANY else [2 * size + 1]
 
 
 def integers(size: int, count: int) -> Array:

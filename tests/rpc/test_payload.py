@@ -445,7 +445,7 @@ class TestHypothesis:
         assert same(receive_call(out), (name, target, seconds, args, kwargs))
 
     @given(st.sampled_from(MESSAGES), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=3))
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=150, deadline=None)
     def test_mutations(self, out: Outgoing, edits: list[tuple[int, int]]) -> None:
         head = bytearray(out.head)
         for at, byte in edits:
@@ -453,7 +453,7 @@ class TestHypothesis:
         self.check(bytes(head), out)
 
     @given(st.binary(max_size=60))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_junk(self, head: bytes) -> None:
         self.check(head, Outgoing(head, [], 0))
 

@@ -491,7 +491,7 @@ SIGNATURE = Signature.of(Tree)
 
 
 @given(st.lists(JUNK, max_size=4), st.dictionaries(st.sampled_from(["value", "children", "names", "z"]), JUNK))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_arguments(args: list[Any], kwargs: dict[str, Any]) -> None:
     """They are taken, and then the call works, or refused."""
     try:

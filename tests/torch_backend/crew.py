@@ -12,12 +12,36 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import phalanx.torch_backend.create  # so that it is there before the ranks are forked
 from phalanx import Group
 from phalanx.testing import run_ranks
 
-__all__ = ["phalanx", "together"]
+__all__ = [
+    "TORCH",
+    "all_gather_single",
+    "functional_all_gather",
+    "functional_reduce_scatter",
+    "phalanx",
+    "reduce_scatter_single",
+    "together",
+]
+
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Its version."""
+
+
+def _either(module: Any, new: str, old: str) -> Any:
+    """A function that torch has renamed in 2.13; there the old name warns."""
+    return getattr(module, new, None) or getattr(module, old)
+
+
+all_gather_single = _either(dist, "all_gather_single", "all_gather_into_tensor")
+reduce_scatter_single = _either(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+functional_all_gather = _either(functional, "all_gather_single", "all_gather_tensor")
+functional_reduce_scatter = _either(functional, "reduce_scatter_single", "reduce_scatter_tensor")
 
 
 def together(

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import together
+from tests.torch_backend.crew import (
+    TORCH,
+    all_gather_single,
+    functional_all_gather,
+    functional_reduce_scatter,
+    reduce_scatter_single,
+    together,
+)
 
 SIZES = (2, 4)
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
@@ -81,7 +88,7 @@ def test_reductions(size: int) -> None:
                 mine = torch.empty_like(tensor)
                 dist.reduce_scatter(mine, [values(rank, dtype)] * size, reduction)
                 same(mine, expected)
-                dist.reduce_scatter_single(mine, torch.cat([values(rank, dtype)] * size), reduction)
+                reduce_scatter_single(mine, torch.cat([values(rank, dtype)] * size), reduction)
                 same(mine, expected)
 
     together(size, body)
@@ -117,7 +124,7 @@ def test_means_and_weighted_sums() -> None:
         dist.all_reduce(whole, dist.ReduceOp.AVG)
         assert whole.tolist() == [1, -1]  # an integer has no half
         part = torch.empty(1)
-        dist.reduce_scatter_single(part, torch.tensor([1.0 + rank, 3.0 + rank]), dist.ReduceOp.AVG)
+        reduce_scatter_single(part, torch.tensor([1.0 + rank, 3.0 + rank]), dist.ReduceOp.AVG)
         assert part.item() == (1.5 if rank == 0 else 3.5)
         weighted = torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
         tensor = torch.full((3,), float(rank + 1))
@@ -126,7 +133,7 @@ def test_means_and_weighted_sums() -> None:
         tensor = torch.full((3,), float(rank + 1))
         dist.reduce(tensor, 0, weighted)
         assert tensor.tolist() == [1.5 if rank == 0 else 2.0] * 3
-        dist.reduce_scatter_single(part, torch.tensor([2.0, 4.0]), weighted)
+        reduce_scatter_single(part, torch.tensor([2.0, 4.0]), weighted)
         assert part.item() == (2.0 if rank == 0 else 4.0)
 
     together(2, body)
@@ -147,7 +154,7 @@ def test_what_is_moved(size: int) -> None:
             for found, expected in zip(outputs, everyone, strict=True):
                 same(found, expected)
             stacked = torch.empty((3 * size, 2), dtype=dtype)
-            dist.all_gather_single(stacked, mine)
+            all_gather_single(stacked, mine)
             for other in range(size):
                 same(stacked[3 * other : 3 * other + 3], everyone[other])
 
@@ -218,7 +225,7 @@ def test_memory_of_every_kind() -> None:
         dist.all_reduce(negative)
         assert negative.tolist() == [-3.0, -3.0]
         output = torch.zeros(2, 4).t()
-        dist.all_gather_single(output, torch.full((2, 2), float(rank)))
+        all_gather_single(output, torch.full((2, 2), float(rank)))
         assert output.tolist() == [[0.0, 0.0]] * 2 + [[1.0, 1.0]] * 2
         leaf = torch.full((2,), float(rank), requires_grad=True)
         dist.all_reduce(leaf)
@@ -268,12 +275,12 @@ def test_many_at_once() -> None:
             outputs = [torch.empty(2), torch.empty(4)]
             with dist.distributed_c10d._coalescing_manager(group, device):
                 for output in outputs:
-                    dist.all_gather_single(output, torch.full((output.numel() // 2,), float(rank)))
+                    all_gather_single(output, torch.full((output.numel() // 2,), float(rank)))
             assert [output.tolist() for output in outputs] == [[0.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
             outputs = [torch.empty(1), torch.empty(2)]
             with dist.distributed_c10d._coalescing_manager(group, device):
                 for output in outputs:
-                    dist.reduce_scatter_single(output, torch.arange(2.0 * output.numel()))
+                    reduce_scatter_single(output, torch.arange(2.0 * output.numel()))
             assert [output.tolist() for output in outputs] == [[2.0 * rank], [4.0 * rank, 4.0 * rank + 2]]
         with dist.distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
             got = torch.zeros(2)
@@ -368,8 +375,8 @@ def test_functional_collectives() -> None:
         group = dist.group.WORLD
         assert functional.all_reduce(torch.ones(2), "sum", group).tolist() == [2.0, 2.0]
         assert functional.all_reduce(torch.full((2,), float(rank)), "avg", group).tolist() == [0.5, 0.5]
-        assert functional.all_gather_single(torch.full((1,), float(rank)), 0, group).tolist() == [0.0, 1.0]
-        assert functional.reduce_scatter_single(torch.arange(2.0), "sum", 0, group).tolist() == [2.0 * rank]
+        assert functional_all_gather(torch.full((1,), float(rank)), 0, group).tolist() == [0.0, 1.0]
+        assert functional_reduce_scatter(torch.arange(2.0), "sum", 0, group).tolist() == [2.0 * rank]
         uneven = functional.all_to_all_single(
             torch.arange(3.0) + 10 * rank, [1, 1] if rank == 0 else [2, 2], [1, 2], group
         )
@@ -382,8 +389,9 @@ def test_functional_collectives() -> None:
         out = torch.empty(2)
         torch.ops._c10d_functional.all_gather_into_tensor_out(torch.full((1,), float(rank)), 2, name, out=out)
         assert torch.ops._c10d_functional.wait_tensor(out).tolist() == [0.0, 1.0]
-        out = torch.empty(1)
-        torch.ops._c10d_functional.reduce_scatter_tensor_out(torch.arange(2.0), "sum", 2, name, out=out)
-        assert torch.ops._c10d_functional.wait_tensor(out).tolist() == [2.0 * rank]
+        if TORCH >= (2, 10):
+            out = torch.empty(1)
+            torch.ops._c10d_functional.reduce_scatter_tensor_out(torch.arange(2.0), "sum", 2, name, out=out)
+            assert torch.ops._c10d_functional.wait_tensor(out).tolist() == [2.0 * rank]
 
     together(2, body)

@@ -12,7 +12,7 @@ import torch._dynamo  # the first of all that is built on torch asks for it, and
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
-from tests.torch_backend.crew import together
+from tests.torch_backend.crew import TORCH, functional_all_gather, functional_reduce_scatter, together
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -71,11 +71,11 @@ def fsdp1(rank: int) -> list[float]:
 
 
 def fsdp2(rank: int) -> list[float]:
-    module = model()
+    module, mesh = model(), init_device_mesh("cpu", (2,))
     for layer in module:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(module)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     return train(module, rank)
 
 
@@ -117,8 +117,8 @@ def compiled(rank: int) -> list[float]:
     def function(tensor: torch.Tensor) -> torch.Tensor:
         world = dist.group.WORLD
         total = functional.all_reduce(tensor * 2, "sum", world)
-        everyone = functional.all_gather_single(total, 0, world)
-        return functional.reduce_scatter_single(everyone, "sum", 0, world) + 1
+        everyone = functional_all_gather(total, 0, world)
+        return functional_reduce_scatter(everyone, "sum", 0, world) + 1
 
     results = torch.compile(function, backend="aot_eager")(torch.arange(4.0) + rank).tolist()
     module = torch.compile(nn.parallel.DistributedDataParallel(model()), backend="aot_eager")
@@ -146,12 +146,20 @@ def pipeline(rank: int) -> list[float]:
         ddp_with_a_hook,
         ddp_of_sparse_gradients,
         fsdp1,
-        fsdp2,
+        pytest.param(
+            fsdp2,
+            marks=pytest.mark.skipif(
+                TORCH < (2, 9), reason="2.6: needs a GPU; 2.7, 2.8: Gloo sums where it should average"
+            ),
+        ),
         tensor_parallel,
         dtensor,
         checkpoint,
         compiled,
-        pipeline,
+        pytest.param(
+            pipeline,
+            marks=pytest.mark.skipif(TORCH == (2, 9), reason="it sends 8 bytes to who expects 4; Gloo dies of it"),
+        ),
     ],
 )
 def test_the_same_as_on_gloo(case: Callable[[int], list[float]]) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import together
+from tests.torch_backend.crew import all_gather_single, together
 
 
 def test_a_work() -> None:
@@ -62,7 +62,7 @@ def test_it_keeps_what_the_caller_lets_go() -> None:
     def body(rank: int) -> None:
         for count in (4, 1 << 18):
             outputs = [torch.empty(2 * count) for _ in range(8)]
-            works = [dist.all_gather_single(out, torch.full((count,), 1.0 + rank), async_op=True) for out in outputs]
+            works = [all_gather_single(out, torch.full((count,), 1.0 + rank), async_op=True) for out in outputs]
             works += [dist.all_to_all_single(out, torch.full((2 * count,), 1.0), async_op=True) for out in outputs[4:]]
             works += [dist.isend(torch.full((count,), 7.0), 1 - rank)]
             noise = [torch.full((count,), -1.0) for _ in range(20)]

@@ -184,7 +184,7 @@ class TestPlainData:
                 encode(obj)
 
     @given(OBJECTS)
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_any_object(self, value: Any) -> None:
         assert same(round_trip(value), value)
 
@@ -551,12 +551,12 @@ class TestMalformed:
                 decode(encoded.head, payload)
 
     @given(st.binary(max_size=80))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_junk(self, data: bytes) -> None:
         self.check(Encoded(data, []))
 
     @given(st.sampled_from([encode(value) for value in VALUES if len(encode(value).head) < 300]), st.data())
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_mutations(self, encoded: Encoded, data: st.DataObject) -> None:
         head = bytearray(encoded.head)
         head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))

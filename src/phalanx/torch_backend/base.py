@@ -101,13 +101,13 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
             self._memory = np.empty(size, np.uint8)
         return self._memory[:size].view(dtype)
 
-    def _on(self, tensor: Any) -> Any:
-        """The group for a tensor that is not on the CPU.
+    def _on(self, tensor: Any, operation: str) -> Any:
+        """An operation of the group for a tensor that is not on the CPU.
 
         Raises:
             UnsupportedArray: This one was not made with a backend for its device.
         """
-        return self._for(tensor.device)
+        return devices.operation_of(self._for(tensor.device), operation)
 
     def _for(self, device: Any) -> Any:
         if device.type not in self._elsewhere:

@@ -17,7 +17,16 @@ from ..errors import UnsupportedArray
 if TYPE_CHECKING:
     from .base import GroupBase
 
-__all__ = ["device_types", "group_for"]
+__all__ = ["device_types", "group_for", "operation_of"]
+
+_OLDER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+"""What torch called these before 2.13."""
 
 
 def _backends(group: GroupBase) -> dict[str, str]:
@@ -57,3 +66,8 @@ def group_for(group: GroupBase, device: Any) -> Any:
     )
     c10d._world.pg_group_ranks[made] = {rank: index for index, rank in enumerate(members)}
     return made
+
+
+def operation_of(group: Any, name: str) -> Any:
+    """An operation of a group of torch's own, under the name that this torch has for it."""
+    return getattr(group, name if hasattr(group, name) else _OLDER_NAMES.get(name, name))

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UsageError
 from .base import Request, only
 from .reductions import Reductions
-from .tensors import check_alike, in_place, joined, plain, source
+from .tensors import adjacent, check_alike, in_place, joined, plain, source
 from .work import Job
 
 __all__ = ["Gathers"]
@@ -33,7 +33,7 @@ class Gathers(Reductions):
         if array is not None:
             return self._issue(lambda seconds: group.broadcast(array, src, timeout=seconds), request, [tensor])
         if not tensor.is_cpu:
-            return self._on(tensor).broadcast(tensors, opts)
+            return self._on(tensor, "broadcast")(tensors, opts)
 
         def job(seconds: float | None) -> None:
             memory = in_place(tensor)
@@ -47,7 +47,7 @@ class Gathers(Reductions):
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Any:  # noqa: A002
         """The tensors of all ranks in one tensor, on every rank."""
         if not output.is_cpu:
-            return self._on(output).all_gather_single(output, input, opts)
+            return self._on(output, "all_gather_single")(output, input, opts)
         request = Request(opts, timeout=timeout)
         self._check_parts("all_gather", output, input)
         return self._issue(self._all_gather_job(output, input), request, [output], output.nbytes)
@@ -58,7 +58,7 @@ class Gathers(Reductions):
         """`all_gather_single` of many tensors."""
         request = Request(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
+            return self._on(outputs[0], "all_gather_single_coalesced")(outputs, inputs, opts)
         jobs = []
         for output, part in zip(outputs, inputs, strict=True):
             self._check_parts("all_gather", output, part)
@@ -72,7 +72,7 @@ class Gathers(Reductions):
         """The tensors of all ranks, each in a tensor of its own, on every rank. They may differ in size."""
         tensor = only(inputs, "all_gather")
         if not tensor.is_cpu:
-            return self._on(tensor).allgather(outputs, inputs, opts)
+            return self._on(tensor, "allgather")(outputs, inputs, opts)
         request = Request(opts, timeout=timeout)
         targets = only(outputs, "all_gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
         return self._issue(self._all_gather_list_job(targets, tensor), request, list(targets), tensor.nbytes)
@@ -81,7 +81,7 @@ class Gathers(Reductions):
         """`allgather` of many tensors: `outputs[r][i]` is the i-th of rank r."""
         request = Request(opts, timeout=timeout)
         if inputs and not inputs[0].is_cpu:
-            return self._on(inputs[0]).allgather_coalesced(outputs, inputs, opts)
+            return self._on(inputs[0], "allgather_coalesced")(outputs, inputs, opts)
         if len(outputs) != self.group.world_size:
             raise UsageError(
                 f"all_gather_coalesced: {len(outputs)} lists of outputs were given, but there are "
@@ -115,6 +115,9 @@ class Gathers(Reductions):
                 f"{counts[group.rank]}"
             )
         most = max(counts)
+        whole, part = (adjacent(targets), plain(tensor)) if min(counts) == most else (None, None)
+        if whole is not None and part is not None:
+            return lambda seconds: group.all_gather(part, whole, timeout=seconds)
 
         def job(seconds: float | None) -> None:
             mine = source(tensor)
@@ -133,7 +136,7 @@ class Gathers(Reductions):
         """The tensors of all ranks, each in a tensor of its own, on one rank."""
         tensor = only(inputs, "gather")
         if not tensor.is_cpu:
-            return self._on(tensor).gather(outputs, inputs, opts)
+            return self._on(tensor, "gather")(outputs, inputs, opts)
         request = Request(opts, timeout=timeout, root=root)
         targets: Any = []
         if request.root == self.group.rank:
@@ -144,11 +147,15 @@ class Gathers(Reductions):
                 raise UsageError("gather: the outputs and this rank's tensor are not all of one size")
         dst, group = request.root, self.group
 
+        whole = adjacent(targets) if targets else None
+
         def job(seconds: float | None) -> None:
             mine = source(tensor)
-            everyone = self._scratch(group.world_size * mine.size, mine.dtype) if targets else None
+            everyone = whole
+            if everyone is None and targets:
+                everyone = self._scratch(group.world_size * mine.size, mine.dtype)
             group.gather(mine, dst, everyone, timeout=seconds)
-            if everyone is not None:
+            if everyone is not None and whole is None:
                 for row, target in zip(everyone.reshape(group.world_size, -1), targets, strict=True):
                     _fill(target, row)
 
@@ -158,7 +165,7 @@ class Gathers(Reductions):
         """The r-th tensor of one rank to rank r."""
         output = only(outputs, "scatter")
         if not output.is_cpu:
-            return self._on(output).scatter(outputs, inputs, opts)
+            return self._on(output, "scatter")(outputs, inputs, opts)
         request = Request(opts, timeout=timeout, root=root)
         parts: Any = []
         if request.root == self.group.rank:
@@ -189,7 +196,7 @@ class Gathers(Reductions):
     ) -> Any:
         """Sends the j-th part of a tensor to rank j. The parts may be of any size."""
         if not output.is_cpu:
-            return self._on(output).all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
+            return self._on(output, "all_to_all_single")(output, input, output_split_sizes, input_split_sizes, opts)
         request = Request(opts, timeout=timeout)
         check_alike("all_to_all", [output, input])
         sending, receiving = list(input_split_sizes), list(output_split_sizes)
@@ -226,30 +233,40 @@ class Gathers(Reductions):
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Sends the j-th tensor to rank j. They may be of any size."""
         if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0]).alltoall(outputs, inputs, opts)
+            return self._on(outputs[0], "alltoall")(outputs, inputs, opts)
         request = Request(opts, timeout=timeout)
         group = self.group
         for tensors in (outputs, inputs):
             check_alike("all_to_all", tensors, count=group.world_size)
         check_alike("all_to_all", [*outputs, *inputs])
 
+        sending, receiving = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
+
         def job(seconds: float | None) -> None:
-            parts = joined(inputs)
-            counts = [output.numel() for output in outputs]
-            everyone = self._scratch(sum(counts), parts.dtype)
-            group.all_to_all(
-                parts,
-                everyone,
-                send_counts=[tensor.numel() for tensor in inputs],
-                recv_counts=counts,
-                timeout=seconds,
-            )
+            parts, whole = joined(inputs), adjacent(outputs)
+            everyone = self._scratch(sum(receiving), parts.dtype) if whole is None else whole
+            if self._all_alike(sending, receiving, seconds):
+                group.all_to_all(parts, everyone, timeout=seconds)
+            else:
+                group.all_to_all(parts, everyone, send_counts=sending, recv_counts=receiving, timeout=seconds)
+            if whole is not None:
+                return
             start = 0
-            for output, count in zip(outputs, counts, strict=True):
+            for output, count in zip(outputs, receiving, strict=True):
                 _fill(output, everyone[start : start + count])
                 start += count
 
         return self._issue(job, request, list(outputs))
+
+    def _all_alike(self, sending: list[int], receiving: list[int], seconds: float | None) -> bool:
+        """Whether all ranks have tensors of one and the same size; one that has not may have a peer that has.
+
+        To ask takes less than to exchange all the counts.
+        """
+        sizes = {*sending, *receiving}
+        extremes = np.array([max(sizes), -min(sizes)])
+        self.group.all_reduce(extremes, "max", timeout=seconds)
+        return bool(extremes[0] == -extremes[1])
 
 
 def _elements(rows: list[int], tensor: Any, ranks: int) -> list[int]:

@@ -39,7 +39,7 @@ class Messages(GroupBase):
         """
         tensor = only(tensors, "send")
         if not tensor.is_cpu:
-            return self._on(tensor).send(tensors, dst, tag)
+            return self._on(tensor, "send")(tensors, dst, tag)
         if dst == self.group.rank:
             return self._noted(self._own.send(tensor, tag))
         self._check(dst, tag)
@@ -64,7 +64,7 @@ class Messages(GroupBase):
         """
         tensor = only(tensors, "recv")
         if not tensor.is_cpu:
-            return self._on(tensor).recv(tensors, src, tag)
+            return self._on(tensor, "recv")(tensors, src, tag)
         if src == self.group.rank:
             return self._noted(self._own.recv(tensor, tag))
         self._check(src, tag)

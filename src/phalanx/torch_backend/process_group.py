@@ -19,6 +19,7 @@ from . import (
     errors,
     gathers,
     messages,
+    older_torch,
     reduce_ops,
     reductions,
     runner,
@@ -32,6 +33,7 @@ from .work import Combined, Finished, seconds_of
 __all__ = ["PhalanxProcessGroup"]
 
 
+@older_torch.fitted
 class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers):
     """What `init_process_group("phalanx")` and `new_group` give.
 
@@ -182,5 +184,19 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         self.shutdown()
 
 
-_MODULES = (barriers, base, devices, errors, gathers, messages, reduce_ops, reductions, runner, sparse, tensors, work)
+_MODULES = (
+    barriers,
+    base,
+    devices,
+    errors,
+    gathers,
+    messages,
+    older_torch,
+    reduce_ops,
+    reductions,
+    runner,
+    sparse,
+    tensors,
+    work,
+)
 leave_alone([*_MODULES, sys.modules[__name__]])

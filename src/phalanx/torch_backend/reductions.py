@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..errors import UsageError
 from .base import GroupBase, Request, only
 from .reduce_ops import Combining, combining
@@ -33,7 +35,7 @@ class Reductions(GroupBase):
             size = array.nbytes
             return self._issue(lambda seconds: group.all_reduce(array, name, timeout=seconds), request, [tensor], size)
         if not tensor.is_cpu:
-            return self._on(tensor).allreduce(tensors, opts)
+            return self._on(tensor, "allreduce")(tensors, opts)
         if is_sparse(tensor):
             return self._issue(lambda seconds: all_reduce_sparse(group, tensor, request.op, seconds), request, [tensor])
         return self._issue(lambda seconds: self._all_reduce(tensor, how, seconds), request, [tensor])
@@ -51,7 +53,7 @@ class Reductions(GroupBase):
         if not tensors:
             raise UsageError("all_reduce_coalesced: there are no tensors")
         if not tensors[0].is_cpu:
-            return self._on(tensors[0]).allreduce_coalesced(tensors, opts)
+            return self._on(tensors[0], "allreduce_coalesced")(tensors, opts)
         hows = [combining(request.op, tensor.dtype, self.group.world_size) for tensor in tensors]
 
         def job(seconds: float | None) -> None:
@@ -74,7 +76,7 @@ class Reductions(GroupBase):
         """The reduction of all ranks' tensors, on one rank; the others' stay as they are."""
         tensor = only(tensors, "reduce")
         if not tensor.is_cpu:
-            return self._on(tensor).reduce(tensors, opts)
+            return self._on(tensor, "reduce")(tensors, opts)
         request = Request(opts, timeout=timeout, op=op, root=root)
         dst, mine = request.root, request.root == self.group.rank
         how = combining(request.op, tensor.dtype, self.group.world_size)
@@ -100,7 +102,7 @@ class Reductions(GroupBase):
         """Rank r gets the reduction of all ranks' r-th tensors, which may differ in size."""
         output = only(outputs, "reduce_scatter")
         if not output.is_cpu:
-            return self._on(output).reduce_scatter(outputs, inputs, opts)
+            return self._on(output, "reduce_scatter")(outputs, inputs, opts)
         parts = only(inputs, "reduce_scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs
         request = Request(opts, timeout=timeout, op=op)
         check_alike("reduce_scatter", parts, count=self.group.world_size)
@@ -120,6 +122,8 @@ class Reductions(GroupBase):
             if len({part.numel() for part in parts}) == 1:
                 self._reduce_scatter(output, everything, how, seconds)
                 return
+            if isinstance(everything, np.ndarray):
+                everything = everything.copy()  # it may be the inputs' own memory
             self.group.all_reduce(everything, how.name, timeout=seconds)
             start = sum(part.numel() for part in parts[: self.group.rank])
             mine = as_tensor(everything)[start : start + output.numel()]
@@ -139,7 +143,7 @@ class Reductions(GroupBase):
     ) -> Any:
         """The same with the inputs in one tensor."""
         if not output.is_cpu:
-            return self._on(output).reduce_scatter_single(output, input, opts)
+            return self._on(output, "reduce_scatter_single")(output, input, opts)
         request = Request(opts, timeout=timeout, op=op)
         self._check_parts("reduce_scatter", input, output)
         how = combining(request.op, input.dtype, self.group.world_size)
@@ -152,7 +156,7 @@ class Reductions(GroupBase):
         """`reduce_scatter_single` of many tensors."""
         request = Request(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0]).reduce_scatter_single_coalesced(outputs, inputs, opts)
+            return self._on(outputs[0], "reduce_scatter_single_coalesced")(outputs, inputs, opts)
         jobs = []
         for output, part in zip(outputs, inputs, strict=True):
             self._check_parts("reduce_scatter", part, output)

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import UnsupportedArray, UsageError
 
-__all__ = ["Memory", "as_tensor", "check_alike", "in_place", "is_sparse", "joined", "plain", "source"]
+__all__ = ["Memory", "adjacent", "as_tensor", "check_alike", "in_place", "is_sparse", "joined", "plain", "source"]
 
 _STRIDED = torch.strided
 _BYTE = ctypes.c_char
@@ -118,16 +118,38 @@ def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
     return Memory(_owned(copy, reducing), detached, copy)
 
 
+def adjacent(tensors: Sequence[Any]) -> Any:
+    """The memory of all tensors as one flat array, if they are plain, of one dtype and lie one after another.
+
+    That is how a list looks that was cut from one tensor. None otherwise.
+    """
+    first = plain(tensors[0])
+    if first is None:
+        return None
+    begin = end = tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.is_neg() or not tensor.is_cpu:
+            return None
+        end += tensor.nbytes
+    return _memory_at(begin, end - begin, first.dtype, tensors)
+
+
 def joined(tensors: Sequence[Any], *, reducing: bool = False) -> Any:
-    """A copy of the tensors' values, one after another.
+    """The tensors' values, one after another: where they are, if they lie so, else a copy.
 
     Raises:
         UnsupportedArray: As `source`.
     """
+    together = adjacent(tensors)
+    if together is not None:
+        return together
+    arrays = [plain(tensor) for tensor in tensors]
+    if all(array is not None for array in arrays):
+        return np.concatenate(arrays)
     for tensor in tensors:
         _check(tensor)
-    together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).resolve_conj().resolve_neg()
-    return _owned(together, reducing)
+    copy = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).resolve_conj().resolve_neg()
+    return _owned(copy, reducing)
 
 
 def as_tensor(array: Any) -> Any:
@@ -168,10 +190,14 @@ def _check(tensor: Any) -> None:
 
 def _at(tensor: Any, dtype: Any, size: int) -> Any:
     """An array of elements of this size where a contiguous tensor has its own."""
-    count = tensor.numel()
-    memory: Any = (_BYTE * (count * size)).from_address(tensor.data_ptr())
-    memory.owner = tensor  # an operation may outlive what the caller holds
-    return np.ndarray((count,), dtype, memory)
+    return _memory_at(tensor.data_ptr(), tensor.numel() * size, dtype, tensor)
+
+
+def _memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
+    """An array on these bytes, which lives no longer than what has them."""
+    memory: Any = (_BYTE * size).from_address(address)
+    memory.owner = owner  # an operation may outlive what the caller holds
+    return np.ndarray((size // dtype.itemsize,), dtype, memory)
 
 
 def _by_address(tensor: Any, reducing: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +10,13 @@ from typing import Any
 
 import click
 
-from phalanx.errors import ConfigError
-
 from .contenders import PEERS, TRANSPORTS, Contender, Missing, find_peer, ours
 from .operations import DTYPES, OPERATIONS
-from .options import command_line, end_on_signals, list_of, of_every_run, unique
+from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
 from .plan import DEFAULT_OPERATIONS, Plan
 from .plot import check_plot, draw
 from .session import run
 from .show import all_errors, show
-from .sizes import parse_sizes
 
 __all__ = ["command"]
 
@@ -40,60 +38,47 @@ Examples:
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
 
 \b
-Remote calls:
-  phalanx bench rpc --help
+More:
+  phalanx bench torch --help       the same under torch.distributed
+  phalanx bench training --help    steps of data-parallel training
+  phalanx bench rpc --help         remote calls
 """
-
-_MOST_RANKS = 256
 
 
 def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[str]:
     return unique([name for word in value for name in word.split(",")], list(OPERATIONS)) or list(DEFAULT_OPERATIONS)
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    try:
-        return parse_sizes(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    counts = []
-    for word in value.split(","):
-        number = word.strip()
-        if not (number.isascii() and number.isdigit() and 2 <= int(number) <= _MOST_RANKS):
-            raise click.BadParameter(f"{word!r} is not valid (expected numbers from 2 to {_MOST_RANKS}, as 2,4)")
-        counts.append(int(number))
-    return list(dict.fromkeys(counts))
-
-
 _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class _OrCalls(click.Command):
-    """The collectives, unless the first word is `rpc`."""
+_OTHERS = {"rpc": ".calls.arguments", "torch": ".under_torch.arguments", "training": ".training.arguments"}
+"""First word -> the module of what it measures."""
+
+
+class _OrOthers(click.Command):
+    """The collectives, unless the first word names something else."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if args[:1] != ["rpc"]:
+        module = _OTHERS.get(args[0]) if args else None
+        if module is None:
             return super().make_context(info_name, args, parent, **extra)
-        from .calls.arguments import command as calls
-
-        return calls.make_context(f"{info_name} rpc", args[1:], parent, **extra)
+        other: click.Command = importlib.import_module(module, __package__).command
+        return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
 
 @click.command(
     "bench",
-    cls=_OrCalls,
+    cls=_OrOthers,
     epilog=_EPILOG,
     short_help="Measure collectives, beside Gloo and MPI if you like.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("operations", metavar="[OPERATION]...", nargs=-1, callback=_operations)
 @click.option(
-    "-n", "--ranks", metavar="LIST", default="2", show_default=True, callback=_ranks, help="Numbers of ranks, as 2,4."
+    "-n", "--ranks", metavar="LIST", default="2", show_default=True, callback=ranks_of, help="Numbers of ranks, as 2,4."
 )
 @click.option(
     "-s",
@@ -101,7 +86,7 @@ class _OrCalls(click.Command):
     metavar="LIST",
     default="8,1K,16K,128K,1M,8M,64M",
     show_default=True,
-    callback=_sizes,
+    callback=sizes_of,
     help="Sizes, as 8,1K,64M; or 8..64M for those between by factors of eight.",
 )
 @click.option(
@@ -137,7 +122,7 @@ class _OrCalls(click.Command):
 @click.option("--openmpi", metavar="PATH", type=_MPIRUN, help="Open MPI's mpirun, if it is not found by its name.")
 @click.option("--mpich", metavar="PATH", type=_MPIRUN, help="MPICH's mpirun, if it is not found by its name.")
 @click.option("--memory", is_flag=True, help="Also measure the extra memory of an all_reduce of the largest size.")
-@of_every_run
+@of_every_run()
 def command(
     operations: list[str],
     ranks: list[int],

@@ -80,7 +80,7 @@ class Contender:
     @property
     def is_ours(self) -> bool:
         """Whether it is Phalanx."""
-        return self.library == "phalanx"
+        return self.library in ("phalanx", "plugin", "ddp", "ddp-plugin")
 
     def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
         """What to start for n ranks that run `worker`."""

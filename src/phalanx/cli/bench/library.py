@@ -45,12 +45,22 @@ class Library(Protocol):
         """Leaves the world."""
 
 
-_MODULES = {"phalanx": ".with_phalanx", "gloo": ".with_gloo", "mpi": ".with_mpi"}
+_LIBRARIES: dict[str, tuple[str, dict[str, str]]] = {
+    "phalanx": (".with_phalanx", {}),
+    "plugin": (".with_torch", {"backend": "phalanx"}),
+    "gloo": (".with_torch", {"backend": "gloo"}),
+    "mpi": (".with_mpi", {}),
+    "ddp": (".training.with_ddp", {"backend": ""}),
+    "ddp-plugin": (".training.with_ddp", {"backend": "phalanx"}),
+    "ddp-gloo": (".training.with_ddp", {"backend": "gloo"}),
+}
+"""Name -> the module that knows it, and what else that is told."""
 
 
 def open_library(name: str, timeout: float) -> Library:
-    """Joins the world that this process was started for: `phalanx`, `gloo` or `mpi`. Nothing else is imported."""
-    library: Library = importlib.import_module(_MODULES[name], __package__).open_world(timeout)
+    """Joins the world that this process was started for, by one of the names above. Nothing else is imported."""
+    module, more = _LIBRARIES[name]
+    library: Library = importlib.import_module(module, __package__).open_world(timeout, **more)
     return library
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.cli.run.plan import cores
 
-from .operations import OPERATIONS
+from .operations import find_operation
 from .results import Bandwidth, Machine
 
 __all__ = ["LARGE", "describe", "limit", "measure_bandwidth"]
@@ -86,6 +86,7 @@ def limit(operation: str, size: int, ranks: int, bandwidth: list[Bandwidth], *, 
     An estimate, by what must be moved through shared memory: an array of one process is copied before another can read
     it. In the segment, what would have been published is there already.
     """
-    cost = (OPERATIONS[operation].shared_cost if in_segment else OPERATIONS[operation].cost)(ranks)
+    found = find_operation(operation)
+    cost = (found.shared_cost if in_segment else found.cost)(ranks)
     speed = max(bandwidth, key=lambda found: found.cores if found.cores <= ranks else 0)
     return cost.copied * size / speed.copy + cost.added * size / speed.add

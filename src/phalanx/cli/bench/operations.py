@@ -8,13 +8,27 @@ input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DTYPES", "OPERATIONS", "ROOT", "Arrays", "Cost", "Operation", "element_count", "item_size", "numpy_dtype"]
+__all__ = [
+    "ALONE",
+    "DTYPES",
+    "LISTS",
+    "OPERATIONS",
+    "ROOT",
+    "TRAINING",
+    "Arrays",
+    "Cost",
+    "Operation",
+    "element_count",
+    "find_operation",
+    "item_size",
+    "numpy_dtype",
+]
 
 ROOT = 0
 """The rank that has or gets everything in operations with a root."""
@@ -216,4 +230,34 @@ _ALL = [
     ),
 ]
 
+_CUT = ("all_gather", "reduce_scatter", "all_to_all")
+
 OPERATIONS = {operation.name: operation for operation in _ALL}
+LISTS = {f"{name}_list": replace(OPERATIONS[name], name=f"{name}_list") for name in _CUT}
+"""The same on a list of one tensor per rank, which torch.distributed has beside the form on one tensor."""
+
+
+ALONE = "-alone"
+"""Ends the name of a step of training without communication."""
+_STEPS = [
+    Operation(
+        name=f"{model}{how}",
+        sized=False,
+        shape=lambda rank, n, count: (1, None),
+        before=_nothing,
+        after=lambda rank, n, x, out: bool(np.isfinite(x[0]) and x[0] > 0),  # the loss
+        cost=lambda n: Cost(0, 0),
+        shared_cost=lambda n: Cost(0, 0),
+    )
+    for model in ("gpt", "layers")
+    for how in ("", ALONE)
+]
+TRAINING = {step.name: step for step in _STEPS if not step.name.endswith(ALONE)}
+"""Models of which a step is measured."""
+
+_EVERYTHING = {**OPERATIONS, **LISTS, **{step.name: step for step in _STEPS}}
+
+
+def find_operation(name: str) -> Operation:
+    """The operation of this name, of any kind."""
+    return _EVERYTHING[name]

@@ -1,4 +1,4 @@
-"""What the command lines of `phalanx bench` and `phalanx bench rpc` share."""
+"""What the command lines of `phalanx bench` and of its other kinds share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["command_line", "end_on_signals", "list_of", "of_every_run", "unique"]
+from phalanx.errors import ConfigError
 
+from .sizes import parse_sizes
+
+__all__ = ["command_line", "end_on_signals", "list_of", "of_every_run", "ranks_of", "sizes_of", "unique"]
+
+_MOST_RANKS = 256
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -42,11 +47,15 @@ _OF_EVERY_RUN = (
 )
 
 
-def of_every_run(function: _Function) -> _Function:
+def of_every_run(*, plot: bool = True) -> Callable[[_Function], _Function]:
     """The options that follow those of the command itself: how long to measure, and what to write."""
-    for option in reversed(_OF_EVERY_RUN):
-        function = option(function)
-    return function
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(_OF_EVERY_RUN if plot else _OF_EVERY_RUN[:-1]):
+            function = option(function)
+        return function
+
+    return add
 
 
 def list_of(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str | None], list[str]]:
@@ -69,6 +78,25 @@ def unique(names: Sequence[str], known: Sequence[str]) -> list[str]:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not valid (expected {', '.join(known)})")
     return found
+
+
+def sizes_of(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """The callback of `--sizes`."""
+    try:
+        return parse_sizes(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def ranks_of(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """The callback of `--ranks`."""
+    counts = []
+    for word in value.split(","):
+        number = word.strip()
+        if not (number.isascii() and number.isdigit() and 2 <= int(number) <= _MOST_RANKS):
+            raise click.BadParameter(f"{word!r} is not valid (expected numbers from 2 to {_MOST_RANKS}, as 2,4)")
+        counts.append(int(number))
+    return list(dict.fromkeys(counts))
 
 
 _PATHS = ("--json", "--plot", "--openmpi", "--mpich", "--ray")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .contenders import Contender
 from .machine import LARGE, limit
-from .operations import OPERATIONS, element_count
+from .operations import element_count, find_operation
 from .orders import Prepare
 from .results import Bandwidth
 
@@ -67,7 +67,7 @@ class Plan:
     def cells(self, ranks: int) -> Iterator[Cell]:
         """The cells for one number of ranks. What has no array has one cell, whatever the sizes and dtypes."""
         for operation in self.operations:
-            if not OPERATIONS[operation].sized:
+            if not find_operation(operation).sized:
                 yield Cell(operation, "", ranks, 0)
                 continue
             for dtype in self.dtypes:
@@ -86,12 +86,12 @@ class Plan:
     def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
         """The order that makes a contender ready for a cell."""
         dtype = cell.dtype or "float32"
-        count = element_count(OPERATIONS[cell.operation], cell.size, dtype, cell.ranks)
+        count = element_count(find_operation(cell.operation), cell.size, dtype, cell.ranks)
         return Prepare(entrant.name, cell.operation, count, dtype, entrant.in_segment)
 
     def parts(self, cell: Cell) -> int:
         """Into how many parts the time of a call is cut: a ping-pong is two messages."""
-        return 2 if OPERATIONS[cell.operation].halved else 1
+        return 2 if find_operation(cell.operation).halved else 1
 
     def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
         """Seconds that a cell takes at least on this machine, where that can be said."""

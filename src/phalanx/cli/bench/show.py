@@ -101,9 +101,9 @@ def left_out(report: Report) -> Iterator[tuple[str, str]]:
         yield "n/a", text
 
 
-def show(report: Report, out: TextIO) -> None:
-    """Writes it all; errors are the caller's business."""
-    present(out, list(tables(report)), FOOTNOTES, list(_more(report)))
+def show(report: Report, out: TextIO, more: Sequence[tuple[str, str]] = ()) -> None:
+    """Writes it all, and more lines of a name and a text; errors are the caller's business."""
+    present(out, list(tables(report)), FOOTNOTES, [*_more(report), *more])
 
 
 def present(out: TextIO, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]) -> None:

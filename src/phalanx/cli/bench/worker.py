@@ -20,7 +20,7 @@ import msgspec
 
 from .library import Call, Library, Unsupported, open_library
 from .memory import Usage, watch_memory
-from .operations import OPERATIONS, Arrays, numpy_dtype
+from .operations import Arrays, find_operation, numpy_dtype
 from .orders import Answer, Check, Drop, End, Memory, Order, Prepare, Run
 
 __all__ = ["main", "timed"]
@@ -53,7 +53,7 @@ class _Worker:
         return Answer()
 
     def _prepare(self, order: Prepare) -> Answer:
-        operation, library = OPERATIONS[order.operation], self._library
+        operation, library = find_operation(order.operation), self._library
         try:
             dtype = numpy_dtype(order.dtype)
         except ImportError:
@@ -73,7 +73,7 @@ class _Worker:
     def _check(self, order: Check) -> Answer:
         """One call with known numbers, so that nobody is fast at doing something else."""
         name, arrays, call = self._prepared[order.slot]
-        operation, rank, size = OPERATIONS[name], self._library.rank, self._library.size
+        operation, rank, size = find_operation(name), self._library.rank, self._library.size
         operation.before(rank, size, arrays.x)
         self._library.barrier()
         call()

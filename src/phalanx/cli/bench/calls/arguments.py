@@ -81,7 +81,7 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="A Python that has Ray, if this one has not.",
 )
-@of_every_run
+@of_every_run()
 def command(
     cells: list[str],
     transports: list[str],

@@ -1,4 +1,4 @@
-"""Gloo, through torch.distributed on CPU tensors that share the memory of NumPy arrays."""
+"""torch.distributed on CPU tensors that share the memory of NumPy arrays: on Gloo, or on Phalanx's plug-in."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .operations import ROOT, Arrays
 __all__ = ["open_world"]
 
 
-class _Gloo:
-    def __init__(self, torch: Any, timeout: float) -> None:
+class _Torch:
+    def __init__(self, torch: Any, backend: str, timeout: float) -> None:
         self._torch, self._dist = torch, torch.distributed
         torch.set_num_threads(1)
-        self._dist.init_process_group("gloo", timeout=dt.timedelta(seconds=timeout))
+        self._dist.init_process_group(backend, timeout=dt.timedelta(seconds=timeout))
         self.rank: int = self._dist.get_rank()
         self.size: int = self._dist.get_world_size()
         self.version = f"torch {torch.__version__}"
@@ -45,7 +45,34 @@ class _Gloo:
             "all_to_all": partial(dist.all_to_all_single, out, x),
             "barrier": dist.barrier,
         }
-        return calls[operation]
+        return calls[operation] if operation in calls else self._on_lists(operation, x, out)
+
+    def _on_lists(self, operation: str, x: Any, out: Any) -> Call:
+        """An operation on tensors that lie apart, as those of most programs do. The first call is the one that is
+        checked, and fills them from `x` and `out` from them.
+        """
+        dist, (x_parts, out_parts) = self._dist, ([part.clone() for part in self._parts(t) or ()] for t in (x, out))
+        calls: dict[str, Call] = {
+            "all_gather_list": partial(dist.all_gather, out_parts, x),
+            "reduce_scatter_list": partial(dist.reduce_scatter, out, x_parts),
+            "all_to_all_list": partial(dist.all_to_all, out_parts, x_parts),
+        }
+        call, is_checked = calls[operation], False
+
+        def checked_once() -> None:
+            nonlocal is_checked
+            if is_checked:
+                call()
+                return
+            is_checked = True
+            for copy, part in zip(x_parts, self._parts(x) or (), strict=True):
+                copy.copy_(part)
+            call()
+            if operation != "reduce_scatter_list":
+                for copy, part in zip(out_parts, self._parts(out) or (), strict=True):
+                    part.copy_(copy)
+
+        return checked_once
 
     def _tensor(self, array: npt.NDArray[Any]) -> Any:
         try:
@@ -61,9 +88,9 @@ class _Gloo:
         return getattr(self._dist, new, None) or getattr(self._dist, old)
 
 
-def open_world(timeout: float) -> _Gloo:
-    """Joins by the variables of this process."""
+def open_world(timeout: float, backend: str) -> _Torch:
+    """Joins by the variables of this process, on torch's backend of this name."""
     import torch
     import torch.distributed
 
-    return _Gloo(torch, timeout)
+    return _Torch(torch, backend, timeout)

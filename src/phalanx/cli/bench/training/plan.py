@@ -1,0 +1,59 @@
+"""What to measure: models, each with and without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from phalanx.cli.bench.contenders import Contender
+from phalanx.cli.bench.operations import ALONE, TRAINING
+from phalanx.cli.bench.orders import Prepare
+from phalanx.cli.bench.plan import Cell, Entrant, Plan
+from phalanx.cli.bench.results import Bandwidth
+
+__all__ = ["CONTENDERS", "TrainingPlan", "alone"]
+
+CONTENDERS = {
+    "torch": Contender(name="torch", label="torch's DDP on Phalanx", library="ddp-plugin"),
+    "phalanx": Contender(name="phalanx", label="Phalanx's DDP", library="ddp"),
+    "gloo": Contender(name="gloo", label="torch's DDP on Gloo", library="ddp-gloo"),
+}
+
+
+def alone(name: str) -> str:
+    """The entrant that does the same without communication."""
+    return f"{name}{ALONE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan(Plan):
+    """One run. Its operations are the models."""
+
+    operations: Sequence[str] = tuple(TRAINING)
+    sizes: Sequence[int] = ()
+    dtypes: Sequence[str] = ("float32",)
+
+    def cells(self, ranks: int) -> Iterator[Cell]:
+        """One for each model."""
+        yield from (Cell(operation, "", ranks, 0) for operation in self.operations)
+
+    def entrants(self, operation: str | None = None) -> list[Entrant]:
+        """Every contender twice."""
+        return [
+            Entrant(name, contender.label, contender)
+            for contender in self.contenders
+            for name in (contender.name, alone(contender.name))
+        ]
+
+    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+        """The order for one contender."""
+        how = ALONE if entrant.name.endswith(ALONE) else ""
+        return Prepare(entrant.name, f"{cell.operation}{how}", 1, "float64", False)
+
+    def parts(self, cell: Cell) -> int:
+        """A call is a step."""
+        return 1
+
+    def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
+        """Nobody knows: it is mostly arithmetic."""
+        return None
