@@ -395,3 +395,53 @@ def test_functional_collectives() -> None:
             assert torch.ops._c10d_functional.wait_tensor(out).tolist() == [2.0 * rank]
 
     together(2, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", ["apart", "cut from one"])
+def test_lists_of_long_tensors(how: str, dtype: torch.dtype) -> None:
+    """They go in slices, or where they are."""
+    size, count = 3, (2 << 20) // 4 * 2 + 7
+
+    def made() -> list[torch.Tensor]:
+        if how == "apart":
+            return [torch.zeros(count, dtype=dtype) for _ in range(size)]
+        return list(torch.zeros(size * count, dtype=dtype).chunk(size))
+
+    def body(rank: int) -> None:
+        mine = torch.arange(count).remainder(50).add(rank).to(dtype)
+        everyone = made()
+        dist.all_gather(everyone, mine)
+        for source, found in enumerate(everyone):
+            assert found.equal(mine - rank + source)
+        inputs, outputs = made(), made()
+        for target, tensor in enumerate(inputs):
+            tensor.copy_(mine + 10 * target)
+        dist.all_to_all(outputs, inputs)
+        for source, found in enumerate(outputs):
+            assert found.equal(mine - rank + source + 10 * rank)
+        kept = [tensor.clone() for tensor in inputs]
+        total = torch.empty(count, dtype=dtype)
+        dist.reduce_scatter(total, inputs)
+        assert total.equal(sum(mine - rank + source + 10 * rank for source in range(size)))
+        assert all(before.equal(after) for before, after in zip(kept, inputs, strict=True))
+        gathered = made() if rank == 1 else None
+        dist.gather(mine, gathered, 1)
+        for source, found in enumerate(gathered or []):
+            assert found.equal(mine - rank + source)
+
+    together(size, body)
+
+
+def test_lists_of_which_only_some_ranks_have_equal_parts() -> None:
+    """Rank 0 cannot know from its own tensors that rank 1 sends itself more."""
+
+    def body(rank: int) -> None:
+        inputs = [torch.full((2,), 1.0 + rank), torch.full((2 + rank,), 5.0 + rank)]
+        outputs = [torch.empty(2), torch.empty(2 + rank)]
+        dist.all_to_all(outputs, inputs)
+        assert [tensor.tolist() for tensor in outputs] == (
+            [[1.0, 1.0], [2.0, 2.0]] if rank == 0 else [[5.0, 5.0], [6.0, 6.0, 6.0]]
+        )
+
+    together(2, body)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from ..deadline import Deadline
 from ..errors import UsageError
 from ..group import Group
 from . import devices
@@ -35,6 +37,8 @@ _LONG = 1 << 62
 """The size of an operation that was not looked at."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
+_SLICE = 2 << 20
+"""Bytes of a tensor that are put together with those of others at a time: they stay in the cache."""
 
 
 class Request:
@@ -100,6 +104,29 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if self._memory.size < size:
             self._memory = np.empty(size, np.uint8)
         return self._memory[:size].view(dtype)
+
+    def _rows(self, part: slice, dtype: Any, times: int = 1) -> Any:
+        """Memory for a slice of as many tensors as there are ranks, or so many times as many; a row for each."""
+        rows, length = times * self.group.world_size, part.stop - part.start
+        return self._scratch(rows * length, dtype).reshape(rows, length)
+
+    def _slices(self, count: int, dtype: Any, seconds: float | None) -> Iterator[tuple[slice, float | None]]:
+        """Cuts tensors that lie apart, and are longer than a slice, for an operation on one array at a time.
+
+        Args:
+            count: Elements of each tensor, the same on all ranks.
+            seconds: For all of it.
+
+        Yields:
+            What to take of each tensor, and the seconds that are left; None is the group's default, which is quickest.
+        """
+        step = max(1, _SLICE // dtype.itemsize)
+        if count <= step:
+            yield slice(0, count), seconds
+            return
+        deadline = Deadline(self.group.timeout if seconds is None else seconds)
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count)), deadline.remaining()
 
     def _on(self, tensor: Any, operation: str) -> Any:
         """An operation of the group for a tensor that is not on the CPU.

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UsageError
 from .base import Request, only
 from .reductions import Reductions
-from .tensors import adjacent, check_alike, in_place, joined, plain, source
+from .tensors import Memory, adjacent, check_alike, in_place, joined, plain, source
 from .work import Job
 
 __all__ = ["Gathers"]
@@ -123,10 +123,15 @@ class Gathers(Reductions):
             mine = source(tensor)
             if mine.size < most:  # where the ranks' tensors differ, all are filled up to the longest
                 mine = np.concatenate([mine, np.zeros(most - mine.size, mine.dtype)])
-            everyone = self._scratch(group.world_size * most, mine.dtype).reshape(group.world_size, most)
-            group.all_gather(mine, everyone, timeout=seconds)
-            for row, target, count in zip(everyone, targets, counts, strict=True):
-                _fill(target, row[:count])
+            memories = [in_place(target) for target in targets]
+            for part, left in self._slices(most, mine.dtype, seconds):
+                everyone = self._rows(part, mine.dtype)
+                group.all_gather(mine[part], everyone, timeout=left)
+                for row, memory in zip(everyone, memories, strict=True):
+                    values = memory.array[part]
+                    values[:] = row[: values.size]
+            for memory in memories:
+                memory.restore()
 
         return job
 
@@ -243,20 +248,35 @@ class Gathers(Reductions):
         sending, receiving = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
 
         def job(seconds: float | None) -> None:
-            parts, whole = joined(inputs), adjacent(outputs)
-            everyone = self._scratch(sum(receiving), parts.dtype) if whole is None else whole
-            if self._all_alike(sending, receiving, seconds):
-                group.all_to_all(parts, everyone, timeout=seconds)
-            else:
+            if not self._all_alike(sending, receiving, seconds):
+                parts = joined(inputs)
+                everyone = self._scratch(sum(receiving), parts.dtype)
                 group.all_to_all(parts, everyone, send_counts=sending, recv_counts=receiving, timeout=seconds)
-            if whole is not None:
+                start = 0
+                for output, count in zip(outputs, receiving, strict=True):
+                    _fill(output, everyone[start : start + count])
+                    start += count
                 return
-            start = 0
-            for output, count in zip(outputs, receiving, strict=True):
-                _fill(output, everyone[start : start + count])
-                start += count
+            parts, whole = adjacent(inputs), adjacent(outputs)
+            if parts is not None and whole is not None:
+                group.all_to_all(parts, whole, timeout=seconds)
+                return
+            self._all_to_all_apart([in_place(output) for output in outputs], inputs, sending[0], seconds)
 
         return self._issue(job, request, list(outputs))
+
+    def _all_to_all_apart(self, targets: list[Memory], inputs: Sequence[Any], count: int, left: float | None) -> None:
+        sources = [source(tensor) for tensor in inputs]
+        dtype = sources[0].dtype
+        for part, seconds in self._slices(count, dtype, left):
+            sent, received = self._rows(part, dtype, 2).reshape(2, self.group.world_size, -1)
+            for row, values in zip(sent, sources, strict=True):
+                row[:] = values[part]
+            self.group.all_to_all(sent, received, timeout=seconds)
+            for row, memory in zip(received, targets, strict=True):
+                memory.array[part] = row
+        for memory in targets:
+            memory.restore()
 
     def _all_alike(self, sending: list[int], receiving: list[int], seconds: float | None) -> bool:
         """Whether all ranks have tensors of one and the same size; one that has not may have a peer that has.

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from .base import GroupBase, Request, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
-from .tensors import Memory, as_tensor, check_alike, in_place, is_sparse, joined, plain, source
+from .tensors import Memory, adjacent, as_tensor, check_alike, in_place, is_sparse, joined, plain, source
 
 __all__ = ["Reductions"]
 
@@ -114,12 +114,16 @@ class Reductions(GroupBase):
             )
         how = combining(request.op, output.dtype, self.group.world_size)
 
+        even = len({part.numel() for part in parts}) == 1
+
         def job(seconds: float | None) -> None:
+            if even and how.factor is None and self._reduce_scatter_apart(output, parts, how, seconds):
+                return
             everything = joined(parts, reducing=True)
             if how.factor is not None:
                 multiplied = _product(as_tensor(everything), how)
                 everything = source(multiplied, reducing=True)
-            if len({part.numel() for part in parts}) == 1:
+            if even:
                 self._reduce_scatter(output, everything, how, seconds)
                 return
             if isinstance(everything, np.ndarray):
@@ -131,6 +135,19 @@ class Reductions(GroupBase):
             _divide(output, how)
 
         return self._issue(job, request, [output])
+
+    def _reduce_scatter_apart(self, output: Any, parts: Any, how: Combining, seconds: float | None) -> bool:
+        """Does it slice by slice, if the tensors are plain and lie apart."""
+        target, sources = plain(output), [plain(part) for part in parts]
+        if target is None or any(values is None for values in sources) or adjacent(parts) is not None:
+            return False
+        for part, left in self._slices(target.size, target.dtype, seconds):
+            rows = self._rows(part, target.dtype)
+            for row, values in zip(rows, sources, strict=True):
+                row[:] = values[part]
+            self.group.reduce_scatter(rows, how.name, target[part], timeout=left)
+        _divide(output, how)
+        return True
 
     def reduce_scatter_single(
         self,
