@@ -7,10 +7,22 @@
 #include "recorder.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
+
+void phalanx::bind_call_site(nb::module_& m) {
+    nb::class_<CallSite>(m, "CallSite", "A place in the user's program; see phalanx.group.call_site.")
+        .def_prop_ro("code", &CallSite::code)
+        .def_prop_ro("line", &CallSite::line);
+    m.def("call_site", [] { return CallSite::current(false); }, "What this thread works for, or where it is.");
+    m.def(
+        "lend_call_site", [](const CallSite* site) { CallSite::lent() = site; }, "site"_a.none(),
+        "What this thread does from now on is done for that place. The caller keeps it until it says None.");
+    m.def("add_library", [](std::string path) { CallSite::libraries().push_back(std::move(path)); }, "path"_a);
+}
 
 void phalanx::bind_recorder(nb::module_& m) {
     nb::class_<Recorder>(m, "Recorder", "The last operations of the quick paths; see phalanx.group.journal.")
-        .def(nb::init<std::string>(), nb::arg("folder"))
+        .def(nb::init<>())
         .def_rw("sequence", &Recorder::sequence)
         .def("records", &Recorder::records);
 }
@@ -18,9 +30,10 @@ void phalanx::bind_recorder(nb::module_& m) {
 NB_MODULE(_core, m) {
     m.attr("__doc__") = "The native core. Use phalanx._native, which works without it too.";
     // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
-    m.attr("ABI") = 3;
+    m.attr("ABI") = 4;
     // A thread that never ends may hold a group when the program does: nothing that nanobind should speak of.
     nb::set_leak_warnings(false);
+    phalanx::bind_call_site(m);
     phalanx::bind_recorder(m);
     phalanx::bind_reduce(m);
     phalanx::bind_ring(m);

@@ -8,6 +8,7 @@ namespace phalanx {
 void bind_express(nanobind::module_& m);
 void bind_frame_pipe(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
+void bind_call_site(nanobind::module_& m);
 void bind_recorder(nanobind::module_& m);
 void bind_segment(nanobind::module_& m);
 void bind_ring(nanobind::module_& m);

@@ -6,9 +6,8 @@
 
 #include <array>
 #include <cstdint>
-#include <cstring>
-#include <string>
 
+#include "call_site.hpp"
 #include "phalanx/waiting.hpp"
 
 namespace phalanx {
@@ -16,8 +15,7 @@ namespace phalanx {
 namespace nb = nanobind;
 
 struct Record {
-    PyObject* code = nullptr;  // owned
-    int place = 0;             // in the code: an instruction's offset, in Python 3.10 a line
+    CallSite site;
     const char* verb = nullptr;
     int rank = -1;         // the root, the destination or the source; -1 where there is none
     const char* op = "";   // the reduction
@@ -35,11 +33,7 @@ class Recorder {
 public:
     static constexpr std::size_t kept = 256;
 
-    // Frames of files in `folder` are not the user's.
-    explicit Recorder(std::string folder) : folder_(std::move(folder)) {}
-    ~Recorder() {
-        for (Record& record : records_) Py_XDECREF(record.code);
-    }
+    Recorder() = default;
     Recorder(const Recorder&) = delete;
     Recorder& operator=(const Recorder&) = delete;
 
@@ -48,73 +42,27 @@ public:
     // The caller fills in the rest, and sets `ended_ns` through `end`.
     Record& begin(const char* verb) {
         Record& record = records_[count_++ % kept];
-        Py_CLEAR(record.code);
         record = Record{};
         record.verb = verb;
-        find_caller(record);
+        record.site = CallSite::current(true);  // the first frame is the Group's own method, which called us
         record.began_ns = monotonic_ns();
         return record;
     }
 
-    // Oldest first: (verb, rank, op, tag, dtype, count, sequence, mark, code, line, began, ended) with times in seconds,
-    // ended 0 while it runs.
+    // Oldest first: (verb, rank, op, tag, dtype, count, sequence, mark, site, began, ended) with times in seconds, ended
+    // 0 while it runs.
     nb::list records() const {
         nb::list found;
         const std::size_t first = count_ > kept ? count_ - kept : 0;
         for (std::size_t i = first; i < count_; ++i) {
             const Record& r = records_[i % kept];
-            nb::object code = r.code != nullptr ? nb::borrow<nb::object>(r.code) : nb::none();
-            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, r.count, r.sequence, r.mark, code,
-                                        line_of(r),                                        static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
+            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, r.count, r.sequence, r.mark, r.site,
+                                        static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
         }
         return found;
     }
 
 private:
-    void find_caller(Record& record) const {
-        // The first frame is the Group's own method, which called us.
-        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-        bool first = true;
-        while (frame != nullptr) {
-            PyCodeObject* code = PyFrame_GetCode(frame);
-            if (!first && !is_ours(code)) {
-                record.code = reinterpret_cast<PyObject*>(code);
-#if PY_VERSION_HEX >= 0x030b0000
-                record.place = PyFrame_GetLasti(frame);
-#else
-                record.place = PyFrame_GetLineNumber(frame);
-#endif
-                Py_DECREF(frame);
-                return;
-            }
-            first = false;
-            Py_DECREF(code);
-            PyFrameObject* back = PyFrame_GetBack(frame);
-            Py_DECREF(frame);
-            frame = back;
-        }
-    }
-
-    bool is_ours(PyCodeObject* code) const {
-        Py_ssize_t size = 0;
-        const char* name = PyUnicode_AsUTF8AndSize(code->co_filename, &size);
-        if (name == nullptr) {
-            PyErr_Clear();
-            return false;
-        }
-        return static_cast<std::size_t>(size) > folder_.size() && std::memcmp(name, folder_.data(), folder_.size()) == 0;
-    }
-
-    static int line_of(const Record& record) {
-#if PY_VERSION_HEX >= 0x030b0000
-        if (record.code == nullptr) return 0;
-        return PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(record.code), record.place);
-#else
-        return record.place;
-#endif
-    }
-
-    std::string folder_;
     std::array<Record, kept> records_{};
     std::size_t count_ = 0;
 };

@@ -84,7 +84,7 @@ class Quick:
         assert core is not None
         pair.go_over()
         self.pair = pair
-        self.recorder = core.Recorder("/nowhere/")
+        self.recorder = core.Recorder()
         self.way = core.QuickMessages(1, pair.mailbox, plain_arrays(), self.recorder, timeout, LIMIT, 100, 5)
         assert isinstance(pair.sender.stream, OutboundRing)
         assert isinstance(pair.receiver.stream, InboundRing)

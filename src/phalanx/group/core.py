@@ -17,7 +17,7 @@ from ..errors import Closed, PhalanxError, Timeout
 from ..rendezvous.control import Statuses
 from ..wire import codec
 from ..wire.control import OperationStatus
-from .journal import FOLDER, Journal, describe
+from .journal import Journal, describe
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
@@ -40,7 +40,7 @@ class GroupCore:
         self._timeout = backend.timeout
         self._context = backend.next_context("group")
         self._control = backend.control
-        self._recorder: Recorder | None = None if core is None else core.Recorder(FOLDER)
+        self._recorder: Recorder | None = None if core is None else core.Recorder()
         """What the quick paths note of their operations."""
         self._journal = Journal(self._recorder)
         self._cause: PhalanxError | None = None

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._native import dtype_of_code
 from ..wire.control import OperationStatus
+from . import call_site
 
 if TYPE_CHECKING:
     from .._core import Recorder
+    from .call_site import CallSite
 
-__all__ = ["FOLDER", "Entry", "Journal", "describe"]
+__all__ = ["Entry", "Journal", "describe"]
 
 KEPT = 256
-FOLDER = str(Path(__file__).parent)
-"""Calls from files in here are not the user's."""
 _ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
 """What a verb calls the one rank that it names; `dst` for the others."""
 
@@ -31,9 +28,9 @@ _ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
 class Entry:
     """One operation: when it began and ended, and where it was called."""
 
-    __slots__ = ("began", "code", "collective", "ended", "line", "mark", "on", "operation", "sequence")
+    __slots__ = ("began", "caller", "collective", "ended", "mark", "on", "operation", "sequence")
 
-    def __init__(self, operation: str, sequence: int, collective: bool) -> None:
+    def __init__(self, operation: str, sequence: int, collective: bool, caller: CallSite) -> None:
         self.operation = operation
         self.sequence = sequence
         self.collective = collective
@@ -43,21 +40,12 @@ class Entry:
         """How many elements of which dtype, where all ranks have the same."""
         self.began = time.monotonic()
         self.ended: float | None = None
-        self.code: CodeType | None = None
-        self.line = 0
-
-    def find_caller(self, depth: int) -> None:
-        """Notes the user's source line, `depth` frames up or further."""
-        frame = sys._getframe(depth)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
-            frame = frame.f_back
-        self.code = frame.f_code
-        self.line = frame.f_lineno
+        self.caller = caller
 
     @classmethod
-    def of_record(cls, record: tuple[str, int, str, int, int, int, int, int, Any, int, float, float]) -> Entry:
+    def of_record(cls, record: tuple[str, int, str, int, int, int, int, int, CallSite, float, float]) -> Entry:
         """What a quick path noted."""
-        verb, rank, op, tag, dtype, count, sequence, mark, code, line, began, ended = record
+        verb, rank, op, tag, dtype, count, sequence, mark, caller, began, ended = record
         words = []
         if rank >= 0:
             words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
@@ -65,8 +53,8 @@ class Entry:
             words.append(f"op={op}")
         if tag:
             words.append(f"tag={tag}")
-        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0)
-        entry.mark, entry.code, entry.line = mark, code, line
+        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
+        entry.mark = mark
         entry.on = f" of {count} {dtype_of_code(dtype).name}" if dtype >= 0 and sequence > 0 else ""
         entry.began, entry.ended = began, ended or None
         return entry
@@ -74,9 +62,7 @@ class Entry:
     @property
     def site(self) -> str:
         """The user's source line."""
-        if self.code is None:
-            return "an unknown place"
-        return f"{Path(self.code.co_filename).name}:{self.line} in {self.code.co_name}"
+        return call_site.describe_site(self.caller)
 
     @property
     def name(self) -> str:
@@ -113,14 +99,14 @@ class Journal:
 
     def begin(self, operation: str, *, collective: bool) -> Entry:
         """Notes that an operation begins."""
+        caller = call_site.find()
         with self._lock:
             if collective and self._recorder is not None:
                 self._recorder.sequence += 1
             elif collective:
                 self._sequence += 1
-            entry = Entry(operation, self.sequence if collective else 0, collective)
+            entry = Entry(operation, self.sequence if collective else 0, collective, caller)
             self._entries.append(entry)
-        entry.find_caller(2)
         return entry
 
     def stamp(self, entry: Entry, mark: int, dtype: str, count: int) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from ..group import Group
+from ..group import Group, call_site
 from . import replicas
 
 __all__ = ["DataParallel", "average_gradients"]
 
 T = TypeVar("T")
+
+call_site.add_library(f"{Path(__file__).parent}/")
 
 
 def average_gradients(arrays: T, group: Group, *, timeout: float | None = None) -> T:

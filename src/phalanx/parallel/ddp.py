@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..group import Group
+from ..group import Group, call_site
 from . import replicas
 from .buckets import Bucket, make_buckets
 
 __all__ = ["DDP"]
+
+# Gradients are averaged from inside backward: the user's line is the one that called it.
+call_site.add_library(f"{Path(torch.__file__).parent}/")
 
 
 class DDP(nn.Module):  # type: ignore[misc]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..backends.base import DEFAULT_TIMEOUT, LaneBackend
@@ -14,13 +17,22 @@ from ..backends.subgroup import SubBackend
 from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from ..group import Group
+from ..group import Group, call_site
 from ..world import close_at_exit
 from . import functional, rendezvous
 from .errors import translated
 from .process_group import PhalanxProcessGroup
 
 __all__ = ["create"]
+
+# Errors name the line of the user's program, not one of those between it and a group.
+for _path in (
+    f"{Path(__file__).parent}/",
+    f"{Path(torch.__file__).parent}/",
+    "<eval_with_key>",  # what torch.compile makes
+    str(Path(tempfile.gettempdir(), "torchinductor_")),
+):
+    call_site.add_library(_path)
 
 
 def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:

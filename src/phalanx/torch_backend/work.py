@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..group import call_site
 from .errors import translated
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ class Operation(_Unfinished):
         self._seconds = seconds
         self._default = default
         self._issued = time.monotonic()
+        self._site = call_site.find()
+        """The user's line, whichever thread will run it."""
         self._done = threading.Event()
 
     @property
@@ -192,10 +195,13 @@ class Operation(_Unfinished):
         if waited > _LONG_IN_LINE:
             seconds = max((self._default if seconds is None else seconds) - waited, 0.0)
         error: BaseException | None = None
+        call_site.lend(self._site)
         try:
             job(seconds)
         except BaseException as failure:
             error = translated(failure)
+        finally:
+            call_site.lend(None)
         self._end(error)
         self._done.set()
 
@@ -228,6 +234,7 @@ class Message(_Unfinished):
         self._finish = finish
         self._work: GroupWork | None = None
         self._source = -1
+        self._site = call_site.find()
         self._done = threading.Event()
         self.begun = False
 
@@ -251,7 +258,11 @@ class Message(_Unfinished):
         begin, self._begin = self._begin, None
         assert begin is not None
         try:
-            self._work = begin()
+            call_site.lend(self._site)
+            try:
+                self._work = begin()
+            finally:
+                call_site.lend(None)
             if self._work is None:
                 self._arrived(None)
             else:
