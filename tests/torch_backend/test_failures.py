@@ -23,6 +23,12 @@ def steps(model: nn.Module, count: int) -> None:
         model(torch.ones(2, 8)).sum().backward()
 
 
+def first_line(function: Any) -> int:
+    """Of its file."""
+    line: int = function.__code__.co_firstlineno
+    return line
+
+
 def test_a_killed_rank_in_a_collective() -> None:
     def body(rank: int) -> Any:
         dist.all_reduce(torch.ones(1))
@@ -41,18 +47,27 @@ def test_a_killed_rank_in_a_collective() -> None:
     assert max(seconds[0], seconds[2]) < 0.3 + 1.0
 
 
-def test_a_killed_rank_under_data_parallel() -> None:
-    def body(rank: int) -> Any:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
-        model(torch.ones(2, 8)).sum().backward()
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        begin = time.monotonic()
-        with pytest.raises(RuntimeError, match="rank 1 is lost"):
-            steps(model, 2)
-        return time.monotonic() - begin
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_killed_rank_under_data_parallel(ranks: int) -> None:
+    """It dies while the others are in backward: they wait for its gradients."""
 
-    assert together(2, body, may_die=[1])[0] < 1.0
+    def body(rank: int) -> Any:
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 8)), bucket_cap_mb=0.001
+        )
+        steps(model, 3)
+        dist.barrier()
+        begin = time.monotonic()
+        if rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="rank 1 is lost"):
+            steps(model, 1)
+        return time.monotonic() - begin - 0.3
+
+    seconds = together(ranks, body, may_die=[1])
+    del seconds[1]
+    assert max(seconds) < 1.0
 
 
 def test_a_mismatch_is_named_on_both() -> None:
@@ -70,17 +85,57 @@ def test_a_mismatch_is_named_on_both() -> None:
 
 
 def test_another_number_of_steps() -> None:
-    def body(rank: int) -> str:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
-        steps(model, 2)
-        operation = functools.partial(steps, model, 1) if rank else dist.barrier
-        with pytest.raises(RuntimeError, match="All ranks of a group must call") as caught:
-            operation()
-        return str(caught.value)
+    """Both ranks are told both operations, each with the line of the user's program that it came from."""
 
-    for message in together(2, body):
-        assert "barrier" in message
-        assert "all_reduce" in message
+    def body(rank: int) -> Any:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+        with pytest.raises(RuntimeError, match="All ranks of a group must call") as caught:  # noqa: PT012
+            for _ in range(3 + rank):
+                loss = model(torch.ones(2, 8)).sum()
+                loss.backward()
+            dist.all_reduce(loss)
+        return str(caught.value), first_line(body)
+
+    for message, start in together(2, body):
+        assert f"all_reduce(op=sum) #9 of 72 float32 at test_failures.py:{start + 5} in body" in message
+        assert f"all_reduce(op=sum) #9 of 1 float32 at test_failures.py:{start + 6} in body" in message
+
+
+def test_the_line_of_a_call_that_another_thread_runs() -> None:
+    """The queue's thread, and C++: `broadcast` comes from the forward of data parallel, which makes new buckets."""
+
+    def body(rank: int) -> Any:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+        model(torch.ones(2, 8)).sum().backward()
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="All ranks of a group must call") as caught:
+                model(torch.ones(2, 8)).sum().backward()
+        else:
+            work = dist.all_gather([torch.ones(1 << 20)] * 2, torch.ones(1 << 20), async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+            with pytest.raises(RuntimeError, match="All ranks of a group must call") as caught:
+                work.wait()
+        return str(caught.value), first_line(body)
+
+    for message, start in together(2, body):
+        assert f"at test_failures.py:{start + 5} in body" in message
+        assert f"at test_failures.py:{start + 7} in body" in message
+
+
+def test_the_line_of_a_message() -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+        if rank == 1:
+            dist.barrier()
+            return "", 0
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.recv(torch.ones(1), 1, group=group)
+        dist.barrier()
+        return str(caught.value), first_line(body)
+
+    message, start = together(2, body)[0]
+    assert f"at test_failures.py:{start + 6} in body" in message
 
 
 def test_a_deadline() -> None:
