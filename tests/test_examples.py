@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -108,5 +109,54 @@ def test_failure_alone_says_what_it_needs() -> None:
     assert "phalanx run -n 4" in done.stderr
 
 
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+GPT_LOSSES = [4.317921, 4.182001, 4.076808]
+"""Of the first steps of two ranks, the same however they are wrapped."""
+
+
+@needs("torch")
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "-m phalanx run -n 2 {file} --wrap torch-ddp",
+        "-m phalanx run -n 2 {file} --wrap fsdp2 --write 20",
+        "-m torch.distributed.run --nproc-per-node 2 {file} --wrap phalanx",
+    ],
+)
+def test_the_gpt_has_the_same_losses_however_it_is_wrapped(launcher: str) -> None:
+    done = run(*launcher.format(file=EXAMPLES / "train_gpt.py").split(), "--steps", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
+    assert losses == pytest.approx(GPT_LOSSES, rel=1e-4)  # the last digits are the processor's
+    assert "2 ranks" in done.stdout
+    assert "fsdp2" in launcher or "replicas identical: yes" in done.stdout
+
+
+@needs("torch")
+def test_the_gpt_alone_learns() -> None:
+    done = run(str(EXAMPLES / "train_gpt.py"), "--steps", "50")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    assert losses[0] > 4
+    assert losses[-1] < 3
+    assert "1 ranks, torch-ddp on phalanx" in done.stdout
+
+
+@needs("jax")
+@pytest.mark.parametrize("launcher", [[], ["-m", "phalanx", "run", "-n", "2"]])
+def test_training_with_jax(launcher: list[str]) -> None:
+    done = run(*launcher, str(EXAMPLES / "train_jax.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracy = re.search(r"([\d.]+)% of the test images are right", done.stdout)
+    assert accuracy, done.stdout + done.stderr
+    assert float(accuracy[1]) > 95
+    assert "replicas identical: yes" in done.stdout
+
+
 def test_no_example_is_forgotten() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, "failure.py"}
+    others = {"failure.py", "train_gpt.py", "train_jax.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, *others}
