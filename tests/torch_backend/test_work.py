@@ -151,3 +151,69 @@ def test_several_threads() -> None:
         assert found == [2.0] * 150
 
     together(2, body)
+
+
+@pytest.mark.parametrize("way", ["wait", "future", "synchronous", "limit"])
+def test_a_callback_may_issue_operations_and_wait_for_them(way: str) -> None:
+    """As torch's PowerSGD does, in whichever thread the callback runs: here in that of the queue."""
+
+    def nested(way: str) -> float:
+        tensor = torch.ones(1 << 15)
+        if way == "synchronous":
+            dist.all_reduce(tensor)
+        else:
+            work = dist.all_reduce(tensor, async_op=True)
+            if way == "future":
+                work.get_future().wait()
+            else:
+                work.wait(timedelta(seconds=10) if way == "limit" else timedelta(0))
+        return tensor[7].item()
+
+    def body(rank: int) -> None:
+        for size in (1, 1 << 15):  # the second wakes the thread
+            first, second = (dist.all_reduce(torch.ones(size), async_op=True) for _ in range(2))
+            answer = first.get_future().then(lambda done: nested(way))
+            time.sleep(0.05 * rank)
+            assert answer.wait() == 2.0
+            answer = second.get_future().then(lambda done: nested(way)).then(lambda done: done.value() + nested(way))
+            assert answer.wait() == 4.0
+
+    together(2, body)
+
+
+def test_a_callback_of_a_wait_may_wait() -> None:
+    """Here it runs in the thread that waits for the operation."""
+
+    def body(rank: int) -> None:
+        found: list[float] = []
+
+        def again(_done: object) -> None:
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, async_op=True).wait()
+            found.append(tensor.item())
+
+        for _ in range(20):
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            work.get_future().then(again)
+            work.wait()
+            while len(found) <= _:
+                time.sleep(0.001)
+        assert found == [2.0] * 20
+
+    together(2, body)
+
+
+def test_a_callback_of_a_message_may_wait_for_another() -> None:
+    def body(rank: int) -> None:
+        first, second = torch.zeros(1 << 18), torch.zeros(1 << 18)
+        if rank == 0:
+            done = dist.irecv(first, 1).get_future().then(lambda _done: dist.irecv(second, 1).wait())
+            done.wait()
+            assert (first[5].item(), second[5].item()) == (1.0, 2.0)
+        else:
+            time.sleep(0.1)
+            dist.send(torch.ones(1 << 18), 0)
+            time.sleep(0.1)
+            dist.send(torch.full((1 << 18,), 2.0), 0)
+
+    together(2, body)

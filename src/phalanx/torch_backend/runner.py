@@ -31,8 +31,15 @@ class InLine(Protocol):
     def begun(self) -> bool:
         """Whether its turn was."""
 
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether `call_back` has something to do."""
+
     def run(self) -> None:
         """Does it, or begins it, whatever comes of it. Called once, in its turn."""
+
+    def call_back(self) -> None:
+        """Runs what waits for its end. Called when its turn is over: that may issue operations and wait for them."""
 
 
 class Runner:
@@ -51,6 +58,8 @@ class Runner:
         """Wakes the thread; False ends it."""
         self._alert = False
         """Whether the thread will look at the line soon without being woken."""
+        self._away = False
+        """Whether the thread runs callbacks, and so cannot serve the line."""
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
@@ -88,7 +97,7 @@ class Runner:
         self._line.append(operation)
         if self._thread is None:
             self._start()
-        if at_once or not self._alert:
+        if at_once or not self._alert or self._away:
             self.hurry()
 
     def hurry(self) -> None:
@@ -96,6 +105,8 @@ class Runner:
         if self._line:
             self._alert = True
             self._signals.put(True)
+            if self._away:
+                self._replace()
 
     def drive(self, operation: InLine) -> None:
         """Runs what is in line up to this operation."""
@@ -103,7 +114,9 @@ class Runner:
             with self._turn:
                 if operation.begun:
                     return
-                self._run_next()
+                ran = self._run_next()
+            if ran is not None:
+                ran.call_back()
 
     @property
     def idle(self) -> bool:
@@ -114,7 +127,9 @@ class Runner:
         """Runs everything that is in line."""
         while self._line:
             with self._turn:
-                self._run_next()
+                ran = self._run_next()
+            if ran is not None:
+                ran.call_back()
         with self._turn:  # what has begun in another thread
             pass
 
@@ -126,18 +141,39 @@ class Runner:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _run_next(self) -> None:
+    def _run_next(self) -> InLine | None:
         try:
             operation = self._line.popleft()
         except IndexError:
-            return
+            return None
         operation.run()
+        return operation
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="phalanx-torch", daemon=True)
-                self._thread.start()
+                self._start_another()
+
+    def _replace(self) -> None:
+        """The thread may wait, in a callback, for what is in line now: another one takes its place."""
+        with self._starting:
+            if self._away and self._thread is not None:
+                self._away = False
+                self._start_another()
+
+    def _start_another(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="phalanx-torch", daemon=True)
+        self._thread.start()
+
+    def _call_back(self, operation: InLine) -> bool:
+        """Runs callbacks in the thread that serves the line; False if another one has taken its place meanwhile."""
+        self._away = True
+        operation.call_back()
+        with self._starting:
+            if self._thread is not None and self._thread is not threading.current_thread():
+                return False
+            self._away = False
+        return True
 
     def _serve(self) -> None:
         naps = 0
@@ -145,7 +181,9 @@ class Runner:
             if self._line:
                 naps = 0
                 with self._turn:
-                    self._run_next()
+                    ran = self._run_next()
+                if ran is not None and ran.has_callbacks and not self._call_back(ran):
+                    return
                 continue
             try:
                 if not self._signals.get(timeout=NAP if self._alert else None):

@@ -85,6 +85,8 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
         self._tensors = tensors
         self._lock = threading.Lock()
         self._promise: Any = None
+        self._untold: Any = None
+        """The promise of a future that somebody has, of an operation that has ended."""
         self._future: Any = None
         self._ended = False
         self._error: BaseException | None = None
@@ -140,13 +142,26 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
     def _await(self, seconds: float | None) -> None:
         raise NotImplementedError
 
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether `call_back` has something to do."""
+        return self._untold is not None
+
+    def call_back(self) -> None:
+        """Runs what waits for the end of the operation.
+
+        It may issue operations and wait for them, so whoever calls this holds nothing that they need.
+        """
+        with self._lock:
+            promise, self._untold = self._untold, None
+        if promise is not None:
+            promise.set_result(None)
+
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
             self._error = error
             self._ended = True
-            promise = self._promise
-        if promise is not None:  # without the lock: a callback may ask for the future, too
-            promise.set_result(None)
+            self._untold = self._promise
 
     def _value(self, _promise: Any) -> list[Any]:
         """What the future gets; raises as the operation did.
@@ -276,6 +291,8 @@ class Message(_Unfinished):
             self._arrived(work.result())
         except BaseException as failure:
             self._conclude(translated(failure))
+        if self.has_callbacks:  # this thread moves the messages of others, too: it must not wait for one
+            threading.Thread(target=self.call_back, name="phalanx-torch-callback", daemon=True).start()
 
     def _arrived(self, result: Any) -> None:
         if self._finish is not None:
@@ -353,6 +370,7 @@ class SelfMessage(_Unfinished):
             error = failure
         self._end(error)
         self._done.set()
+        self.call_back()
 
     def _await(self, seconds: float | None) -> None:
         if not self._done.wait(seconds):
