@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["differences"]
 
-REFUSED_ON_GLOO = {"data_parallel.zero_redundancy_in_backward"}
+REFUSED_ON_GLOO = {"data_parallel.zero_redundancy_in_backward", "groups.several_as_one"}
 """What torch does not do on a backend of that name."""
 TOLERANCE = 1e-4
 """Of losses after some steps in float32, where the ranks' values are added in another order."""

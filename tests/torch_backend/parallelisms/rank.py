@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from . import checkpoints, compiled, data_parallel, functional, pipelines, sharded, tensor_parallel
+from . import checkpoints, compiled, data_parallel, functional, groups, pipelines, sharded, tensor_parallel
 
 STUCK = 200.0
 """Seconds after which a rank shows what all its threads do, and ends."""
-MODULES = (data_parallel, sharded, tensor_parallel, pipelines, checkpoints, functional, compiled)
+MODULES = (groups, data_parallel, sharded, tensor_parallel, pipelines, checkpoints, functional, compiled)
 
 
 def main(backend: str, ranks: str, only: str, without: str, folder: str, rank: str) -> None:
