@@ -57,7 +57,7 @@ docs: $(VENV)/.docs ## the documentation as a site, in site/
 # The page is written by hand, but for the figures; what was measured stays in build/bench.
 BENCH := build/bench
 PEERS := --openmpi $(PHALANX_TEST_OPENMPI) --mpich $(PHALANX_TEST_MPICH)
-.PHONY: bench bench-hosts
+.PHONY: bench bench-hosts bench-torch
 bench: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## everything against Gloo, Open MPI and MPICH; writes docs/benchmarks.md
 	@mkdir -p $(BENCH)
 	$(SAY) "2 and 4 ranks"
@@ -74,6 +74,14 @@ bench: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## everything against Gloo, Op
 bench-hosts: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## the same on two hosts (network namespaces, as root)
 	@mkdir -p $(BENCH)
 	@$(PY) -m tests.soak.bench_hosts --rounds 5 --json $(BENCH)/hosts.json $(ARGS)
+	@$(PY) docs/benchmarks.py $(BENCH)
+
+bench-torch: $(VENV)/.bench $(VENV)/.torch ## torch.distributed on Phalanx beside Gloo, and training; writes a page
+	@mkdir -p $(BENCH)
+	$(SAY) "torch.distributed"
+	@$(VENV)/bin/phalanx bench torch -n 2,4 --against gloo --json $(BENCH)/torch.json $(ARGS)
+	$(SAY) "training"
+	@$(VENV)/bin/phalanx bench training --rounds 15 --round-ms 200 --json $(BENCH)/training.json
 	@$(PY) docs/benchmarks.py $(BENCH)
 
 # The plug-in for torch on its older releases. Each has an environment of its own, of half a gigabyte.

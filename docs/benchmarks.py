@@ -1,11 +1,11 @@
-"""Writes what `make bench` measured into docs/benchmarks.md.
+"""Writes what `make bench` and its kin measured into docs/benchmarks.md and docs/coming-from-gloo.md.
 
-The page is written by hand, but for what stands between `<!-- measured: NAME -->` and `<!-- end -->`:
+The pages are written by hand, but for what stands between `<!-- measured: NAME -->` and `<!-- end -->`:
 
     python docs/benchmarks.py FOLDER
 
-FOLDER holds what `phalanx bench --json` wrote: `main.json`, and as far as they are there `many.json`, `tcp.json` and
-`hosts.json`. A part whose file is missing stays as it is.
+FOLDER holds what `phalanx bench --json` wrote, as far as it is there: `main.json`, `many.json`, `tcp.json`,
+`hosts.json`, `torch.json` and `training.json`. A part whose file is missing stays as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from phalanx.cli.bench.results import Report
 from phalanx.cli.bench.show import Table, tables
 from phalanx.cli.bench.sizes import show_bytes, show_seconds, show_size
 from phalanx.cli.bench.summary import primary, summary
+from phalanx.cli.bench.training import show as steps
+from phalanx.cli.bench.under_torch import goals
 
-PAGE = Path(__file__).with_name("benchmarks.md")
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from-gloo.md")]
 BLOCK = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -113,6 +115,17 @@ def aside(report: Report) -> str:
     return "\n".join([where(report), standing(report), cells(report)])
 
 
+def under_torch(report: Report) -> str:
+    rows = [[name, text] for name, text in goals.summary(report)]
+    standing = markdown(["size", "beside Gloo, the slowest cell of all operations"], rows).replace("---:", "---")
+    return "\n".join([where(report), standing, cells(report)])
+
+
+def training(report: Report) -> str:
+    found = [f"**{table.title}**\n\n{markdown(table.head, table.rows)}" for table in steps.tables(report)]
+    return "\n".join([where(report), *found])
+
+
 PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "where": ("main", where),
     "summary": ("main", standing),
@@ -122,6 +135,8 @@ PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "many": ("many", aside),
     "tcp": ("tcp", aside),
     "hosts": ("hosts", aside),
+    "torch": ("torch", under_torch),
+    "training": ("training", training),
 }
 """Name of the part -> file it is made of, and how."""
 
@@ -146,7 +161,8 @@ def main(folder: Path) -> None:
         for name in dict.fromkeys(name for name, _ in PARTS.values())
         if (folder / f"{name}.json").exists()
     }
-    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8"), reports), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8"), reports), encoding="utf-8")
     for name, report in reports.items():
         for line, text in summary(report)[:1]:
             print(f"{name}: {primary(report).label}, {line}: {text}")

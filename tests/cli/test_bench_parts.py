@@ -381,12 +381,12 @@ def load_writer() -> Any:
     return module
 
 
-def test_the_page_gets_its_figures_and_keeps_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_get_their_figures_and_keep_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = load_writer()
-    page = tmp_path / "benchmarks.md"
-    shutil.copy(writer.PAGE, page)
+    pages = [Path(shutil.copy(page, tmp_path)) for page in writer.PAGES]
+    page = pages[0]
     (tmp_path / "main.json").write_bytes(report().encode())
-    monkeypatch.setattr(writer, "PAGE", page)
+    monkeypatch.setattr(writer, "PAGES", pages)
     writer.main(tmp_path)
     text = page.read_text(encoding="utf-8")
     assert "Measured on 2026-01-02 on 2 cores, A chip, Linux 6.1, with Phalanx 1.2" in text
@@ -397,8 +397,9 @@ def test_the_page_gets_its_figures_and_keeps_its_words(tmp_path: Path, monkeypat
     assert page.read_text(encoding="utf-8") == text
 
 
-def test_the_page_asks_for_every_part() -> None:
+def test_the_pages_ask_for_every_part() -> None:
     writer = load_writer()
-    asked = [name for _, name, _ in writer.BLOCK.findall(writer.PAGE.read_text(encoding="utf-8"))]
+    texts = [page.read_text(encoding="utf-8") for page in writer.PAGES]
+    asked = [name for text in texts for _, name, _ in writer.BLOCK.findall(text)]
     assert asked == list(writer.PARTS)
     assert set(DEFAULT_OPERATIONS) < set(OPERATIONS)
