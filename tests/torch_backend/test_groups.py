@@ -47,6 +47,22 @@ def test_who() -> None:
     together(2, body)
 
 
+def test_memory_of_the_group() -> None:
+    def body(rank: int) -> None:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            group = dist.new_group([0, 1])
+            assert group.supports_tensor_alloc(torch.device("cpu"))
+            assert not group.supports_tensor_alloc(torch.device("meta"))
+            tensor = group.allocate_tensor(1000, dtype=dtype, device=torch.device("cpu"))
+            assert (tensor.dtype, tensor.shape) == (dtype, (1000,))
+            tensor.fill_(rank + 1)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.float().eq(3).all()
+            assert group.allocate_tensor(0, dtype=dtype, device=torch.device("cpu")).numel() == 0
+
+    together(2, body)
+
+
 def test_sub_groups() -> None:
     def body(rank: int) -> None:
         pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]

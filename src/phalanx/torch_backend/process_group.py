@@ -7,6 +7,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..backends.subgroup import SubBackend
@@ -145,6 +146,23 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
             raise UsageError(f"timeout={timeout} is not valid (expected more than 0 seconds)")
         self._seconds = None if seconds == self.group.timeout else seconds
         self._runner.default = seconds
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether `allocate_tensor` has memory for that device. FSDP2 asks, if it is told to."""
+        return bool(torch.device(device).type == "cpu")
+
+    def allocate_tensor(self, size: int, *, dtype: Any, device: Any = "cpu") -> Any:
+        """A flat tensor in memory that the ranks of a host share, while there is room: collectives need not copy it.
+
+        Its values are arbitrary. If it is the group's first call, all ranks make it.
+
+        Raises:
+            DistBackendError, DistNetworkError: As every operation.
+        """
+        if self.group._engine is None:
+            self.barrier().wait()  # in its turn, which `Group.empty` knows nothing of
+        memory = self.group.empty((size * dtype.itemsize,), np.uint8)
+        return torch.from_numpy(memory).view(dtype)
 
     # -- several operations as one -------------------------------------------------------------------------------------
 

@@ -106,6 +106,14 @@ def fsdp2_clipped_and_accumulated() -> Any:
     return [norms, parameters(module)]
 
 
+def fsdp2_in_memory_of_the_group() -> Any:
+    module = mlp()
+    fully_shard(module[0])
+    fully_shard(module)
+    module.set_allocate_memory_from_process_group_for_comm(True)
+    return [train(module), parameters(module)]
+
+
 def fsdp2_on_two_axes() -> Any:
     """Replicas of shards: half of the ranks have the whole model among them."""
     ranks = dist.get_world_size()
@@ -125,5 +133,6 @@ PARTS: list[Part] = [
     fsdp2_with_offload,
     fsdp2_of_odd_shapes,
     fsdp2_clipped_and_accumulated,
+    fsdp2_in_memory_of_the_group,
     fsdp2_on_two_axes,
 ]
