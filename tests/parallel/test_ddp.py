@@ -237,3 +237,22 @@ def test_what_is_no_array_is_refused() -> None:
 
     with pytest.raises(px.UsageError, match=r"gradients\['a'\]\[0\] is of type str"):
         run_ranks(1, mean)
+
+
+def _another_number_of_steps(world: px.Group) -> Any:
+    model = px.parallel.DDP(_model(0), world)
+    x, y = _data()
+    try:
+        for _ in range(2 + world.rank):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+        world.barrier()
+    except px.Desync as error:
+        return str(error)
+
+
+def test_a_mismatch_names_the_lines_of_the_program() -> None:
+    start = _another_number_of_steps.__code__.co_firstlineno
+    for words in run_ranks(2, _another_number_of_steps, backend="mesh"):
+        assert f"at test_ddp.py:{start + 6} in _another_number_of_steps" in words  # in backward
+        assert f"at test_ddp.py:{start + 7} in _another_number_of_steps" in words  # the barrier

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # data parallel asks for it, and it takes seconds
 import torch.distributed as dist
 from tests.torch_backend.crew import TORCH, together
 from torch import nn
