@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 # The failure contract is tested to the second, and a busy machine can be late: a test that failed is run again, twice at
 # most, and the summary says so.
 .PHONY: test
-test: lint $(VENV)/.torch $(MPI)/.made ## install with test extras, lint, type check, all tests
+test: lint $(VENV)/.torch $(VENV)/.jax $(MPI)/.made ## install with test extras, lint, type check, all tests
 	$(SAY) "tests"
 	@$(PY) -m pytest -n 3 --reruns 2 $(ARGS)
 
@@ -185,6 +185,12 @@ $(VENV)/.torch: | $(VENV)/.test
 	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
 	    || $(INSTALL) --only-binary :all: "$(TORCH)" \
 	    || echo "note: there is no $(TORCH) for this Python; tests that need torch are skipped (TORCH=... names another)"
+	@touch $@
+
+$(VENV)/.jax: | $(VENV)/.test
+	$(SAY) "JAX"
+	@$(INSTALL) --only-binary :all: jax \
+	    || echo "note: there is no JAX for this Python; tests that need it are skipped"
 	@touch $@
 
 $(MPI)/.made: | $(VENV)/.made
