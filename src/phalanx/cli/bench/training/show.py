@@ -15,7 +15,7 @@ __all__ = ["FOOTNOTES", "StepTable", "Steps", "all_errors", "show", "steps", "ta
 
 FOOTNOTES = (
     "Time per step: median over rounds of the slowest rank's; ± is half the distance between the quartiles.",
-    "Waiting: what a step takes longer than the same step inside no_sync(), in the same rounds.",
+    "Waiting: what a step takes longer than the same step in a group of one rank, in the same rounds.",
     "Ratio: Gloo's time in parts of this one's; above 1, this one is faster.",
 )
 
@@ -58,7 +58,7 @@ class StepTable:
                 wait = f"{show_seconds(max(0.0, found.waiting))} ({max(0.0, found.waiting) / found.whole:.0%})"
                 if gloo is not None and column.name != "gloo":
                     whole = gloo.whole / found.whole
-                    waiting = gloo.waiting / found.waiting if found.waiting > 0 else None
+                    waiting = gloo.waiting / found.waiting if min(gloo.waiting, found.waiting) > 0 else None
             ratios = ["" if value is None else show_ratio(value) for value in (whole, waiting)]
             self.rows.append([column.label, *both, wait, *ratios])
             self._values.append([None, None, None, None, whole, waiting])

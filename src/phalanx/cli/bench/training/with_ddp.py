@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 from typing import Any
 
@@ -29,7 +28,8 @@ class _Trainer:
     barrier: Call
     close: Call
 
-    def wrap(self, model: Any) -> Any:
+    def wrap(self, model: Any, alone: bool) -> Any:
+        """The model for data-parallel training, with all ranks or with none but this one."""
         raise NotImplementedError
 
     def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
@@ -40,15 +40,14 @@ class _Trainer:
         alone = operation.endswith(ALONE)
         torch.manual_seed(0)
         setup = MODELS[operation.removesuffix(ALONE)](self.rank)
-        model = self.wrap(setup.model)
+        model = self.wrap(setup.model, alone)
         optimizer = setup.optimizer(model.parameters())
         x, y = setup.batch
 
         def step() -> None:
             optimizer.zero_grad()
-            with model.no_sync() if alone else contextlib.nullcontext():
-                loss = setup.loss(model(x), y)
-                loss.backward()
+            loss = setup.loss(model(x), y)
+            loss.backward()
             optimizer.step()
             arrays.x[0] = loss.item()
 
@@ -62,8 +61,10 @@ class _OfTorch(_Trainer):
         self.version = f"torch {torch.__version__}"
         self.barrier, self.close = dist.barrier, dist.destroy_process_group
 
-    def wrap(self, model: Any) -> Any:
-        return torch.nn.parallel.DistributedDataParallel(model)
+        self._alone = [dist.new_group([rank]) for rank in range(self.size)][self.rank]
+
+    def wrap(self, model: Any, alone: bool) -> Any:
+        return torch.nn.parallel.DistributedDataParallel(model, process_group=self._alone if alone else None)
 
 
 class _OfPhalanx(_Trainer):
@@ -73,8 +74,10 @@ class _OfPhalanx(_Trainer):
         self.version = px.__version__
         self.barrier, self.close = self._world.barrier, self._world.close
 
-    def wrap(self, model: Any) -> Any:
-        return px.parallel.DDP(model, self._world)
+        self._alone = self._world.subgroup([self.rank])
+
+    def wrap(self, model: Any, alone: bool) -> Any:
+        return px.parallel.DDP(model, self._alone if alone else self._world)
 
 
 def open_world(timeout: float, backend: str) -> _Trainer:
