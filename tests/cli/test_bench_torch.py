@@ -105,13 +105,13 @@ def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
 
 @needs_torch
 def test_training_with_each_wrapper(tmp_path: Path) -> None:
-    result = bench("training", "--json", str(tmp_path / "found.json"))
+    result = bench("training", "--models", "layers", "--json", str(tmp_path / "found.json"))
     assert result.returncode == 0, result.stderr
     report = Report.decode((tmp_path / "found.json").read_bytes())
-    assert [found.operation for found in report.cells] == list(TRAINING)
+    assert [found.operation for found in report.cells] == ["layers"]
     for found in report.cells:
         assert all(steps(found, name) is not None for name in CONTENDERS), found
-    for word in ("gpt, 2 ranks", "torch's DDP on Gloo", "Phalanx's DDP", "waiting"):
+    for word in ("layers, 2 ranks", "torch's DDP on Gloo", "Phalanx's DDP", "waiting"):
         assert word in result.stdout
 
 
