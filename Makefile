@@ -118,6 +118,11 @@ calls: $(VENV)/.test ## a hundred thousand remote calls of all kinds: is each an
 chaos hostile fuzz scale groups calls:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
+.PHONY: parallelisms
+parallelisms: $(VENV)/.torch ## everything that torch builds on a process group, with 4 ranks: the same losses as on Gloo?
+	@mkdir -p build
+	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
+
 SANITIZERS := address,undefined thread
 # -Wno-tsan: the thread sanitizer does not model fences. None of ours orders data: they only keep wake-ups from being lost.
 .PHONY: sanitize

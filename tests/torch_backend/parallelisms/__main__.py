@@ -22,7 +22,9 @@ def main() -> int:
     found = {backend: run(backend, args.ranks, only=args.only) for backend in args.backend.split(",")}
     print(json.dumps(found, indent=1))
     wrong = differences(*found.values(), exact=args.ranks == 2) if len(found) == 2 else []
-    print(*wrong, sep="\n", file=sys.stderr)
+    if len(found) == 2:
+        parts = len(next(iter(found.values())))
+        print(f"{parts} parts, {len(wrong)} differences", *wrong, sep="\n", file=sys.stderr)
     return bool(wrong)
 
 
