@@ -17,7 +17,7 @@ __all__ = ["open_world"]
 
 class _Torch:
     def __init__(self, torch: Any, backend: str, timeout: float) -> None:
-        self._torch, self._dist = torch, torch.distributed
+        self._torch, self._dist, self._backend = torch, torch.distributed, backend
         torch.set_num_threads(1)
         self._dist.init_process_group(backend, timeout=dt.timedelta(seconds=timeout))
         self.rank: int = self._dist.get_rank()
@@ -51,6 +51,8 @@ class _Torch:
         """An operation on tensors that lie apart, as those of most programs do. The first call is the one that is
         checked, and fills them from `x` and `out` from them.
         """
+        if operation == "all_to_all_list" and self._backend == "gloo" and not hasattr(self._dist, "all_gather_single"):
+            raise Unsupported("Gloo has no all_to_all on lists before torch 2.13")
         dist, (x_parts, out_parts) = self._dist, ([part.clone() for part in self._parts(t) or ()] for t in (x, out))
         calls: dict[str, Call] = {
             "all_gather_list": partial(dist.all_gather, out_parts, x),
