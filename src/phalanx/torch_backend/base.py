@@ -14,9 +14,10 @@ from ..errors import UsageError
 from ..group import Group
 from . import devices
 from .runner import Runner
+from .tensors import Places
 from .work import Job, seconds_of
 
-__all__ = ["GroupBase", "Request", "only"]
+__all__ = ["SLICE", "GroupBase", "Request", "only"]
 
 _KINDS: dict[type, tuple[bool, bool]] = {
     c10d.AllreduceOptions: (True, False),
@@ -37,7 +38,7 @@ _LONG = 1 << 62
 """The size of an operation that was not looked at."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
-_SLICE = 2 << 20
+SLICE = 2 << 20
 """Bytes of a tensor that are put together with those of others at a time: they stay in the cache."""
 
 
@@ -83,6 +84,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self._coalesced: list[Any] | None = None
         """What was issued since `_start_coalescing`."""
         self._memory = np.empty(0, np.uint8)
+        self._address = 0
         self._elsewhere: dict[str, Any] = {}
         """The groups for tensors that are not on the CPU, by the type of the device."""
 
@@ -103,7 +105,13 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
             return np.empty(count, dtype)
         if self._memory.size < size:
             self._memory = np.empty(size, np.uint8)
+            self._address = self._memory.ctypes.data
         return self._memory[:size].view(dtype)
+
+    def _stage(self, like: Places, lists: int = 1) -> tuple[Any, int]:
+        """The same for one list of tensors or several, each as long as there are ranks: an array, and its address."""
+        array = self._scratch(lists * self.group.world_size * like.elements, like.dtype)
+        return array, self._address if array.base is self._memory else array.ctypes.data
 
     def _rows(self, part: slice, dtype: Any, times: int = 1) -> Any:
         """Memory for a slice of as many tensors as there are ranks, or so many times as many; a row for each."""
@@ -120,7 +128,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         Yields:
             What to take of each tensor, and the seconds that are left; None is the group's default, which is quickest.
         """
-        step = max(1, _SLICE // dtype.itemsize)
+        step = max(1, SLICE // dtype.itemsize)
         if count <= step:
             yield slice(0, count), seconds
             return

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import Request, only
+from .base import SLICE, Request, only
 from .reductions import Reductions
-from .tensors import Memory, adjacent, check_alike, in_place, joined, plain, source
+from .tensors import Memory, Places, adjacent, check_alike, in_place, joined, places, plain, source
 from .work import Job
 
 __all__ = ["Gathers"]
@@ -106,6 +106,10 @@ class Gathers(Reductions):
 
     def _all_gather_list_job(self, targets: Sequence[Any], tensor: Any) -> Job:
         group = self.group
+        found = places([*targets, tensor]) if len(targets) == group.world_size else None
+        if found is not None and found.size <= SLICE:
+            found.addresses.pop()
+            return self._short_all_gather_job(found, plain(tensor))
         check_alike("all_gather", targets, count=group.world_size)
         check_alike("all_gather", [tensor, *targets])
         counts = [target.numel() for target in targets]
@@ -115,9 +119,6 @@ class Gathers(Reductions):
                 f"{counts[group.rank]}"
             )
         most = max(counts)
-        whole, part = (adjacent(targets), plain(tensor)) if min(counts) == most else (None, None)
-        if whole is not None and part is not None:
-            return lambda seconds: group.all_gather(part, whole, timeout=seconds)
 
         def job(seconds: float | None) -> None:
             mine = source(tensor)
@@ -132,6 +133,20 @@ class Gathers(Reductions):
                     values[:] = row[: values.size]
             for memory in memories:
                 memory.restore()
+
+        return job
+
+    def _short_all_gather_job(self, found: Places, part: Any) -> Job:
+        """In one piece. Whoever issues it holds the tensors, of which only the places are known here."""
+        group, whole = self.group, found.whole
+
+        def job(seconds: float | None) -> None:
+            if whole is not None:
+                group.all_gather(part, whole, timeout=seconds)
+            else:
+                everyone, address = self._stage(found)
+                group.all_gather(part, everyone, timeout=seconds)
+                found.copy_from(address)
 
         return job
 
@@ -257,13 +272,29 @@ class Gathers(Reductions):
                     _fill(output, everyone[start : start + count])
                     start += count
                 return
-            parts, whole = adjacent(inputs), adjacent(outputs)
-            if parts is not None and whole is not None:
-                group.all_to_all(parts, whole, timeout=seconds)
+            if self._short_all_to_all(outputs, inputs, seconds):
                 return
             self._all_to_all_apart([in_place(output) for output in outputs], inputs, sending[0], seconds)
 
         return self._issue(job, request, list(outputs))
+
+    def _short_all_to_all(self, outputs: Sequence[Any], inputs: Sequence[Any], seconds: float | None) -> bool:
+        """Does it, if it can be done in one piece."""
+        sent, received = places(inputs), places(outputs)
+        if sent is None or received is None:
+            return False
+        parts, whole = sent.whole, received.whole
+        if parts is not None and whole is not None:
+            self.group.all_to_all(parts, whole, timeout=seconds)
+            return True
+        if sent.size > SLICE:
+            return False
+        both, address = self._stage(sent, 2)
+        half = both.size // 2
+        sent.copy_to(address)
+        self.group.all_to_all(both[:half], both[half:], timeout=seconds)
+        received.copy_from(address + half * sent.dtype.itemsize)
+        return True
 
     def _all_to_all_apart(self, targets: list[Memory], inputs: Sequence[Any], count: int, left: float | None) -> None:
         sources = [source(tensor) for tensor in inputs]

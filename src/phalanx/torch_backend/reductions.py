@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import GroupBase, Request, only
+from .base import SLICE, GroupBase, Request, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
-from .tensors import Memory, adjacent, as_tensor, check_alike, in_place, is_sparse, joined, plain, source
+from .tensors import Memory, as_tensor, check_alike, in_place, is_sparse, joined, places, plain, source
 
 __all__ = ["Reductions"]
 
@@ -138,9 +138,16 @@ class Reductions(GroupBase):
 
     def _reduce_scatter_apart(self, output: Any, parts: Any, how: Combining, seconds: float | None) -> bool:
         """Does it slice by slice, if the tensors are plain and lie apart."""
-        target, sources = plain(output), [plain(part) for part in parts]
-        if target is None or any(values is None for values in sources) or adjacent(parts) is not None:
+        target, found = plain(output), places(parts)
+        if target is None or found is None or found.whole is not None:
             return False
+        if found.size <= SLICE:
+            everything, address = self._stage(found)
+            found.copy_to(address)
+            self.group.reduce_scatter(everything, how.name, target, timeout=seconds)
+            _divide(output, how)
+            return True
+        sources = [plain(part) for part in parts]
         for part, left in self._slices(target.size, target.dtype, seconds):
             rows = self._rows(part, target.dtype)
             for row, values in zip(rows, sources, strict=True):

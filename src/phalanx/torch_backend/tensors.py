@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..errors import UnsupportedArray, UsageError
 
-__all__ = ["Memory", "adjacent", "as_tensor", "check_alike", "in_place", "is_sparse", "joined", "plain", "source"]
+__all__ = [
+    "Memory",
+    "Places",
+    "adjacent",
+    "as_tensor",
+    "check_alike",
+    "in_place",
+    "is_sparse",
+    "joined",
+    "places",
+    "plain",
+    "source",
+]
 
 _STRIDED = torch.strided
 _BYTE = ctypes.c_char
+_move = ctypes.memmove
 
 
 def _named(*names: str) -> dict[Any, tuple[Any, int]]:
@@ -116,6 +129,63 @@ def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
     copy = torch.empty(detached.shape, dtype=detached.dtype)
     copy.copy_(detached)
     return Memory(_owned(copy, reducing), detached, copy)
+
+
+class Places(NamedTuple):
+    """Where the tensors of a list are, if all of them are as simple as most are, and of one size and dtype.
+
+    To copy by address takes a fraction of the time that it takes to make an array of each.
+    """
+
+    addresses: list[int]
+    size: int
+    """Bytes of each."""
+    elements: int
+    """The same in elements."""
+    dtype: Any
+    """As NumPy calls it."""
+
+    @property
+    def whole(self) -> Any:
+        """All of them as one array, if they lie one after another, else None. It does not keep them alive."""
+        first = self.addresses[0]
+        if self.addresses[-1] != first + (len(self.addresses) - 1) * self.size or not self.size:
+            return None
+        if any(address != first + i * self.size for i, address in enumerate(self.addresses)):
+            return None
+        return _memory_at(first, len(self.addresses) * self.size, self.dtype, None)
+
+    def copy_to(self, address: int) -> None:
+        """Copies them all, one after another."""
+        for i, place in enumerate(self.addresses):
+            _move(address + i * self.size, place, self.size)
+
+    def copy_from(self, address: int) -> None:
+        """The reverse."""
+        for i, place in enumerate(self.addresses):
+            _move(place, address + i * self.size, self.size)
+
+
+def places(tensors: Sequence[Any]) -> Places | None:
+    """Where the tensors of a list are, unless there is something special about one of them."""
+    first = tensors[0]
+    dtype, count = first.dtype, first.numel()
+    known = _PLAIN.get(dtype)
+    if known is None:
+        return None
+    addresses = []
+    for tensor in tensors:
+        if (
+            tensor.dtype is not dtype
+            or not tensor.is_cpu
+            or tensor.layout is not _STRIDED
+            or tensor.numel() != count
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+        ):
+            return None
+        addresses.append(tensor.data_ptr())
+    return Places(addresses, count * known[1], count, known[0])
 
 
 def adjacent(tensors: Sequence[Any]) -> Any:
