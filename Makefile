@@ -171,7 +171,7 @@ $(VENV)/.installed: $(SOURCES)
 
 $(VENV)/.test: $(SOURCES)
 	$(SAY) "phalanx and what its tests need (the first time, its core is compiled)"
-	@$(EDITABLE) '.[test]'
+	@$(EDITABLE) '.[test,mpi]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.bench: $(SOURCES)

@@ -33,7 +33,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 # -- environment variables -------------------------------------------------------------------------------------------
 
 SECTIONS = {
-    "job": ("PHALANX_TOKEN", "PHALANX_RUN_ID"),
+    "job": ("PHALANX_TOKEN", "PHALANX_BACKEND"),
     "options": ("PHALANX_INTERFACE", "PHALANX_LOG"),
     "torchrun": ("RANK", "TORCHELASTIC_USE_AGENT_STORE"),
     "openmpi": ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),

@@ -1,6 +1,9 @@
 // The quick path of a group's collectives: a synchronous call on plain contiguous NumPy arrays, with the default timeout, from
 // the Group's method into the segment without any Python in between. What is not as simple is declined with None, before
 // anything has happened, and goes the general way (phalanx/group/lockstep.py).
+//
+// Where somebody else moves the data (MPI: phalanx/group/mpi_engine.py), the segment only makes sure that all ranks have come
+// and mean the same; then `carry` is called.
 
 #include <nanobind/nanobind.h>
 
@@ -49,9 +52,9 @@ struct Array {
 class Express {
 public:
     // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, interrupt)` raises what it
-    // means that an operation did not go well.
+    // means that an operation did not go well. `carry`: None, or for each verb a function of (x, out, root, dtype, op).
     Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-            nb::object failed, double timeout)
+            nb::object failed, double timeout, nb::object carry)
         : s_(segment),
           recorder_(recorder),
           turn_(turn),
@@ -59,19 +62,21 @@ public:
           kind_of_(std::move(kind_of)),
           failed_(std::move(failed)),
           timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)) {
+        if (!carry.is_none())
+            for (nb::handle one : carry) carry_.push_back(nb::borrow(one));
         for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
     }
 
     int paused = 0;  // operations under way in another thread, which come first
 
     nb::object barrier() {
-        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); });
+        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, Py_None, [&](const Call& call) { return s_.ops.barrier(call); });
     }
 
     nb::object broadcast(nb::handle x, int root) {
         Array array;
         if (root < 0 || root >= ranks() || !look(x, rank() != root, array)) return nb::none();
-        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x,
+        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x, x,
                    [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); });
     }
 
@@ -80,7 +85,7 @@ public:
         Combine how;
         const int code = look(x, true, array) ? combine(array.dtype, op, how) : -1;
         if (code < 0) return nb::none();
-        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x, x,
                    [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); });
     }
 
@@ -90,7 +95,7 @@ public:
         if (root < 0 || root >= ranks() || !look(x, rank() == root, array)) return nb::none();
         const int code = combine(array.dtype, op, how);
         if (code < 0) return nb::none();
-        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x, x,
                    [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); });
     }
 
@@ -99,7 +104,7 @@ public:
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (source.bytes * ranks() != target.bytes) return nb::none();
         counts_.assign(ranks(), source.bytes);
-        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out,
+        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out, x,
                    [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); });
     }
 
@@ -110,7 +115,7 @@ public:
         if (!source.divides(ranks()) || source.bytes != target.bytes * ranks()) return nb::none();
         const int code = combine(source.dtype, op, how);
         if (code < 0) return nb::none();
-        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out,
+        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out, x,
                    [&](const Call& call) {
                        return s_.ops.reduce_scatter(call, source.data, target.data, target.items, how);
                    });
@@ -121,7 +126,7 @@ public:
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (!source.divides(ranks()) || source.bytes != target.bytes) return nb::none();
         counts_.assign(ranks() * ranks(), source.bytes / ranks());
-        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out,
+        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out, x,
                    [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); });
     }
 
@@ -168,7 +173,7 @@ private:
     }
 
     template <class F>
-    nb::object run(const What& what, nb::handle result, F operation) {
+    nb::object run(const What& what, nb::handle result, nb::handle x, F operation) {
         const std::uint64_t fixed = kind(what);
         if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
         Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
@@ -186,20 +191,28 @@ private:
         call.bound.interrupted = signal_raised;
         call.bound.held = &state;
         Outcome outcome;
-        if (what.bytes <= worth_holding) {
+        if (what.bytes <= worth_holding || !carry_.empty()) {
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
             call.bound.after_long = [](void* held) { PyEval_RestoreThread(*static_cast<PyThreadState**>(held)); };
-            outcome = operation(call);
+            outcome = carry_.empty() ? operation(call) : s_.ops.barrier(call);
         } else {
             nb::gil_scoped_release release;
             outcome = operation(call);
         }
+        nb::object interrupt = nb::none();
+        if (!carry_.empty() && outcome == Outcome::done) {
+            try {
+                carry_[static_cast<int>(what.verb)](x, result, what.root, what.dtype, what.op);
+            } catch (nb::python_error& error) {
+                interrupt = nb::borrow(error.value());
+                outcome = Outcome::interrupted;
+            }
+        }
         if (record.sequence == sequence) record.ended_ns = monotonic_ns();  // the ring may have come round
         turn_.release();
         if (outcome == Outcome::done) return nb::borrow(result);
-        nb::object interrupt = nb::none();
-        if (outcome == Outcome::interrupted) interrupt = nb::borrow(nb::python_error().value());
+        if (outcome == Outcome::interrupted && interrupt.is_none()) interrupt = nb::borrow(nb::python_error().value());
         failed_(static_cast<int>(outcome), interrupt);
         throw std::logic_error("an operation failed, and nobody said so");
     }
@@ -215,6 +228,7 @@ private:
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};
     std::vector<std::size_t> counts_;
+    std::vector<nb::object> carry_;
 };
 
 }  // namespace
@@ -225,8 +239,10 @@ void phalanx::bind_express(nb::module_& m) {
         .def("acquire", &TurnLock::acquire, nb::arg("timeout"))
         .def("release", &TurnLock::release);
     nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.lockstep.")
-        .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double>(),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+        .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double,
+                      nb::object>(),
+             nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),
+             nb::arg("timeout"), nb::arg("carry") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def_rw("paused", &Express::paused)
         .def("barrier", &Express::barrier)
         .def("broadcast", &Express::broadcast)

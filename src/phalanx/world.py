@@ -15,14 +15,14 @@ from typing import Any, Literal
 from .backends.base import DEFAULT_TIMEOUT, LaneBackend
 from .backends.mesh import MeshBackend
 from .backends.simulated import SimulatedBackend
-from .config import Launch, Options, detect, log_level
+from .config import Launch, Options, backend_of_choice, detect, log_level
 from .errors import ConfigError, PhalanxError
 from .group import Group
 from .types import Address
 
 __all__ = ["init"]
 
-BACKENDS = ("auto", "mesh", "tcp")
+BACKENDS = ("auto", "mesh", "tcp", "mpi")
 
 
 def init(
@@ -42,7 +42,9 @@ def init(
     a world of one.
 
     Args:
-        backend: `"auto"` and `"mesh"` connect every rank with every other; `"tcp"` is the classic star.
+        backend: `"mesh"` connects every rank with every other; `"tcp"` is the classic star; `"mpi"` is the MPI whose
+            launcher started this process, and tells rank and world size; `"auto"` is what `PHALANX_BACKEND` says, else
+            `"mesh"`.
         rank: This rank.
         world_size: How many ranks there are.
         master: `"host:port"`, where rank 0 can be met.
@@ -61,10 +63,22 @@ def init(
         raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
     if auth == "none" and token is not None:
         raise ConfigError("auth='none' does not go with a token (leave one of them out)")
-    launch = detect(rank=rank, world_size=world_size, master=master, token=token)
-    _apply_log_level(launch.rank)
+    if backend == "auto":
+        backend = backend_of_choice()
     resolved = (options or Options()).resolve()
-    group = Group(_backend(backend, launch, auth, timeout, resolved), _owns_backend=True)
+    made: LaneBackend
+    if backend == "mpi":
+        if rank is not None or world_size is not None:
+            raise ConfigError("backend='mpi' takes rank and world size from MPI (leave rank= and world_size= out)")
+        from .backends.mpi import MpiBackend
+
+        made = MpiBackend(timeout=timeout, options=resolved, master=master, token=token, auth=auth)
+        _apply_log_level(made.rank)
+    else:
+        launch = detect(rank=rank, world_size=world_size, master=master, token=token)
+        _apply_log_level(launch.rank)
+        made = _backend(backend, launch, auth, timeout, resolved)
+    group = Group(made, _owns_backend=True)
     close_at_exit(group)
     return group
 

@@ -38,6 +38,7 @@ FROM_ENV: list[tuple[str, str, str, object]] = [
     ("transport", "PHALANX_TRANSPORT", "tcp", "tcp"),
     ("transport", "PHALANX_TRANSPORT", "TCP", "tcp"),
     ("segment_heap", "PHALANX_SEGMENT_HEAP", "2GiB", 2 << 30),
+    ("mpi_check", "PHALANX_MPI_CHECK", "0", False),
     ("algorithm", "PHALANX_ALGORITHM", "all_reduce=ring, broadcast=tree", "all_reduce=ring, broadcast=tree"),
 ]
 
@@ -55,6 +56,7 @@ def test_the_defaults() -> None:
         "transport": "auto",
         "segment_heap": 1 << 30,
         "algorithm": None,
+        "mpi_check": True,
         "tls": None,
     }
     assert Options.from_env({}) == Options()

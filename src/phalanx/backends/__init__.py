@@ -10,9 +10,10 @@ from .simulated import SimulatedBackend
 from .subgroup import SubBackend
 
 if TYPE_CHECKING:
+    from .mpi import MpiBackend
     from .star import TcpBackend
 
-__all__ = ["Backend", "MeshBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
+__all__ = ["Backend", "MeshBackend", "MpiBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from .star import TcpBackend
 
         return TcpBackend
+    if name == "MpiBackend":  # most worlds are not MPI's
+        from .mpi import MpiBackend
+
+        return MpiBackend
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

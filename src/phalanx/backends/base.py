@@ -8,7 +8,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import Options
 from ..deadline import Deadline
@@ -22,6 +22,9 @@ from .control_plane import ControlPlane
 from .lane import Lane
 from .lane_links import LanePort
 from .links import Accept, LinkPort
+
+if TYPE_CHECKING:
+    from .mpi import Messenger
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "derive_context"]
 
@@ -125,6 +128,8 @@ class LaneBackend(Backend):
     """Which ranks are connected: all, or each with rank 0 only."""
     self_send = False
     """Whether a rank may send to itself."""
+    messenger: Messenger | None = None
+    """What collectives go through where that is MPI."""
 
     def __init__(
         self,

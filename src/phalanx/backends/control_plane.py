@@ -91,6 +91,11 @@ class ControlPlane:
         """Why the world has ended for all ranks, if it has."""
         return self._ended
 
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether a rank died."""
+        return bool(self._lost)
+
     def has_left(self, rank: int) -> bool:
         """Whether a rank closed its world on purpose."""
         return rank in self._left

@@ -52,6 +52,7 @@ class SubBackend(LaneBackend):
         self.parent = parent
         self.topology = parent.topology
         self.self_send = parent.self_send
+        self.messenger = parent.messenger
         self.members = tuple(chosen)
         """The parent's rank of each member."""
         self._share_stream = share_stream

@@ -6,7 +6,7 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 from __future__ import annotations
 
 from .detect import Launch, detect
-from .environment import inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions
 from .reader import adopt
 from .variables import VARIABLES, Variable
@@ -18,6 +18,7 @@ __all__ = [
     "TlsOptions",
     "Variable",
     "adopt",
+    "backend_of_choice",
     "detect",
     "inherited",
     "log_level",

@@ -12,8 +12,10 @@ from ..errors import ConfigError
 from .reader import Reader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
-__all__ = ["inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
+__all__ = ["backend_of_choice", "inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
 
+BACKENDS = ("mesh", "tcp", "mpi")
+"""What `init` can be told to use."""
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -21,6 +23,18 @@ _LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
+
+
+def backend_of_choice(env: Mapping[str, str] | None = None) -> str:
+    """What `init("auto")` means: the backend that `PHALANX_BACKEND` names, else "mesh".
+
+    Raises:
+        ConfigError: The variable names none.
+    """
+    text = (Reader(env).text("PHALANX_BACKEND") or "auto").lower()
+    if text not in ("auto", *BACKENDS):
+        raise invalid("PHALANX_BACKEND", text, ", ".join(("auto", *BACKENDS)))
+    return "mesh" if text == "auto" else text
 
 
 def pure(env: Mapping[str, str] | None = None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..errors import ConfigError, MissingVariable
 from .algorithms import ALGORITHMS, parse_algorithms
-from .reader import HIGHEST_PORT, Reader, invalid, parse_integer
+from .reader import HIGHEST_PORT, Reader, invalid, parse_flag, parse_integer
 
 __all__ = ["Options", "TlsOptions"]
 
@@ -97,6 +97,10 @@ class Options:
 
     algorithm: str | None = None
     """Algorithms of collectives over the network, as `"all_reduce=ring,broadcast=tree"`. None: by size and ranks."""
+
+    mpi_check: bool = True
+    """On MPI: whether ranks make sure that all have come and call the same before they enter MPI. Without it a
+    collective is MPI's alone, which has no deadline and does not notice that ranks call different operations."""
 
     tls: TlsOptions | None = None
     """Encrypts all connections with TLS 1.3. None: not encrypted (the proof of the token is always made)."""
@@ -230,6 +234,7 @@ _RULES: dict[str, _Rule] = {
     "max_object": _size_rule("PHALANX_MAX_OBJECT"),
     "transport": _Rule("PHALANX_TRANSPORT", str.lower, lambda value: value in TRANSPORTS, "'auto' or 'tcp'"),
     "segment_heap": _size_rule("PHALANX_SEGMENT_HEAP"),
+    "mpi_check": _Rule("PHALANX_MPI_CHECK", parse_flag, lambda value: isinstance(value, bool), "1 or 0"),
     "algorithm": _Rule("PHALANX_ALGORITHM", str, _valid_algorithm, f"OPERATION=NAME,... of {_ALGORITHM_NAMES}"),
 }
 

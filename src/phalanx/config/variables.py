@@ -36,6 +36,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TOKEN_FILE", _USER, "a file with the token in it, readable by this user only", "none"),
     Variable("PHALANX_DIRECTORY", _RUN, "host:port where the launcher hosts the directory", "rank 0 hosts it"),
     Variable("PHALANX_RUN_ID", _RUN, "a name that all ranks of the job share and no other job has", "see the launcher"),
+    Variable("PHALANX_BACKEND", _USER, "what init() uses if the program does not say: mesh, tcp or mpi", "mesh"),
     # -- options -----------------------------------------------------------------------------------------------------
     Variable("PHALANX_INTERFACE", _USER, "name or address of the interface that peers use", "the way to the master"),
     Variable("PHALANX_PORT_RANGE", _USER, "ports that listeners may take, as 20000-20100; 0 is any", "any"),
@@ -48,6 +49,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TRANSPORT", _USER, "tcp: no shared memory between ranks on one host", "auto"),
     Variable("PHALANX_SEGMENT_HEAP", _USER, "shared memory for Group.empty, per rank and group", "1GiB"),
     Variable("PHALANX_ALGORITHM", _USER, "algorithms of collectives, as all_reduce=ring,broadcast=tree", "by size"),
+    Variable("PHALANX_MPI_CHECK", _USER, "0: collectives on MPI without deadline and without check", "1"),
     Variable("PHALANX_TLS_CERT", _USER, "PEM file with this rank's certificate; turns TLS on", "no TLS"),
     Variable("PHALANX_TLS_KEY", _USER, "PEM file with the certificate's key", "no TLS"),
     Variable("PHALANX_TLS_CA", _USER, "PEM file with the authority that signed every rank's certificate", "no TLS"),

@@ -43,6 +43,14 @@ class Engine(ABC):
 
     segment: Segment | None = None
     """The memory that this rank shares with others of its host, if it does."""
+    meeting: Segment | None = None
+    """The memory in which all members meet, if they do: what the quick path goes through."""
+    members: tuple[int, ...] = ()
+    """The group's rank of each who meets there."""
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What to raise for an exception of the quick path."""
+        return error
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -6,7 +6,7 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
@@ -27,6 +27,7 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .._core import Express, Segment
+    from ..backends.mpi import Messenger
 
 __all__ = ["Lockstep", "Turn"]
 
@@ -47,6 +48,8 @@ class Lockstep(GroupCore):
 
     def _choose_engine(self, turn: Turn) -> Engine:
         lane = self._collectives
+        if self._backend.messenger is not None:
+            return self._start_mpi(turn, self._backend.messenger)
         is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
         network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
         areas = segments.neighbourhoods(self._backend)
@@ -65,7 +68,16 @@ class Lockstep(GroupCore):
         self._start_express(local.segment)
         return local
 
-    def _start_express(self, segment: Segment) -> None:
+    def _start_mpi(self, turn: Turn, messenger: Messenger) -> Engine:
+        from . import mpi_engine  # most worlds are not MPI's
+
+        engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
+        self._closers.append(engine.close)
+        if engine.meeting is not None:
+            self._start_express(engine.meeting, engine.carry())
+        return engine
+
+    def _start_express(self, segment: Segment, carry: Sequence[Callable[..., None]] | None = None) -> None:
         assert core is not None
         assert self._recorder is not None
         reference = weakref.ref(self)
@@ -76,7 +88,7 @@ class Lockstep(GroupCore):
                 group._express_failed(outcome, interrupt)
 
         express: Express = core.Express(
-            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout
+            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, carry
         )
         if self._worker is not None:
             self._worker.hold_back(express)
@@ -87,11 +99,11 @@ class Lockstep(GroupCore):
         entry = max((entry for entry in self._journal.recent() if entry.collective), key=lambda entry: entry.sequence)
 
         def fail(_turn: Turn) -> None:
-            if interrupt is not None:
-                raise interrupt
             engine = self._engine
-            if isinstance(engine, SegmentEngine):
-                raise_outcome(outcome, engine.segment, engine.members, self._collectives)
+            if engine is not None and interrupt is not None:
+                raise engine.explain(interrupt)
+            if engine is not None and engine.meeting is not None:
+                raise_outcome(outcome, engine.meeting, engine.members, self._collectives)
             self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))

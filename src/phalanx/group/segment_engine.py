@@ -52,6 +52,7 @@ class SegmentEngine(Engine):
     def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
         super().__init__(list(members).index(rank), len(members))
         self.segment: Segment = segment
+        self.meeting = segment
         self.members = tuple(members)
         self._lane = lane
 

@@ -1,0 +1,328 @@
+"""Collectives by MPI: one call of its own for each, on the caller's memory.
+
+Every call goes through the group's gate first (see `mpi_gate`), and then into MPI's blocking call, whose algorithms are
+the ones that its makers have tuned: the non-blocking ones of Open MPI need four times as long for a megabyte. Where MPI
+allows only one thread at a time, they are used all the same, because a thread that blocks would keep the others out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import divide_in_place, dtype_of_code
+from ..backends.base import LaneBackend
+from ..backends.lane import Lane
+from ..backends.mpi import Messenger
+from ..backends.mpi_library import Patience
+from ..errors import PhalanxError
+from . import segments
+from .engine import Engine, Flat
+from .executor import DeadlinePassed
+from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate
+from .mpi_types import Arithmetic
+from .mpi_watch import watch
+from .network_engine import NetworkEngine
+from .reduction import Reduction
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from .._core import Segment
+
+__all__ = ["MpiEngine", "start"]
+
+_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor", "mean")  # as in cpp/bindings/express.cpp
+_HEAP = 1 << 16
+"""Bytes for arrays in the segment of the gate: nobody asks for any."""
+
+
+def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
+    """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `executor.run`.
+    """
+    segment: Segment | None = None
+    areas = segments.neighbourhoods(backend)
+    shared = False
+    checks = backend.options.mpi_check and lane.size > 1
+    if checks and len(areas) == 1:
+        shared, segment = segments.agree(turn, lane, areas[0], heap=_HEAP)
+    if lane.size > 1 and not shared:  # nobody enters MPI before all have come: there it cannot be helped any more
+        here = np.zeros(lane.size, np.uint8)
+        setup = Turn(turn.group, turn.entry, turn.deadline)
+        setup.mark = turn.mark
+        NetworkEngine(lane, is_star=False).all_gather(setup, here[:1], here, [1] * lane.size)
+    engine = MpiEngine(messenger, lane, turn.group._context, backend.timeout)
+    gate: Gate = OpenGate()
+    if segment is not None:
+        gate = SharedGate(segment, range(lane.size), lane)
+        lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+    elif checks:
+        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.crowded)
+    engine.gate, engine.meeting = gate, segment
+    return engine
+
+
+class MpiEngine(Engine):
+    """The members' communicator.
+
+    Args:
+        context: The group's identity.
+        timeout: Seconds that an operation of the group may take if it is not told otherwise.
+    """
+
+    gate: Gate
+
+    def __init__(self, messenger: Messenger, lane: Lane, context: bytes, timeout: float) -> None:
+        super().__init__(lane.rank, lane.size)
+        self.members = tuple(range(lane.size))
+        self.longest = timeout
+        """Seconds that an operation may take."""
+        self.closed = False
+        self.inside = 0
+        """The number of the call that is inside MPI now; 0 if none is."""
+        self._mpi = messenger.mpi
+        self._lane = lane
+        self._crowded = messenger.crowded
+        self._numbers = itertools.count(1)
+        self._in_place = self._mpi.module.IN_PLACE
+        self._byte = self._mpi.module.BYTE
+        self._arithmetic = Arithmetic(self._mpi)
+        self._how: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._failed = False
+        watch(self)
+        with self._mpi.errors("making a communicator"), self._mpi.lock:
+            self.inside = next(self._numbers)
+            world: Any = messenger.world
+            members = world.Get_group().Incl(list(lane.members))
+            highest = world.Get_attr(self._mpi.module.TAG_UB) or 32767
+            # Two groups of the same ranks may be made at the same time by two threads.
+            tag = int.from_bytes(context[:4], "little") % highest
+            self.comm: Any = world.Create_group(members, tag)
+            self.comm.Set_errhandler(self._mpi.module.ERRORS_RETURN)
+            self.inside = 0
+
+    # -- how a call runs -----------------------------------------------------------------------------------------------
+
+    def _do(self, turn: Turn, name: str, *arguments: Any) -> None:
+        """Goes through the gate and into MPI.
+
+        Args:
+            name: Of the method of mpi4py's communicator.
+        """
+        self.gate.enter(turn)
+        self.longest = max(self.longest, turn.deadline.seconds)
+        try:
+            with self._mpi.errors(name):
+                if self._mpi.multiple:
+                    self.inside = next(self._numbers)
+                    getattr(self.comm, name)(*arguments)
+                else:
+                    self._test(turn, name, arguments)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self.inside = 0
+
+    def _test(self, turn: Turn, name: str, arguments: Sequence[Any]) -> None:
+        """The non-blocking call of the same name, looked after until it is done."""
+        with self._mpi.lock:
+            request = getattr(self.comm, f"I{name.lower()}")(*arguments)
+        patience = Patience(crowded=self._crowded)
+        try:
+            while True:
+                with self._mpi.lock:
+                    if request.Test():
+                        return
+                if self._lane.error is not None:
+                    raise self._lane.error
+                if turn.deadline.expired:
+                    raise DeadlinePassed([rank for rank in range(self.size) if rank != self.rank])
+                patience.pause()
+        except BaseException:
+            self._mpi.left_under_way.append((request, arguments))
+            raise
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a call that is inside MPI may never come back, because the group has broken meanwhile."""
+        return self._lane.error is not None
+
+    def give_up(self, seconds: float) -> None:
+        """Ends the process: a call is stuck inside MPI. For another thread."""
+        why = self._lane.error or f"its time was over (it had {self.longest:g} s)"
+        rank = self._lane.members[self._lane.rank]
+        self._mpi.end_process(
+            f"phalanx: rank {rank} is stuck inside {self._mpi.version} for {seconds:.1f} s and cannot be woken, so the "
+            f"process ends: {why}"
+        )
+
+    def close(self) -> None:
+        """Gives the communicator back, unless something is left in it."""
+        if self.closed:
+            return
+        self.closed = True
+        usable = self._mpi.in_charge and not self._mpi.broken and not self._mpi.left_under_way
+        if usable and not self._failed and not self.inside:
+            if isinstance(self.gate, MessageGate):
+                self.gate.close()
+            with self._mpi.lock:
+                self.comm.Free()
+
+    # -- the collectives -----------------------------------------------------------------------------------------------
+
+    def barrier(self, turn: Turn) -> None:
+        if isinstance(self.gate, OpenGate):
+            self._do(turn, "Barrier")
+        else:
+            self.gate.enter(turn)  # which is one
+
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        self._do(turn, "Bcast", [_bytes(flat), self._byte], src)
+
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        datatype, operation = self._kind(flat, reduction)
+        self._do(turn, "Allreduce", self._in_place, [flat, datatype], operation)
+        reduction.finish(flat, self.size)
+
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        datatype, operation = self._kind(flat, reduction)
+        if self.rank == dst:
+            self._do(turn, "Reduce", self._in_place, [flat, datatype], operation, dst)
+            reduction.finish(flat, self.size)
+        else:
+            self._do(turn, "Reduce", [flat, datatype], None, operation, dst)
+
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        datatype, operation = self._kind(source, reduction)
+        self._do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
+        reduction.finish(target, self.size)
+
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        mine = [_bytes(source), self._byte]
+        lengths = [count * source.itemsize for count in counts]
+        start = sum(counts[: self.rank])
+        if _same_memory(source, target[start : start + counts[self.rank]]):
+            mine = self._in_place
+        if len(set(lengths)) == 1:
+            self._do(turn, "Allgather", mine, [_bytes(target), lengths[0], self._byte])
+        else:
+            self._do(turn, "Allgatherv", mine, [_bytes(target), lengths, self._byte])
+
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        mine = [_bytes(source), self._byte]
+        lengths = [count * source.itemsize for count in counts]
+        even = len(set(lengths)) == 1
+        everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, self._byte]
+        self._do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        mine = [_bytes(target), self._byte]
+        lengths = [count * target.itemsize for count in counts]
+        even = len(set(lengths)) == 1
+        everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, self._byte]
+        self._do(turn, "Scatter" if even else "Scatterv", everything, mine, src)
+
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        lengths = sizes * source.itemsize
+        if (lengths == lengths[0, 0]).all():
+            length = int(lengths[0, 0])
+            sent, received = [_bytes(source), length, self._byte], [_bytes(target), length, self._byte]
+            self._do(turn, "Alltoall", sent, received)
+        else:
+            outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
+            self._do(turn, "Alltoallv", [_bytes(source), outgoing, self._byte], [_bytes(target), incoming, self._byte])
+
+    def _kind(self, flat: Flat, reduction: Reduction) -> tuple[Any, Any]:
+        dtype = reduction.dtype or flat.dtype
+        return self._arithmetic.datatype(dtype), self._arithmetic.operation(dtype, reduction.step)
+
+    # -- the quick path ------------------------------------------------------------------------------------------------
+
+    def carry(self) -> list[Callable[[Any, Any, int, int, int], None]] | None:
+        """What moves the data of synchronous calls on plain arrays, by verb, once all are through the gate.
+
+        In the order of cpp/bindings/express.cpp; each takes x, the result, the root, and the numbers of dtype and op.
+        """
+        if not self._mpi.multiple:
+            return None
+        comm, in_place = self.comm, self._in_place
+        Allreduce, Bcast, Reduce, Allgather = comm.Allreduce, comm.Bcast, comm.Reduce, comm.Allgather  # noqa: N806
+        how, size, mean = self._quick_kind, self.size, len(_OPS) - 1
+        numbers = self._numbers
+
+        def barrier(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            pass  # the gate is one
+
+        def broadcast(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            self.inside = next(numbers)
+            Bcast([x, how(dtype, 0)[0]], root)
+            self.inside = 0
+
+        def all_reduce(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            datatype, operation = how(dtype, op)
+            self.inside = next(numbers)
+            Allreduce(in_place, [x, datatype], operation)
+            self.inside = 0
+            if op == mean:
+                divide_in_place(x, size)
+
+        def reduce(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            datatype, operation = how(dtype, op)
+            mine = self.rank == root
+            self.inside = next(numbers)
+            Reduce(in_place if mine else [x, datatype], [x, datatype] if mine else None, operation, root)
+            self.inside = 0
+            if mine and op == mean:
+                divide_in_place(x, size)
+
+        def all_gather(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            datatype = how(dtype, 0)[0]
+            self.inside = next(numbers)
+            Allgather([x, datatype], [out, datatype])
+            self.inside = 0
+
+        def reduce_scatter(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            datatype, operation = how(dtype, op)
+            self.inside = next(numbers)
+            comm.Reduce_scatter_block([x, datatype], [out, datatype], operation)
+            self.inside = 0
+            if op == mean:
+                divide_in_place(out, size)
+
+        def all_to_all(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
+            datatype = how(dtype, 0)[0]
+            self.inside = next(numbers)
+            comm.Alltoall([x, datatype], [out, datatype])
+            self.inside = 0
+
+        return [barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all]
+
+    def _quick_kind(self, dtype: int, op: int) -> tuple[Any, Any]:
+        known = self._how.get((dtype, op))
+        if known is None:
+            elements = dtype_of_code(dtype)
+            step = "sum" if _OPS[op] == "mean" else _OPS[op]
+            known = (self._arithmetic.datatype(elements), self._arithmetic.operation(elements, step))
+            self._how[dtype, op] = known
+        return known
+
+    def explain(self, error: BaseException) -> BaseException:
+        self._failed, self.inside = True, 0
+        if isinstance(error, self._mpi.module.Exception):
+            return PhalanxError(f"{self._mpi.version} failed: {error}")
+        return error
+
+
+def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:
+    return flat.view(np.uint8)
+
+
+def _same_memory(a: Flat, b: Flat) -> bool:
+    return bool(a.size) and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]

@@ -1,0 +1,117 @@
+"""What runs under mpirun: the conformance suite and the property tests of the collectives, all in one job.
+
+`python -m tests.mpi.suite REPORT`: rank 0 writes what each of them came to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+
+# All ranks draw the same examples. Before the tests are imported, whose settings follow from it.
+settings.register_profile("mpi", deadline=None, derandomize=True, database=None)
+settings.load_profile("mpi")
+
+from tests.collectives import test_against_numpy  # noqa: E402
+
+import phalanx as px  # noqa: E402
+from phalanx.backends import MpiBackend, SubBackend  # noqa: E402
+from phalanx.testing import conformance  # noqa: E402
+
+TIMEOUT = 10.0
+ENDS_ITS_WORLD = ("closing.", "subgroups.close_parent", "timeouts.send_times_out", "asynchronous.async_send_timeout")
+"""Checks that leave nothing to go on with."""
+Results = dict[str, str]
+
+
+class Crew:
+    """Looks like the crew of `tests.collectives`, but each rank is a process, and runs only its own part."""
+
+    def __init__(self, group: px.Group, everybody: Any) -> None:
+        self._group = group
+        self._everybody = everybody
+        self.size = group.world_size
+
+    def run(self, body: Callable[[px.Group], Any]) -> list[Any]:
+        """What `body` returned on each rank; all ranks raise if one does."""
+        result, error = None, None
+        try:
+            result = body(self._group)
+        except Exception:
+            error = traceback.format_exc()
+        answers = self._everybody.allgather((result, error))
+        for rank, (_, failure) in enumerate(answers):
+            if failure is not None:
+                raise AssertionError(f"rank {rank}: {failure}")
+        return [result for result, _ in answers]
+
+
+@contextmanager
+def told(results: Results, name: str, everybody: Any) -> Iterator[None]:
+    """Notes what came of a test, on all ranks alike."""
+    failure, began = "", time.monotonic()
+    try:
+        yield
+    except Exception:
+        failure = traceback.format_exc()
+    failures = everybody.allgather(failure)
+    results[name] = next((f"rank {rank}: {text}" for rank, text in enumerate(failures) if text), "")
+    if results[name] and everybody.rank == 0:
+        sys.stderr.write(f"{name} failed:\n{results[name]}\n")
+    if everybody.rank == 0 and time.monotonic() - began > 1:
+        sys.stderr.write(f"{name} took {time.monotonic() - began:.1f} s\n")
+
+
+def run_conformance(results: Results, everybody: Any) -> None:
+    """Every check that this world is large enough for: as it is, or with the first of its ranks as a sub-group."""
+    backend = MpiBackend(timeout=TIMEOUT)
+    for check in conformance.checks():
+        if check.ranks > backend.world_size:
+            continue
+        with told(results, check.name, everybody):
+            if check.ranks == backend.world_size:
+                check.function(backend)
+            elif backend.rank < check.ranks:
+                part = SubBackend(backend, range(check.ranks))
+                check.function(part)
+                part.close()
+            if check.name.startswith(ENDS_ITS_WORLD):
+                backend.close()
+        if results[check.name] or check.name.startswith(ENDS_ITS_WORLD):
+            backend.close()
+            backend = MpiBackend(timeout=TIMEOUT)
+    backend.close()
+
+
+def run_properties(results: Results, everybody: Any) -> None:
+    """The tests of `tests.collectives.test_against_numpy`."""
+    with px.init("mpi", timeout=TIMEOUT) as group:
+        crew = Crew(group, everybody)
+        for name, test in vars(test_against_numpy).items():
+            if name.startswith("test_") and "crew" in inspect.signature(test).parameters:
+                with told(results, name, everybody):
+                    test(crew=crew)
+
+
+def main(report: Path) -> None:
+    from phalanx.backends.mpi_library import load_mpi
+
+    everybody = load_mpi().module.COMM_WORLD.Dup()
+    results: Results = {}
+    run_conformance(results, everybody)
+    run_properties(results, everybody)
+    if everybody.rank == 0:
+        report.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,29 @@
+"""The conformance suite and the property tests of the collectives under both MPIs: one job per number of ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.mpi.starting import Starter, on_each_mpi
+
+from phalanx.testing import conformance
+
+PROPERTIES = 8
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_check_and_every_property(mpirun: Starter, ranks: int) -> None:
+    report = mpirun.folder / "report.json"
+    job = mpirun.start(ranks, "-m", "tests.mpi.suite", report)
+    code = job.finish(170)
+    assert report.exists(), job.out + job.err
+    results = json.loads(report.read_text())
+    failed = {name: text for name, text in results.items() if text}
+    assert not failed, "\n\n".join(f"{name}\n{text}" for name, text in failed.items())
+    wanted = {check.name for check in conformance.checks() if check.ranks <= ranks}
+    assert wanted <= results.keys()
+    assert len(results) == len(wanted) + PROPERTIES
+    assert code == 0, job.out + job.err
