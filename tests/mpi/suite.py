@@ -1,6 +1,7 @@
 """What runs under mpirun: the conformance suite and the property tests of the collectives, all in one job.
 
-`python -m tests.mpi.suite REPORT`: rank 0 writes what each of them came to.
+`python -m tests.mpi.suite REPORT`: rank 0 writes what each of them came to. `... REPORT serialized` does a part of it
+with an MPI that lets one thread in at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,25 @@ TIMEOUT = 10.0
 ENDS_ITS_WORLD = ("closing.", "subgroups.close_parent", "timeouts.send_times_out", "asynchronous.async_send_timeout")
 """Checks that leave nothing to go on with."""
 Results = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Another way for collectives than the usual one."""
+
+    name: str
+    options: px.Options
+    without: tuple[str, ...] = ()
+
+    def has(self, check: str) -> bool:
+        return check.startswith(("collectives.", "gathers.", "groups.")) and check not in self.without
+
+
+MODES = [
+    # As between hosts: the ranks meet through MPI and not in shared memory.
+    Mode("apart", px.Options(transport="tcp")),
+    Mode("unchecked", px.Options(mpi_check=False), ("collectives.timeout_breaks", "collectives.desync")),
+]
 
 
 class Crew:
@@ -71,13 +92,18 @@ def told(results: Results, name: str, everybody: Any) -> Iterator[None]:
         sys.stderr.write(f"{name} took {time.monotonic() - began:.1f} s\n")
 
 
-def run_conformance(results: Results, everybody: Any) -> None:
-    """Every check that this world is large enough for: as it is, or with the first of its ranks as a sub-group."""
-    backend = MpiBackend(timeout=TIMEOUT)
+def run_conformance(results: Results, everybody: Any, mode: Mode | None = None) -> None:
+    """Every check that this world is large enough for: as it is, or with the first of its ranks as a sub-group.
+
+    Args:
+        mode: Another way for collectives; then only what has to do with them.
+    """
+    backend = MpiBackend(timeout=TIMEOUT, options=mode and mode.options)
     for check in conformance.checks():
-        if check.ranks > backend.world_size:
+        if check.ranks > backend.world_size or (mode is not None and not mode.has(check.name)):
             continue
-        with told(results, check.name, everybody):
+        name = check.name if mode is None else f"{mode.name}: {check.name}"
+        with told(results, name, everybody):
             if check.ranks == backend.world_size:
                 check.function(backend)
             elif backend.rank < check.ranks:
@@ -86,9 +112,9 @@ def run_conformance(results: Results, everybody: Any) -> None:
                 part.close()
             if check.name.startswith(ENDS_ITS_WORLD):
                 backend.close()
-        if results[check.name] or check.name.startswith(ENDS_ITS_WORLD):
+        if results[name] or check.name.startswith(ENDS_ITS_WORLD):
             backend.close()
-            backend = MpiBackend(timeout=TIMEOUT)
+            backend = MpiBackend(timeout=TIMEOUT, options=mode and mode.options)
     backend.close()
 
 
@@ -102,16 +128,24 @@ def run_properties(results: Results, everybody: Any) -> None:
                     test(crew=crew)
 
 
-def main(report: Path) -> None:
+def main(report: Path, threads: str = "multiple") -> None:
+    import mpi4py
+
     from phalanx.backends.mpi_library import load_mpi
 
-    everybody = load_mpi().module.COMM_WORLD.Dup()
+    mpi4py.rc.thread_level = threads
+    mpi = load_mpi()
+    assert mpi.multiple == (threads == "multiple")
+    everybody = mpi.module.COMM_WORLD.Dup()
     results: Results = {}
-    run_conformance(results, everybody)
-    run_properties(results, everybody)
+    run_conformance(results, everybody, None if mpi.multiple else Mode(threads, px.Options()))
+    if mpi.multiple:
+        run_properties(results, everybody)
+        for mode in MODES:
+            run_conformance(results, everybody, mode)
     if everybody.rank == 0:
         report.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -25,5 +25,19 @@ def test_every_check_and_every_property(mpirun: Starter, ranks: int) -> None:
     assert not failed, "\n\n".join(f"{name}\n{text}" for name, text in failed.items())
     wanted = {check.name for check in conformance.checks() if check.ranks <= ranks}
     assert wanted <= results.keys()
-    assert len(results) == len(wanted) + PROPERTIES
+    assert sum(name.startswith("test_") for name in results) == PROPERTIES
+    assert {name.partition(": ")[0] for name in results if ": " in name} == {"apart", "unchecked"}
+    assert code == 0, job.out + job.err
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_an_mpi_that_lets_one_thread_in_at_a_time(mpirun: Starter) -> None:
+    report = mpirun.folder / "report.json"
+    job = mpirun.start(4, "-m", "tests.mpi.suite", report, "serialized")
+    code = job.finish(100)
+    assert report.exists(), job.out + job.err
+    results = json.loads(report.read_text())
+    failed = {name: text for name, text in results.items() if text}
+    assert not failed, "\n\n".join(f"{name}\n{text}" for name, text in failed.items())
+    assert "serialized: collectives.crossing" in results
     assert code == 0, job.out + job.err

@@ -50,6 +50,10 @@ class Mpi:
         """Whether a rank is lost or the world has ended: then MPI cannot be finalized, because that waits for all."""
         self.left_under_way: list[object] = []
         """Requests that could not be ended, with their memory."""
+        self.base: Any = None
+        """A communicator on which all ranks agree which others a new world uses."""
+        self.communicators: list[Any] = []
+        """Those that worlds have, or had; see `mpi_forming`."""
         name, number = module.get_vendor()
         self.version = f"{name} {'.'.join(map(str, number))}"
         if ends_it:

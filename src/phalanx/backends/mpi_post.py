@@ -37,6 +37,7 @@ from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
+from .mpi_forming import Communicators
 from .mpi_library import LONGEST_NAP, Mpi, Patience
 from .recent import Recent
 
@@ -52,8 +53,8 @@ LAST_WORDS = 0.25
 """Seconds in which what a rank sent before it left will be here: it left by another way."""
 STOP_WAIT = 5.0
 
-_WORD = struct.Struct("<B16sQ")
-"""What it is, the lane, and the message's number of the sender's, which is also the tag of its body."""
+_WORD = struct.Struct("<B8s16sQ")
+"""What it is, the world, the lane, and the message's number of the sender's, which is also the tag of its body."""
 
 
 class _Word(enum.IntEnum):
@@ -111,22 +112,27 @@ class Post:
     """Sends and receives for all lanes of a world.
 
     Args:
-        heads, bodies: Communicators of the whole world that nobody else uses.
+        comms: Of the whole world, for this post alone. Something of an earlier world may still come on them.
+        context: The world's.
         crowded: Whether ranks have to share cores.
     """
 
-    def __init__(self, mpi: Mpi, heads: Any, bodies: Any, options: Options, *, crowded: bool) -> None:
+    def __init__(self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, crowded: bool) -> None:
         self.crowded = crowded
         self._mpi = mpi
-        self._heads, self._bodies = heads, bodies
+        self._heads, self._bodies = comms.heads, comms.bodies
+        self._world = context[:8]
         self._options = options
         self._byte = mpi.module.BYTE
         self._status = mpi.module.Status()
-        self._highest_tag: int = bodies.Get_attr(mpi.module.TAG_UB) or 32767
-        # Of their own in every world: a communicator may get what was left over from one that was freed before it.
+        self._highest_tag: int = comms.bodies.Get_attr(mpi.module.TAG_UB) or 32767
+        # Of their own in every world: the body of a message of an earlier one must not be taken for one of this.
         self._numbers = itertools.count(secrets.randbits(62))
         self._guard = threading.RLock()
         """Held by the thread that looks for what has come. Others need not wait for it."""
+        self._news = threading.Condition()
+        self._listeners = 0
+        """Threads that wait for the one that looks."""
         self._lock = threading.RLock()
         self._inboxes: dict[bytes, Inbox] = {}
         self._closed: Recent[bytes] = Recent()
@@ -135,6 +141,8 @@ class Post:
         self._arriving: dict[tuple[int, int], tuple[_Transfer, Arrival, Inbox]] = {}
         self._behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         """Heads of each rank that are still on their way; what it sent later comes after them."""
+        self._unread: deque[tuple[int, memoryview, int, bytes, int]] = deque()
+        """Heads that have come, in order."""
         self._farewells: list[tuple[float, Inbox, int, PhalanxError]] = []
         """Ranks that have gone from a lane: not before, which lane, who, and how."""
         self._mover: _Mover | None = None
@@ -161,11 +169,11 @@ class Post:
         inbox.talked.add(dst)
         if size <= INLINE:
             sending.parts, sending.started = [], True
-            word = _WORD.pack(_Word.MESSAGE, lane, 0)
+            word = _WORD.pack(_Word.MESSAGE, self._world, lane, 0)
             self._post_head(dst, b"".join([word, header, description, *parts]), sending)
         else:
             sending.number = next(self._numbers)
-            word = _WORD.pack(_Word.OFFER, lane, sending.number)
+            word = _WORD.pack(_Word.OFFER, self._world, lane, sending.number)
             sizes = struct.pack(f"<H{len(parts)}Q", len(parts), *map(len, parts))
             with self._lock:
                 self._offers[sending.number] = sending
@@ -240,16 +248,18 @@ class Post:
             return True
         patience = Patience(crowded=self.crowded)
         while True:
-            if not self._guard.acquire(timeout=LONGEST_NAP):
-                if is_done():  # another thread has seen to it
-                    return True
-                if deadline.expired:
-                    return False
-                continue
-            try:
-                moved = self.progress()
-            finally:
-                self._guard.release()
+            if not self._guard.acquire(blocking=False):
+                with self._news:  # another thread is at it, and tells
+                    self._listeners += 1
+                    if not is_done():
+                        self._news.wait(LONGEST_NAP)
+                    self._listeners -= 1
+                moved = False
+            else:
+                try:
+                    moved = self.progress()
+                finally:
+                    self._guard.release()
             if is_done():
                 return True
             if moved:
@@ -306,6 +316,9 @@ class Post:
                     moved |= self._test_transfers()
                 if self._farewells:
                     moved |= self._say_farewell()
+            if moved and self._listeners:
+                with self._news:
+                    self._news.notify_all()
             return moved
         finally:
             self._guard.release()
@@ -334,12 +347,16 @@ class Post:
                 found.append((src, waiting.popleft()[1]))
         if not found:
             return False
-        words = [(src, head, *_WORD.unpack_from(head)) for src, head in found]
+        words = []
+        for src, head in found:
+            word, world, lane, number = _WORD.unpack_from(head)
+            if world == self._world:
+                words.append((src, memoryview(head), word, lane, number))
         # Who offered and gave up before this rank looked has sent nothing.
         cut = {(src, number) for src, _, word, _, number in words if word == _Word.CUT}
-        for src, head, word, lane, number in words:
-            if word != _Word.OFFER or (src, number) not in cut:
-                self._handle(src, memoryview(head), word, lane, number)
+        self._unread.extend(one for one in words if one[2] != _Word.OFFER or (one[0], one[4]) not in cut)
+        while self._unread:  # what is done with one may lead back here, and must find the next one
+            self._handle(*self._unread.popleft())
         return True
 
     def _handle(self, src: int, head: memoryview, word: int, lane: bytes, number: int) -> None:
@@ -501,7 +518,7 @@ class Post:
 
     def _say(self, dst: int, word: _Word, lane: bytes, number: int = 0) -> None:
         with contextlib.suppress(self._mpi.module.Exception):  # who cannot be told hears of it otherwise
-            self._post_head(dst, _WORD.pack(word, lane, number))
+            self._post_head(dst, _WORD.pack(word, self._world, lane, number))
 
     def _finish_soon(self, operation: Operation) -> bool:
         return self.wait(lambda: operation.done, Deadline(ENDING))

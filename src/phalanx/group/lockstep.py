@@ -48,8 +48,9 @@ class Lockstep(GroupCore):
 
     def _choose_engine(self, turn: Turn) -> Engine:
         lane = self._collectives
-        if self._backend.messenger is not None:
-            return self._start_mpi(turn, self._backend.messenger)
+        messenger = self._backend.messenger
+        if messenger is not None and messenger.mpi.multiple:
+            return self._start_mpi(turn, messenger)
         is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
         network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
         areas = segments.neighbourhoods(self._backend)

@@ -1,8 +1,9 @@
 """Collectives by MPI: one call of its own for each, on the caller's memory.
 
 Every call goes through the group's gate first (see `mpi_gate`), and then into MPI's blocking call, whose algorithms are
-the ones that its makers have tuned: the non-blocking ones of Open MPI need four times as long for a megabyte. Where MPI
-allows only one thread at a time, they are used all the same, because a thread that blocks would keep the others out.
+the ones that its makers have tuned: the non-blocking ones of Open MPI need four times as long for a megabyte. Several
+groups may be in MPI at the same time, so this is for an MPI that lets several threads in. On any other, collectives are
+the same as elsewhere, over messages that go through MPI.
 """
 
 from __future__ import annotations
@@ -18,15 +19,12 @@ from .._native import divide_in_place, dtype_of_code
 from ..backends.base import LaneBackend
 from ..backends.lane import Lane
 from ..backends.mpi import Messenger
-from ..backends.mpi_library import Patience
 from ..errors import PhalanxError
 from . import segments
 from .engine import Engine, Flat
-from .executor import DeadlinePassed
-from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate
+from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
 from .mpi_types import Arithmetic
 from .mpi_watch import watch
-from .network_engine import NetworkEngine
 from .reduction import Reduction
 from .turn import Turn
 
@@ -48,15 +46,11 @@ def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) ->
     """
     segment: Segment | None = None
     areas = segments.neighbourhoods(backend)
-    shared = False
     checks = backend.options.mpi_check and lane.size > 1
     if checks and len(areas) == 1:
-        shared, segment = segments.agree(turn, lane, areas[0], heap=_HEAP)
-    if lane.size > 1 and not shared:  # nobody enters MPI before all have come: there it cannot be helped any more
-        here = np.zeros(lane.size, np.uint8)
-        setup = Turn(turn.group, turn.entry, turn.deadline)
-        setup.mark = turn.mark
-        NetworkEngine(lane, is_star=False).all_gather(setup, here[:1], here, [1] * lane.size)
+        _, segment = segments.agree(turn, lane, areas[0], heap=_HEAP)
+    if lane.size > 1:
+        all_in_time(turn, lane)
     engine = MpiEngine(messenger, lane, turn.group._context, backend.timeout)
     gate: Gate = OpenGate()
     if segment is not None:
@@ -88,7 +82,6 @@ class MpiEngine(Engine):
         """The number of the call that is inside MPI now; 0 if none is."""
         self._mpi = messenger.mpi
         self._lane = lane
-        self._crowded = messenger.crowded
         self._numbers = itertools.count(1)
         self._in_place = self._mpi.module.IN_PLACE
         self._byte = self._mpi.module.BYTE
@@ -96,7 +89,7 @@ class MpiEngine(Engine):
         self._how: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._failed = False
         watch(self)
-        with self._mpi.errors("making a communicator"), self._mpi.lock:
+        with self._mpi.errors("making a communicator"):
             self.inside = next(self._numbers)
             world: Any = messenger.world
             members = world.Get_group().Incl(list(lane.members))
@@ -117,37 +110,15 @@ class MpiEngine(Engine):
         """
         self.gate.enter(turn)
         self.longest = max(self.longest, turn.deadline.seconds)
+        self.inside = next(self._numbers)
         try:
             with self._mpi.errors(name):
-                if self._mpi.multiple:
-                    self.inside = next(self._numbers)
-                    getattr(self.comm, name)(*arguments)
-                else:
-                    self._test(turn, name, arguments)
+                getattr(self.comm, name)(*arguments)
         except BaseException:
             self._failed = True
             raise
         finally:
             self.inside = 0
-
-    def _test(self, turn: Turn, name: str, arguments: Sequence[Any]) -> None:
-        """The non-blocking call of the same name, looked after until it is done."""
-        with self._mpi.lock:
-            request = getattr(self.comm, f"I{name.lower()}")(*arguments)
-        patience = Patience(crowded=self._crowded)
-        try:
-            while True:
-                with self._mpi.lock:
-                    if request.Test():
-                        return
-                if self._lane.error is not None:
-                    raise self._lane.error
-                if turn.deadline.expired:
-                    raise DeadlinePassed([rank for rank in range(self.size) if rank != self.rank])
-                patience.pause()
-        except BaseException:
-            self._mpi.left_under_way.append((request, arguments))
-            raise
 
     @property
     def is_broken(self) -> bool:
@@ -172,8 +143,7 @@ class MpiEngine(Engine):
         if usable and not self._failed and not self.inside:
             if isinstance(self.gate, MessageGate):
                 self.gate.close()
-            with self._mpi.lock:
-                self.comm.Free()
+            self.comm.Free()
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
@@ -245,13 +215,11 @@ class MpiEngine(Engine):
 
     # -- the quick path ------------------------------------------------------------------------------------------------
 
-    def carry(self) -> list[Callable[[Any, Any, int, int, int], None]] | None:
+    def carry(self) -> list[Callable[[Any, Any, int, int, int], None]]:
         """What moves the data of synchronous calls on plain arrays, by verb, once all are through the gate.
 
         In the order of cpp/bindings/express.cpp; each takes x, the result, the root, and the numbers of dtype and op.
         """
-        if not self._mpi.multiple:
-            return None
         comm, in_place = self.comm, self._in_place
         Allreduce, Bcast, Reduce, Allgather = comm.Allreduce, comm.Bcast, comm.Reduce, comm.Allgather  # noqa: N806
         how, size, mean = self._quick_kind, self.size, len(_OPS) - 1

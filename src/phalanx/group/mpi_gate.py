@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,19 @@ import numpy as np
 
 from ..backends.lane import Lane
 from ..backends.mpi_library import Mpi, Patience
+from ..deadline import Deadline
 from .executor import DeadlinePassed, FingerprintMismatch
+from .network_engine import NetworkEngine
 from .segment_engine import DONE, raise_outcome
 from .turn import Turn
 
 if TYPE_CHECKING:
     from .._core import Segment
 
-__all__ = ["Gate", "MessageGate", "OpenGate", "SharedGate"]
+__all__ = ["Gate", "MessageGate", "OpenGate", "SharedGate", "all_in_time"]
+
+_FOREVER = 1e9
+"""Seconds."""
 
 
 class Gate(ABC):
@@ -61,7 +67,9 @@ class SharedGate(Gate):
 
 
 class MessageGate(Gate):
-    """Members on several hosts compare their fingerprints through MPI: one reduction of sixteen bytes.
+    """Members on several hosts compare their fingerprints through MPI: one reduction of a few bytes.
+
+    The deadlines are compared, too: who comes late may meet what somebody sent that has given up meanwhile.
 
     Args:
         comm: The group's.
@@ -71,7 +79,7 @@ class MessageGate(Gate):
         self._mpi = mpi
         self._lane = lane
         self._crowded = crowded
-        self._mine, self._all = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+        self._mine, self._all = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
         arguments = ([self._mine, mpi.module.UINT64_T], [self._all, mpi.module.UINT64_T], mpi.module.MIN)
         self._begin: Callable[[], Any] = functools.partial(comm.Iallreduce, *arguments)
         self._request: Any = None
@@ -84,22 +92,19 @@ class MessageGate(Gate):
         # The least of all marks, and the least of all complements: they belong together if there is only one mark.
         self._mine[0] = turn.mark
         self._mine[1] = ~self._mine[0]
-        with mpi.lock:
-            request = self._request
-            if request is None:
-                request = self._begin()
-            else:
-                request.Start()
+        self._mine[2] = _on_the_clock(turn.deadline)
+        request = self._request
+        if request is None:
+            request = self._begin()
+        else:
+            request.Start()
         patience = Patience(crowded=self._crowded)
         try:
-            while True:
-                with mpi.lock:
-                    if request.Test():
-                        break
+            while not request.Test():
                 if lane.error is not None:
                     raise lane.error
                 if turn.deadline.expired:
-                    raise DeadlinePassed([rank for rank in range(lane.size) if rank != lane.rank])
+                    raise DeadlinePassed(_others(lane))
                 patience.pause()
         except BaseException:
             mpi.left_under_way.append((request, self._mine, self._all))
@@ -107,9 +112,36 @@ class MessageGate(Gate):
         if self._all[0] != ~self._all[1]:
             turn.look_around()  # says who
             raise FingerprintMismatch((lane.rank + 1) % lane.size)
+        if self._all[2] <= _now():
+            raise lane.error or DeadlinePassed(_others(lane))
 
     def close(self) -> None:
         """Gives the request back."""
         if self._request is not None:
-            with self._mpi.lock:
-                self._request.Free()
+            self._request.Free()
+
+
+def all_in_time(turn: Turn, lane: Lane) -> None:
+    """Returns once all members have come, by messages: for the first time, when there is no gate yet.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `executor.run`.
+    """
+    deadlines = np.zeros(lane.size, np.uint64)
+    mine = np.array([_on_the_clock(turn.deadline)], np.uint64)
+    NetworkEngine(lane, is_star=False).all_gather(turn, mine, deadlines, [1] * lane.size)
+    if deadlines.min() <= _now():
+        raise lane.error or DeadlinePassed(_others(lane))
+
+
+def _others(lane: Lane) -> list[int]:
+    return [rank for rank in range(lane.size) if rank != lane.rank]
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _on_the_clock(deadline: Deadline) -> int:
+    """When it is over by the clock that hosts have in common, in microseconds."""
+    return _now() + int(min(deadline.remaining(), _FOREVER) * 1e6)
