@@ -63,7 +63,7 @@ class MpiLane(Lane):
         return list(self._inbox.sending)
 
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
-        return self._post.wait(lambda: _are_done(operations), deadline)
+        return self._post.wait(operations, deadline)
 
     def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
         self._post.progress()
@@ -88,10 +88,3 @@ class MpiLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._post.close_lane(self._name, self._inbox, error, goodbye=goodbye)
-
-
-def _are_done(operations: Sequence[Operation]) -> bool:
-    """Whether there is nothing to wait for any more: all are done, or one has failed."""
-    return all(operation.done for operation in operations) or any(
-        operation.error is not None for operation in operations
-    )

@@ -125,6 +125,8 @@ class Post:
         self._options = options
         self._byte = mpi.module.BYTE
         self._status = mpi.module.Status()
+        self._probe = comms.heads.Improbe
+        self._anyone = (mpi.module.ANY_SOURCE, mpi.module.ANY_TAG)
         self._highest_tag: int = comms.bodies.Get_attr(mpi.module.TAG_UB) or 32767
         # Of their own in every world: the body of a message of an earlier one must not be taken for one of this.
         self._numbers = itertools.count(secrets.randbits(62))
@@ -242,30 +244,26 @@ class Post:
             if not one.done:
                 one.complete(error)
 
-    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
-        """Moves messages until something is true; False if the deadline came first."""
-        if is_done():
+    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+        """Moves messages until all of these are done or one has failed; False if the deadline came first."""
+        if _are_settled(operations):
             return True
         patience = Patience(crowded=self.crowded)
         while True:
-            if not self._guard.acquire(blocking=False):
-                with self._news:  # another thread is at it, and tells
-                    self._listeners += 1
-                    if not is_done():
-                        self._news.wait(LONGEST_NAP)
-                    self._listeners -= 1
-                moved = False
-            else:
-                try:
-                    moved = self.progress()
-                finally:
-                    self._guard.release()
-            if is_done():
+            moved = self.progress()
+            if _are_settled(operations):
                 return True
             if moved:
                 patience.renew()
-            elif deadline.expired:
+                continue
+            if deadline.expired:
                 return False
+            if moved is None:
+                with self._news:  # another thread is at it, and tells
+                    self._listeners += 1
+                    if not _are_settled(operations):
+                        self._news.wait(LONGEST_NAP)
+                    self._listeners -= 1
             else:
                 patience.pause()
 
@@ -291,7 +289,9 @@ class Post:
         if self._mover is not None:
             self._mover.stop()
         if not self._mpi.broken:
-            self.wait(lambda: not self._transfers, Deadline(ENDING))
+            limit = Deadline(ENDING)
+            while self._transfers and not limit.expired:
+                self.progress()
         with self._guard:
             self._closed_for_good = True
             if self._mpi.broken:
@@ -303,43 +303,51 @@ class Post:
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
-    def progress(self) -> bool:
-        """Takes what has come and looks after what is under way; True if anything has happened."""
+    def progress(self) -> bool | None:
+        """Takes what has come and looks after what is under way.
+
+        Returns:
+            Whether anything has happened; None if another thread is at it.
+
+        Raises:
+            PhalanxError: MPI has failed.
+        """
         if not self._guard.acquire(blocking=False):
-            return False  # another thread is at it
+            return None
         try:
             if self._closed_for_good:
                 return False
-            with self._mpi.errors("receiving messages"):
-                moved = self._take_heads()
-                if self._transfers:
-                    moved |= self._test_transfers()
-                if self._farewells:
-                    moved |= self._say_farewell()
+            moved = self._take_heads()
+            if self._transfers:
+                moved |= self._test_transfers()
+            if self._farewells:
+                moved |= self._say_farewell()
             if moved and self._listeners:
                 with self._news:
                     self._news.notify_all()
             return moved
+        except self._mpi.module.Exception as error:
+            raise self._mpi.as_error(error, "receiving messages") from error
         finally:
             self._guard.release()
 
     def _take_heads(self) -> bool:
-        module, status, heads = self._mpi.module, self._status, self._heads
+        status = self._status
         found: list[tuple[int, bytearray]] = []
         for _ in range(BATCH):
             with self._mpi.lock:
-                message = heads.Improbe(module.ANY_SOURCE, module.ANY_TAG, status)
+                message = self._probe(*self._anyone, status)
                 if message is None:
                     break
                 src: int = status.Get_source()
                 size: int = status.Get_count(self._byte)
                 head = bytearray(size)
-                if size <= 2 * INLINE and not self._behind[src]:
+                if size <= 2 * INLINE and not self._behind.get(src):
                     message.Recv([head, self._byte])
                     found.append((src, head))
                 else:
                     self._behind[src].append((message.Irecv([head, self._byte]), head))
-        for src, waiting in self._behind.items():
+        for src, waiting in self._behind.items() if self._behind else ():
             while waiting:
                 with self._mpi.lock:
                     if not waiting[0][0].Test():
@@ -521,11 +529,22 @@ class Post:
             self._post_head(dst, _WORD.pack(word, self._world, lane, number))
 
     def _finish_soon(self, operation: Operation) -> bool:
-        return self.wait(lambda: operation.done, Deadline(ENDING))
+        return self.wait([operation], Deadline(ENDING))
 
     def _forget(self, sending: Sending) -> None:
         with self._lock:
             sending.inbox.sending.discard(sending)
+
+
+def _are_settled(operations: Sequence[Operation]) -> bool:
+    """Whether there is nothing to wait for any more: all are done, or one has failed."""
+    waiting = False
+    for operation in operations:
+        if not operation.done:
+            waiting = True
+        elif operation.error is not None:
+            return True
+    return not waiting
 
 
 _Job = tuple[Operation, Deadline, Callable[[], None]]
@@ -568,7 +587,7 @@ class _Mover:
         patience = Patience(crowded=True)
         while not self._stopping:
             try:
-                moved = self._post.progress()
+                moved = bool(self._post.progress())
             except PhalanxError as error:
                 moved = True
                 for operation, _, _ in self._jobs:

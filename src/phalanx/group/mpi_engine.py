@@ -19,7 +19,6 @@ from .._native import divide_in_place, dtype_of_code
 from ..backends.base import LaneBackend
 from ..backends.lane import Lane
 from ..backends.mpi import Messenger
-from ..errors import PhalanxError
 from . import segments
 from .engine import Engine, Flat
 from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
@@ -284,7 +283,7 @@ class MpiEngine(Engine):
     def explain(self, error: BaseException) -> BaseException:
         self._failed, self.inside = True, 0
         if isinstance(error, self._mpi.module.Exception):
-            return PhalanxError(f"{self._mpi.version} failed: {error}")
+            return self._mpi.as_error(error, "a collective")
         return error
 
 

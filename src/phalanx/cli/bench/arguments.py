@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .contenders import PEERS, TRANSPORTS, Contender, Missing, find_peer, ours
+from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
 from .operations import DTYPES, OPERATIONS
 from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
 from .plan import DEFAULT_OPERATIONS, Plan
@@ -36,6 +36,7 @@ Examples:
   phalanx bench all_reduce -n 2,4 --sizes 8..64M --against gloo,openmpi,mpich
   phalanx bench all_reduce --in-segment all_reduce --sizes 64M
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
+  phalanx bench --backend mpi --against mpich
 
 \b
 More:
@@ -43,6 +44,8 @@ More:
   phalanx bench training --help    steps of data-parallel training
   phalanx bench rpc --help         remote calls
 """
+
+BACKENDS = ("mesh", "mpi")
 
 
 def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -105,7 +108,16 @@ class _OrOthers(click.Command):
     default="auto",
     show_default=True,
     callback=list_of(TRANSPORTS),
-    help="How Phalanx moves bytes: auto, tcp, or both.",
+    help="How Phalanx moves bytes: auto, tcp, or both. On MPI, with tcp the ranks meet as if on different hosts.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    metavar="NAME",
+    default="mesh",
+    show_default=True,
+    help="What Phalanx runs on. mpi: the first of openmpi and mpich in --against, else that is found; bare mpi4py on "
+    "it is measured beside.",
 )
 @click.option(
     "--in-segment",
@@ -129,6 +141,7 @@ def command(
     sizes: list[int],
     dtypes: list[str],
     transports: list[str],
+    backend: str,
     in_segment: list[str],
     against: list[str],
     openmpi: Path | None,
@@ -152,6 +165,13 @@ def command(
     if unused:
         raise click.UsageError(f"--in-segment {unused[0]}: this operation is not measured")
     peers, missing = _peers(against, {"openmpi": openmpi, "mpich": mpich})
+    if backend == "mpi":
+        base = _mpi_of_choice(peers, against, {"openmpi": openmpi, "mpich": mpich})
+        mine = [ours_on(base, transport) for transport in transports]
+        peers = [base, *(peer for peer in peers if peer.name != base.name)]
+        missing = [peer for peer in missing if peer.name in against]
+    else:
+        mine = [ours(transport) for transport in transports]
     for peer in missing:
         click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
     plan = Plan(
@@ -159,7 +179,7 @@ def command(
         sizes=sizes,
         dtypes=dtypes,
         ranks=ranks,
-        contenders=[*map(ours, transports), *peers],
+        contenders=[*mine, *peers],
         in_segment=in_segment,
         rounds=rounds,
         round_seconds=round_ms / 1000,
@@ -175,6 +195,24 @@ def command(
     if plot_file is not None:
         draw(report, plot_file)
     sys.exit(1 if failed else 0)
+
+
+def _mpi_of_choice(peers: Sequence[Contender], against: Sequence[str], mpiruns: dict[str, Path | None]) -> Contender:
+    """The MPI that Phalanx runs on.
+
+    Raises:
+        click.UsageError: There is none.
+    """
+    named = [peer for peer in peers if peer.name in MPIS]
+    if named:
+        return named[0]
+    wanted = [name for name in against if name in MPIS] or list(MPIS)
+    found = [find_peer(name, mpiruns) for name in wanted]
+    usable = [peer for peer in found if isinstance(peer, Contender)]
+    if not usable:
+        reasons = "; ".join(f"{peer.name}: {peer.reason}" for peer in found if isinstance(peer, Missing))
+        raise click.UsageError(f"--backend mpi: there is no MPI ({reasons})")
+    return usable[0]
 
 
 def _peers(names: Sequence[str], mpiruns: dict[str, Path | None]) -> tuple[list[Contender], list[Missing]]:

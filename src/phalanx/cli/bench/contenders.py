@@ -17,7 +17,19 @@ from phalanx import config
 from phalanx.cli.run.plan import cores
 from phalanx.errors import ConfigError
 
-__all__ = ["PEERS", "TRANSPORTS", "Contender", "Launch", "Missing", "Site", "environment", "find_peer", "ours"]
+__all__ = [
+    "MPIS",
+    "PEERS",
+    "TRANSPORTS",
+    "Contender",
+    "Launch",
+    "Missing",
+    "Site",
+    "environment",
+    "find_peer",
+    "ours",
+    "ours_on",
+]
 
 TRANSPORTS = ("auto", "tcp")
 
@@ -78,6 +90,11 @@ class Contender:
     ranks are started without a launcher, and ask the kernel to end them with the driver."""
 
     @property
+    def is_openmpi(self) -> bool:
+        """Whether it is started by Open MPI's mpirun."""
+        return self.mpirun is not None and "openmpi" in self.name
+
+    @property
     def is_ours(self) -> bool:
         """Whether it is Phalanx."""
         return self.library in ("phalanx", "plugin", "ddp", "ddp-plugin")
@@ -87,7 +104,7 @@ class Contender:
         env = {**base, **self.env}
         if self.mpirun is not None:
             options = [option.format(interface=site.interface) for option in self.options]
-            placed = site.openmpi(n) if self.name.startswith("openmpi") else []
+            placed = site.openmpi(n) if self.is_openmpi else []
             command = [*site.prefix(0, n), str(self.mpirun), *placed, *options, "-n", str(n), *worker]
             return [Launch(command, env)]
         env |= {"WORLD_SIZE": str(n), "MASTER_ADDR": site.master, "MASTER_PORT": str(site.port())}
@@ -101,7 +118,21 @@ class Contender:
 def ours(transport: str) -> Contender:
     """Phalanx over one transport."""
     name, label = ("phalanx", "Phalanx") if transport == "auto" else (f"phalanx-{transport}", "Phalanx TCP")
-    return Contender(name=name, label=label, library="phalanx", env={"PHALANX_TRANSPORT": transport})
+    env = {"PHALANX_BACKEND": "mesh", "PHALANX_TRANSPORT": transport}
+    return Contender(name=name, label=label, library="phalanx", env=env)
+
+
+def ours_on(peer: Contender, transport: str) -> Contender:
+    """Phalanx on the MPI of a peer."""
+    apart = transport != "auto"
+    return Contender(
+        name=f"phalanx-{peer.name}{'-apart' if apart else ''}",
+        label=f"Phalanx on {peer.label}{', apart' if apart else ''}",
+        library="phalanx",
+        env={**peer.env, "PHALANX_BACKEND": "mpi", "PHALANX_TRANSPORT": transport},
+        mpirun=peer.mpirun,
+        options=peer.options,
+    )
 
 
 # -- the environment ---------------------------------------------------------------------------------------------------
@@ -150,6 +181,7 @@ _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_
 _NO_SHARED_COLLECTIVES = ("--mca", "coll", "^sm,han")
 
 PEERS = ("gloo", "openmpi", "mpich", "openmpi-tcp")
+MPIS = ("openmpi", "mpich")
 
 
 def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Missing:

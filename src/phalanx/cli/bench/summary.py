@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ __all__ = ["Standing", "best_peer", "geometric_mean", "operations", "place", "pr
 _FROM = 16 << 10
 """Bytes from which on all_reduce is compared with Open MPI's by itself."""
 _OPENMPI = ("openmpi", "openmpi-tcp")
+_SHORT, _LONG = 1 << 10, 1 << 20
+"""Bytes up to which a call is all overhead, and from which on it is all transfer."""
 
 
 class Standing(NamedTuple):
@@ -98,7 +101,34 @@ def summary(report: Report) -> list[tuple[str, str]]:
         ("worst cell", f"{show_ratio(worst.ratio)} times {worst.peer.label}, {place(worst.cell)}"),
         ("more than 5 % slower", f"{len(slower)} of {len(found)} cells"),
     ]
-    return [*lines, *_beside_openmpi(report), *_in_segment(report)]
+    return [*lines, *_added_to_mpi(report), *_beside_openmpi(report), *_in_segment(report)]
+
+
+def _added_to_mpi(report: Report) -> list[tuple[str, str]]:
+    """What Phalanx adds to a call of the MPI that it runs on."""
+    lines = []
+    for column in report.columns:
+        base = column.name.removeprefix("phalanx-").removesuffix("-apart")
+        beside = next((peer for peer in report.columns if peer.name == base), None)
+        if not column.ours or column.in_segment or beside is None:
+            continue
+        short, long = [], []
+        for cell in report.cells:
+            mine, bare = cell.of(column.name), cell.of(base)
+            if mine is None or bare is None or mine.seconds is None or bare.seconds is None:
+                continue
+            if cell.size <= _SHORT:
+                short.append(mine.seconds - bare.seconds)
+            elif cell.size >= _LONG:
+                long.append(mine.seconds / bare.seconds)
+        texts = []
+        if short:
+            texts.append(f"{statistics.median(short) * 1e6:.2f} µs up to {show_size(_SHORT)} (median of cells)")
+        if long:
+            texts.append(f"{(geometric_mean(long) - 1) * 100:.1f} % from {show_size(_LONG)} (geometric mean)")
+        if texts:
+            lines.append((f"added to {beside.label} per call", ", ".join(texts)))
+    return lines
 
 
 def _beside_openmpi(report: Report) -> list[tuple[str, str]]:
