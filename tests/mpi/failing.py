@@ -1,0 +1,52 @@
+"""A job in which the last rank fails in some way: `python -m tests.mpi.failing HOW FOLDER`.
+
+The others write what they see to files, because a launcher may end them before anybody has read what they print.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import phalanx as px
+
+
+def fail(world: px.Group, how: str) -> None:
+    if how == "raises":
+        raise ValueError("these data are no good")
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "calls another operation":
+        world.all_reduce(np.ones(5, np.float32))
+    if how == "comes late":
+        time.sleep(60)
+
+
+def main(how: str, folder: Path) -> None:
+    world = px.init("mpi", timeout=20)
+    x = np.ones(4, np.float32)
+    world.all_reduce(x)
+    last = world.world_size - 1
+    began = folder / "began"
+    try:
+        if world.rank == last:
+            time.sleep(0.3)
+            began.write_text(repr(time.time()))
+            fail(world, how)
+        else:
+            world.all_reduce(x, timeout=1 if how == "comes late" else 20)
+    except px.PhalanxError as error:
+        seen = {"error": type(error).__name__, "text": str(error), "after": time.time() - float(began.read_text())}
+        (folder / f"rank{world.rank}.part").write_text(json.dumps(seen))
+        (folder / f"rank{world.rank}.part").rename(folder / f"rank{world.rank}.json")
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,82 @@
+"""A rank that fails on MPI: what the others see, and how soon."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from tests.launchers.processes import Job
+from tests.mpi.starting import Starter, on_each_mpi
+
+SOON = 5.0
+"""Seconds, on a machine that has other work as well. On a quiet one it takes some milliseconds."""
+LIVE_ON = {"openmpi": (), "mpich": ("-disable-auto-cleanup",)}
+"""What keeps a launcher from ending the others at once; without it, MPICH's is quicker than anybody could tell."""
+
+
+def fail(mpirun: Starter, how: str, *options: str, ranks: int = 3) -> Job:
+    return mpirun.start(ranks, "-m", "tests.mpi.failing", how, mpirun.folder, options=options)
+
+
+def seen(mpirun: Starter, ranks: int = 3) -> list[dict[str, Any]]:
+    """What each of the others saw, as far as the launcher let them."""
+    files = [mpirun.folder / f"rank{rank}.json" for rank in range(ranks - 1)]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_a_rank_that_raises_ends_all_with_its_traceback(mpirun: Starter) -> None:
+    job = fail(mpirun, "raises")
+    assert job.finish() != 0
+    assert 'raise ValueError("these data are no good")' in job.err
+    found = seen(mpirun)
+    assert found, job.err
+    for one in found:
+        assert one["error"] == "PeerLost"
+        assert "rank 2 is lost: it raised ValueError: these data are no good" in one["text"]
+        assert 'raise ValueError("these data are no good")' in one["text"], "its traceback"
+        assert one["after"] < SOON
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_a_rank_that_is_killed_is_missed_by_all(mpirun: Starter) -> None:
+    job = fail(mpirun, "is killed", *LIVE_ON[mpirun.name])
+    assert job.finish() != 0
+    found = seen(mpirun)
+    assert found or mpirun.name == "openmpi", job.err  # its mpirun may have been quicker
+    for one in found:
+        assert one["error"] == "PeerLost"
+        assert one["text"].startswith("rank 2 is lost")
+        assert one["after"] < SOON
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_a_launcher_ends_the_job_of_a_rank_that_is_killed(mpirun: Starter) -> None:
+    began = time.monotonic()
+    assert fail(mpirun, "is killed").finish() != 0
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_a_rank_that_comes_late_is_named(mpirun: Starter) -> None:
+    job = fail(mpirun, "comes late")
+    assert job.finish() != 0
+    found = seen(mpirun)
+    assert found, job.err
+    for one in found:
+        assert one["error"] == "Timeout"
+        assert "arrived: 0, 1; missing: 2" in one["text"]
+        assert "rank 2 is in no operation; it finished all_reduce(op=sum) #1 of 4 float32" in one["text"]
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_another_operation_is_found_before_mpi_is_entered(mpirun: Starter) -> None:
+    job = fail(mpirun, "calls another operation")
+    assert job.finish() != 0
+    assert "Desync" in job.err
+    found = seen(mpirun)
+    assert found, job.err
+    assert {one["error"] for one in found} <= {"Desync", "PeerLost"}  # the latter: who came last saw the others leave
+    assert any("of 4 float32" in one["text"] and "of 5 float32" in one["text"] for one in found)
