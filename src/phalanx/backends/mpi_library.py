@@ -60,6 +60,8 @@ class Mpi:
         """Held around every call, where they may not."""
         self.broken = False
         """Whether a rank is lost or the world has ended: then MPI cannot be finalized, because that waits for all."""
+        self.takes_device_memory = _takes_device_memory()
+        """Whether arrays in the memory of a GPU can be given to it."""
         self.left_under_way: list[object] = []
         """Requests that could not be ended, with their memory."""
         self.base: Any = None
@@ -124,6 +126,26 @@ class Mpi:
             limit.daemon = True
             limit.start()
         self.module.Finalize()
+
+
+def _takes_device_memory() -> bool:
+    """Asks MPI's library whether it was built for CUDA: each has its own function for that, and mpi4py has none."""
+    import ctypes
+
+    try:
+        with open("/proc/self/maps") as maps:
+            names = {line.split()[-1] for line in maps if "/libmpi" in line}
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError, AttributeError):
+            if ctypes.CDLL(name).MPIX_Query_cuda_support() == 1:  # Open MPI
+                return True
+        with contextlib.suppress(OSError, AttributeError):
+            answer = ctypes.c_int(0)
+            if ctypes.CDLL(name).MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and answer.value:  # MPICH
+                return True
+    return False
 
 
 @functools.cache

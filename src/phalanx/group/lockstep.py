@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
-from ..backends.base import fresh
+from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, InvalidRank, PeerLost, PhalanxError, Timeout, UsageError
 from ..wire.control import OperationStatus
@@ -28,6 +28,7 @@ from .work import Work
 if TYPE_CHECKING:
     from .._core import Express, Segment
     from ..backends.mpi import Messenger
+    from .mpi_device import DeviceExpress
 
 __all__ = ["Lockstep", "Turn"]
 
@@ -37,8 +38,15 @@ class Lockstep(GroupCore):
 
     _worker: _Worker | None = None
     _engine: Engine | None = None
-    _express: Express | None = None
+    _express: Express | DeviceExpress | None = None
     """The quick path of synchronous calls on plain arrays, once there is a segment of all members."""
+
+    def __init__(self, backend: LaneBackend) -> None:
+        super().__init__(backend)
+        if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
+            from .mpi_device import DeviceExpress
+
+            self._express = DeviceExpress(weakref.proxy(self))
 
     def _engine_for(self, turn: Turn) -> Engine:
         """What moves the data of this group's collectives; the first of them decides it."""
@@ -93,7 +101,10 @@ class Lockstep(GroupCore):
         )
         if self._worker is not None:
             self._worker.hold_back(express)
-        self._express = express
+        if self._express is None:
+            self._express = express
+        else:
+            self._express.plain = express  # type: ignore[union-attr]
 
     def _express_failed(self, outcome: int, interrupt: BaseException | None) -> None:
         """Raises what a quick path's failure means, as the general path would."""
@@ -228,7 +239,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pending = 0
-        self._express: Express | None = None
+        self._express: Express | DeviceExpress | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
@@ -239,7 +250,7 @@ class _Worker:
         """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
         return self._pending == 0
 
-    def hold_back(self, express: Express) -> None:
+    def hold_back(self, express: Express | DeviceExpress) -> None:
         """Keeps the quick path closed as long as something that was issued is under way."""
         with self._lock:
             self._express = express

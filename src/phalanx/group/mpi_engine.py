@@ -82,7 +82,7 @@ class MpiEngine(Engine):
         self._mpi = messenger.mpi
         self._lane = lane
         self._numbers = itertools.count(1)
-        self._in_place = self._mpi.module.IN_PLACE
+        self.in_place = self._mpi.module.IN_PLACE
         self._byte = self._mpi.module.BYTE
         self._arithmetic = Arithmetic(self._mpi)
         self._how: dict[tuple[int, int], tuple[Any, Any]] = {}
@@ -101,7 +101,7 @@ class MpiEngine(Engine):
 
     # -- how a call runs -----------------------------------------------------------------------------------------------
 
-    def _do(self, turn: Turn, name: str, *arguments: Any) -> None:
+    def do(self, turn: Turn, name: str, *arguments: Any) -> None:
         """Goes through the gate and into MPI.
 
         Args:
@@ -148,29 +148,29 @@ class MpiEngine(Engine):
 
     def barrier(self, turn: Turn) -> None:
         if isinstance(self.gate, OpenGate):
-            self._do(turn, "Barrier")
+            self.do(turn, "Barrier")
         else:
             self.gate.enter(turn)  # which is one
 
     def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
-        self._do(turn, "Bcast", [_bytes(flat), self._byte], src)
+        self.do(turn, "Bcast", [_bytes(flat), self._byte], src)
 
     def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
-        self._do(turn, "Allreduce", self._in_place, [flat, datatype], operation)
+        self.do(turn, "Allreduce", self.in_place, [flat, datatype], operation)
         reduction.finish(flat, self.size)
 
     def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
         if self.rank == dst:
-            self._do(turn, "Reduce", self._in_place, [flat, datatype], operation, dst)
+            self.do(turn, "Reduce", self.in_place, [flat, datatype], operation, dst)
             reduction.finish(flat, self.size)
         else:
-            self._do(turn, "Reduce", [flat, datatype], None, operation, dst)
+            self.do(turn, "Reduce", [flat, datatype], None, operation, dst)
 
     def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(source, reduction)
-        self._do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
+        self.do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
         reduction.finish(target, self.size)
 
     def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
@@ -178,35 +178,43 @@ class MpiEngine(Engine):
         lengths = [count * source.itemsize for count in counts]
         start = sum(counts[: self.rank])
         if _same_memory(source, target[start : start + counts[self.rank]]):
-            mine = self._in_place
+            mine = self.in_place
         if len(set(lengths)) == 1:
-            self._do(turn, "Allgather", mine, [_bytes(target), lengths[0], self._byte])
+            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], self._byte])
         else:
-            self._do(turn, "Allgatherv", mine, [_bytes(target), lengths, self._byte])
+            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, self._byte])
 
     def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
         mine = [_bytes(source), self._byte]
         lengths = [count * source.itemsize for count in counts]
         even = len(set(lengths)) == 1
         everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, self._byte]
-        self._do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
 
     def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
         mine = [_bytes(target), self._byte]
         lengths = [count * target.itemsize for count in counts]
         even = len(set(lengths)) == 1
         everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, self._byte]
-        self._do(turn, "Scatter" if even else "Scatterv", everything, mine, src)
+        self.do(turn, "Scatter" if even else "Scatterv", everything, mine, src)
 
     def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         lengths = sizes * source.itemsize
         if (lengths == lengths[0, 0]).all():
             length = int(lengths[0, 0])
             sent, received = [_bytes(source), length, self._byte], [_bytes(target), length, self._byte]
-            self._do(turn, "Alltoall", sent, received)
+            self.do(turn, "Alltoall", sent, received)
         else:
             outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
-            self._do(turn, "Alltoallv", [_bytes(source), outgoing, self._byte], [_bytes(target), incoming, self._byte])
+            self.do(turn, "Alltoallv", [_bytes(source), outgoing, self._byte], [_bytes(target), incoming, self._byte])
+
+    def datatype(self, dtype: np.dtype[Any]) -> Any:
+        """MPI's, of elements that are only moved or that MPI can combine itself."""
+        return self._arithmetic.datatype(dtype)
+
+    def plain_operation(self, dtype: np.dtype[Any], step: str) -> Any:
+        """MPI's own operation, which also works where our kernels cannot reach."""
+        return self._arithmetic.operation(dtype, step, own=True)
 
     def _kind(self, flat: Flat, reduction: Reduction) -> tuple[Any, Any]:
         dtype = reduction.dtype or flat.dtype
@@ -219,7 +227,7 @@ class MpiEngine(Engine):
 
         In the order of cpp/bindings/express.cpp; each takes x, the result, the root, and the numbers of dtype and op.
         """
-        comm, in_place = self.comm, self._in_place
+        comm, in_place = self.comm, self.in_place
         Allreduce, Bcast, Reduce, Allgather = comm.Allreduce, comm.Bcast, comm.Reduce, comm.Allgather  # noqa: N806
         how, size, mean = self._quick_kind, self.size, len(_OPS) - 1
         numbers = self._numbers

@@ -54,13 +54,16 @@ class Arithmetic:
         """MPI's datatype of the elements."""
         return getattr(self._module, _DATATYPES[_name(dtype)])
 
-    def operation(self, dtype: np.dtype[Any] | str, step: str) -> Any:
+    def operation(self, dtype: np.dtype[Any] | str, step: str, *, own: bool = False) -> Any:
         """What combines two arrays of this dtype.
 
         MPI's own `MIN` and `MAX` of floats lose a NaN on some ranks and not on others: ours let it through.
+
+        Args:
+            own: MPI's all the same.
         """
         name = _name(dtype)
-        if name in ("float16", "bfloat16") or (name in ("float32", "float64") and step in ("min", "max")):
+        if not own and _must_be_taught(name, step):
             return self._teach(name, step)
         return getattr(self._module, (_OPS_OF_BOOL if name == "bool" else _OPS)[step])
 
@@ -69,6 +72,10 @@ class Arithmetic:
         if known is None:
             known = self._taught[name, step] = self._module.Op.Create(_kernel(name, step), commute=True)
         return known
+
+
+def _must_be_taught(name: str, step: str) -> bool:
+    return name in ("float16", "bfloat16") or (name in ("float32", "float64") and step in ("min", "max"))
 
 
 def _name(dtype: np.dtype[Any] | str) -> str:

@@ -1,0 +1,116 @@
+"""Programs that know nothing of MPI, run on it unchanged, with PHALANX_BACKEND=mpi."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import phalanx as px
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class OnDevice:
+    """Looks like an array on a GPU, but lies in ordinary memory, which every MPI takes."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.array.__array_interface__, "version": 3}
+
+    def __itruediv__(self, n: int) -> OnDevice:  # noqa: PYI034 - Self needs a newer Python
+        self.array /= n
+        return self
+
+
+def device_arrays() -> None:
+    from phalanx.backends.mpi_library import load_mpi
+
+    load_mpi().takes_device_memory = True
+    with px.init() as world:
+        rank, size = world.rank, world.world_size
+        x = OnDevice(np.full(4, rank, np.float32))
+        assert world.all_reduce(x) is x  # the first collective of the group
+        assert x.array.tolist() == [size * (size - 1) / 2] * 4
+        y = OnDevice(np.full((2, size), rank + 1.0))
+        world.all_reduce(y, "mean")
+        assert (y.array == (size + 1) / 2).all()
+        out = OnDevice(np.zeros(2 * size, np.int32))
+        assert world.all_gather(OnDevice(np.full(2, rank, np.int32)), out) is out
+        assert out.array.tolist() == [r for r in range(size) for _ in range(2)]
+        part = OnDevice(np.zeros(2, np.int32))
+        world.reduce_scatter(out, out=part)
+        assert part.array.tolist() == [size * rank] * 2
+        world.broadcast(part, size - 1)
+        assert part.array.tolist() == [size * (size - 1)] * 2
+        turned = OnDevice(np.zeros(size, np.int64))
+        world.all_to_all(OnDevice(np.arange(size) + 10 * rank), turned)
+        assert turned.array.tolist() == [10 * r + rank for r in range(size)]
+        total = OnDevice(np.ones(3))
+        world.reduce(total, 0)
+        assert total.array.tolist() == [size if rank == 0 else 1] * 3
+        assert world.all_reduce(np.ones(2)).tolist() == [size] * 2  # plain arrays go as before
+        refusals: list[tuple[type[px.PhalanxError], Any]] = [
+            (px.UnsupportedArray, lambda: world.all_reduce(OnDevice(np.ones((4, 4))[:, ::2]))),
+            (px.UnsupportedOp, lambda: world.all_reduce(OnDevice(np.ones(2, np.float16)))),
+            (px.UnsupportedArray, lambda: world.all_reduce(OnDevice(np.ones(2)), async_op=True)),
+            (px.UsageError, lambda: world.all_gather(OnDevice(np.ones(2)), OnDevice(np.ones(3)))),
+        ]
+        for kind, call in refusals:
+            try:
+                call()
+            except kind:
+                continue
+            raise AssertionError("it was not refused")
+        world.barrier()
+    load_mpi().takes_device_memory = False
+
+
+def remote_calls() -> None:
+    with px.init() as world, px.rpc.Agent(world) as agent:
+
+        @agent.register
+        def add(a: float, b: float) -> float:
+            return a + b
+
+        world.barrier()
+        assert agent.call((world.rank + 1) % world.world_size, "add", 2.0, 3.0, timeout=10) == 5
+        world.barrier()
+
+
+def training() -> None:
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    with px.init() as world:
+        torch.manual_seed(world.rank)
+        model = px.parallel.DDP(torch.nn.Linear(8, 2), world)  # rank 0's values count
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+        model.verify_replicas()
+
+
+def main() -> None:
+    for example in ("hello.py", "objects.py"):
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    sys.argv = ["train", "--steps", "20"]
+    runpy.run_module("phalanx.cli.demo.train", run_name="__main__")
+    remote_calls()
+    training()
+    device_arrays()
+    print("all of them ran", flush=True)
+
+
+if __name__ == "__main__":
+    main()
