@@ -2,16 +2,18 @@
 // the Group's method into the segment without any Python in between. What is not as simple is declined with None, before
 // anything has happened, and goes the general way (phalanx/group/lockstep.py).
 //
-// Where somebody else moves the data (MPI: phalanx/group/mpi_engine.py), the segment only makes sure that all ranks have come
-// and mean the same; then `carry` is called.
+// On MPI (phalanx/group/mpi_engine.py) the segment only makes sure that all ranks have come and mean the same; then MPI's own
+// function is called.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
 #include <stdexcept>
 #include <vector>
 
 #include "module.hpp"
+#include "mpi_calls.hpp"
 #include "phalanx/fingerprint.hpp"
 #include "plain_array.hpp"
 #include "recorder.hpp"
@@ -52,41 +54,49 @@ struct Array {
 class Express {
 public:
     // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, interrupt)` raises what it
-    // means that an operation did not go well. `carry`: None, or for each verb a function of (x, out, root, dtype, op).
+    // means that an operation did not go well; an interrupt that is a number is an error of MPI's. `mpi`: None where the segment
+    // moves the data.
     Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-            nb::object failed, double timeout, nb::object carry)
+            nb::object failed, double timeout, nb::object mpi)
         : s_(segment),
           recorder_(recorder),
           turn_(turn),
           arrays_(arrays),
           kind_of_(std::move(kind_of)),
           failed_(std::move(failed)),
-          timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)) {
-        if (!carry.is_none())
-            for (nb::handle one : carry) carry_.push_back(nb::borrow(one));
+          timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)),
+          mpi_owner_(std::move(mpi)),
+          mpi_(mpi_owner_.is_none() ? nullptr : nb::cast<MpiCalls*>(mpi_owner_)) {
         for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
     }
 
     int paused = 0;  // operations under way in another thread, which come first
 
     nb::object barrier() {
-        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, Py_None, [&](const Call& call) { return s_.ops.barrier(call); });
+        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); },
+                   [] { return 0; });
     }
 
     nb::object broadcast(nb::handle x, int root) {
         Array array;
         if (root < 0 || root >= ranks() || !look(x, rank() != root, array)) return nb::none();
-        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x, x,
-                   [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); });
+        if (mpi_ != nullptr && !mpi_->can_move(array.dtype, array.items)) return nb::none();
+        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); },
+                   [&] { return mpi_->broadcast(array.data, array.items, array.dtype, root); });
     }
 
     nb::object all_reduce(nb::handle x, nb::handle op) {
         Array array;
         Combine how;
         const int code = look(x, true, array) ? combine(array.dtype, op, how) : -1;
-        if (code < 0) return nb::none();
-        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x, x,
-                   [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); });
+        if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
+        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); },
+                   [&] {
+                       const int error = mpi_->all_reduce(array.data, array.items, array.dtype, code);
+                       return error == 0 ? divided(array.data, array.items, how) : error;
+                   });
     }
 
     nb::object reduce(nb::handle x, int root, nb::handle op) {
@@ -94,18 +104,25 @@ public:
         Combine how;
         if (root < 0 || root >= ranks() || !look(x, rank() == root, array)) return nb::none();
         const int code = combine(array.dtype, op, how);
-        if (code < 0) return nb::none();
-        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x, x,
-                   [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); });
+        if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
+        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+                   [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); },
+                   [&] {
+                       const bool mine = rank() == root;
+                       const int error = mpi_->reduce(array.data, array.items, array.dtype, code, root, mine);
+                       return error == 0 && mine ? divided(array.data, array.items, how) : error;
+                   });
     }
 
     nb::object all_gather(nb::handle x, nb::handle out) {
         Array source, target;
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (source.bytes * ranks() != target.bytes) return nb::none();
+        if (mpi_ != nullptr && !mpi_->can_move(source.dtype, target.items)) return nb::none();
         counts_.assign(ranks(), source.bytes);
-        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out, x,
-                   [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); });
+        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out,
+                   [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); },
+                   [&] { return mpi_->all_gather(source.data, target.data, source.items, source.dtype); });
     }
 
     nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out) {
@@ -114,10 +131,15 @@ public:
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (!source.divides(ranks()) || source.bytes != target.bytes * ranks()) return nb::none();
         const int code = combine(source.dtype, op, how);
-        if (code < 0) return nb::none();
-        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out, x,
+        if (code < 0 || !mpi_can_combine(source.dtype, code, source.items)) return nb::none();
+        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out,
                    [&](const Call& call) {
                        return s_.ops.reduce_scatter(call, source.data, target.data, target.items, how);
+                   },
+                   [&] {
+                       const int error =
+                           mpi_->reduce_scatter(source.data, target.data, target.items, source.dtype, code);
+                       return error == 0 ? divided(target.data, target.items, how) : error;
                    });
     }
 
@@ -125,14 +147,28 @@ public:
         Array source, target;
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (!source.divides(ranks()) || source.bytes != target.bytes) return nb::none();
+        if (mpi_ != nullptr && !mpi_->can_move(source.dtype, source.items)) return nb::none();
         counts_.assign(ranks() * ranks(), source.bytes / ranks());
-        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out, x,
-                   [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); });
+        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out,
+                   [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); },
+                   [&] {
+                       return mpi_->all_to_all(source.data, target.data, source.items / ranks(), source.dtype);
+                   });
     }
 
 private:
     int rank() const noexcept { return s_.segment.rank(); }
     int ranks() const noexcept { return s_.segment.ranks(); }
+
+    bool mpi_can_combine(Dtype dtype, int op, std::size_t items) const noexcept {
+        return mpi_ == nullptr || mpi_->can_combine(dtype, op, items);
+    }
+
+    // Makes a mean of a sum. MPI's word for "well" is 0.
+    int divided(std::byte* data, std::size_t items, const Combine& how) const noexcept {
+        if (how.divisor > 1) divide(data, items, how.divisor, how.dtype);
+        return 0;
+    }
 
     bool look(nb::handle object, bool writable, Array& found) const {
         PlainArray plain;
@@ -172,8 +208,8 @@ private:
         return known;
     }
 
-    template <class F>
-    nb::object run(const What& what, nb::handle result, nb::handle x, F operation) {
+    template <class F, class G>
+    nb::object run(const What& what, nb::handle result, F operation, G by_mpi) {
         const std::uint64_t fixed = kind(what);
         if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
         Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
@@ -191,21 +227,27 @@ private:
         call.bound.interrupted = signal_raised;
         call.bound.held = &state;
         Outcome outcome;
-        if (what.bytes <= worth_holding || !carry_.empty()) {
+        nb::object interrupt = nb::none();
+        if (what.bytes <= worth_holding || mpi_ != nullptr) {
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
             call.bound.after_long = [](void* held) { PyEval_RestoreThread(*static_cast<PyThreadState**>(held)); };
-            outcome = carry_.empty() ? operation(call) : s_.ops.barrier(call);
+            outcome = mpi_ == nullptr ? operation(call) : s_.ops.barrier(call);
         } else {
             nb::gil_scoped_release release;
             outcome = operation(call);
         }
-        nb::object interrupt = nb::none();
-        if (!carry_.empty() && outcome == Outcome::done) {
-            try {
-                carry_[static_cast<int>(what.verb)](x, result, what.root, what.dtype, what.op);
-            } catch (nb::python_error& error) {
-                interrupt = nb::borrow(error.value());
+        if (mpi_ != nullptr && outcome == Outcome::done) {
+            int error = 0;
+            mpi_->inside.store(sequence, std::memory_order_relaxed);
+            {
+                // Always: should this thread be stuck in there, others must be able to say so.
+                nb::gil_scoped_release release;
+                error = by_mpi();
+            }
+            mpi_->inside.store(0, std::memory_order_relaxed);
+            if (error != 0) {
+                interrupt = nb::int_(error);
                 outcome = Outcome::interrupted;
             }
         }
@@ -228,7 +270,8 @@ private:
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};
     std::vector<std::size_t> counts_;
-    std::vector<nb::object> carry_;
+    nb::object mpi_owner_;
+    MpiCalls* mpi_;
 };
 
 }  // namespace
@@ -238,11 +281,15 @@ void phalanx::bind_express(nb::module_& m) {
         .def(nb::init<>())
         .def("acquire", &TurnLock::acquire, nb::arg("timeout"))
         .def("release", &TurnLock::release);
+    nb::class_<MpiCalls>(m, "MpiCalls", "MPI's collectives on one communicator, by the addresses of its functions.")
+        .def(nb::init<const std::vector<MpiCalls::Word>&, std::intptr_t, MpiCalls::Word, const std::vector<MpiCalls::Word>&,
+                      const std::vector<std::vector<MpiCalls::Word>>&>())
+        .def_prop_ro("inside", [](const MpiCalls& calls) { return calls.inside.load(std::memory_order_relaxed); });
     nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.lockstep.")
         .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double,
                       nb::object>(),
              nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),
-             nb::arg("timeout"), nb::arg("carry") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+             nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def_rw("paused", &Express::paused)
         .def("barrier", &Express::barrier)
         .def("broadcast", &Express::broadcast)

@@ -134,6 +134,18 @@ class TurnLock:
     def acquire(self, timeout: float) -> bool: ...
     def release(self) -> None: ...
 
+class MpiCalls:
+    def __init__(
+        self,
+        functions: list[int],
+        in_place: int,
+        comm: int,
+        datatypes: list[int],
+        operations: list[list[int]],
+    ) -> None: ...
+    @property
+    def inside(self) -> int: ...
+
 class Express:
     paused: int
     def __init__(
@@ -145,7 +157,7 @@ class Express:
         kind_of: Any,
         failed: Any,
         timeout: float,
-        carry: Any = None,
+        mpi: MpiCalls | None = None,
     ) -> None: ...
     def barrier(self) -> Any: ...
     def broadcast(self, x: Any, root: int) -> Any: ...

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
+    "DTYPES",
+    "OPS",
     "available",
     "core",
     "divide_in_place",
@@ -46,6 +48,11 @@ _DTYPES: Final = (
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 _OPS: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+
+DTYPES: Final = _DTYPES
+"""The dtypes that can be reduced, by the core's numbers."""
+OPS: Final = (*_OPS, "mean")
+"""The reductions, by the numbers of the core's quick paths."""
 
 _ARITHMETIC: Final = ("sum", "prod", "min", "max")
 _BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum", "prod")}

@@ -60,7 +60,8 @@ class Mpi:
         """Held around every call, where they may not."""
         self.broken = False
         """Whether a rank is lost or the world has ended: then MPI cannot be finalized, because that waits for all."""
-        self.takes_device_memory = _takes_device_memory()
+        self._libraries = _libraries()
+        self.takes_device_memory = _takes_device_memory(self._libraries)
         """Whether arrays in the memory of a GPU can be given to it."""
         self.left_under_way: list[object] = []
         """Requests that could not be ended, with their memory."""
@@ -77,6 +78,15 @@ class Mpi:
     def in_charge(self) -> bool:
         """Whether MPI can be called: it has been started and not yet ended."""
         return bool(self.module.Is_initialized()) and not self.module.Is_finalized()
+
+    def address_of(self, function: str) -> int:
+        """Where a function of MPI's is in this process; 0 if it is not found."""
+        import ctypes
+
+        for library in self._libraries:
+            with contextlib.suppress(AttributeError):
+                return ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
+        return 0
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
@@ -128,22 +138,33 @@ class Mpi:
         self.module.Finalize()
 
 
-def _takes_device_memory() -> bool:
-    """Asks MPI's library whether it was built for CUDA: each has its own function for that, and mpi4py has none."""
+def _libraries() -> list[Any]:
+    """MPI's own library, as it is loaded in this process; mpi4py has no names for some of what is in it."""
     import ctypes
 
     try:
         with open("/proc/self/maps") as maps:
             names = {line.split()[-1] for line in maps if "/libmpi" in line}
     except OSError:
-        return False
-    for name in names:
-        with contextlib.suppress(OSError, AttributeError):
-            if ctypes.CDLL(name).MPIX_Query_cuda_support() == 1:  # Open MPI
+        return []
+    found = []
+    for name in sorted(names):
+        with contextlib.suppress(OSError):
+            found.append(ctypes.CDLL(name))
+    return found
+
+
+def _takes_device_memory(libraries: list[Any]) -> bool:
+    """Asks MPI's library whether it was built for CUDA: each has a function of its own for that."""
+    import ctypes
+
+    for library in libraries:
+        with contextlib.suppress(AttributeError):
+            if library.MPIX_Query_cuda_support() == 1:  # Open MPI
                 return True
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(AttributeError):
             answer = ctypes.c_int(0)
-            if ctypes.CDLL(name).MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and answer.value:  # MPICH
+            if library.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and answer.value:  # MPICH
                 return True
     return False
 

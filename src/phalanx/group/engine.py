@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import PhalanxError
 from .reduction import Reduction
 from .turn import Turn
 
@@ -48,9 +49,9 @@ class Engine(ABC):
     members: tuple[int, ...] = ()
     """The group's rank of each who meets there."""
 
-    def explain(self, error: BaseException) -> BaseException:
-        """What to raise for an exception of the quick path."""
-        return error
+    def explain(self, error: BaseException | int) -> BaseException:
+        """What to raise for an exception of the quick path, or for a code that only the engine knows."""
+        return error if isinstance(error, BaseException) else PhalanxError(f"the engine failed with code {error}")
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -6,7 +6,7 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
@@ -26,7 +26,7 @@ from .turn import Turn
 from .work import Work
 
 if TYPE_CHECKING:
-    from .._core import Express, Segment
+    from .._core import Express, MpiCalls, Segment
     from ..backends.mpi import Messenger
     from .mpi_device import DeviceExpress
 
@@ -83,21 +83,23 @@ class Lockstep(GroupCore):
         engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
         self._closers.append(engine.close)
         if engine.meeting is not None:
-            self._start_express(engine.meeting, engine.carry())
+            calls = engine.quick_calls()
+            if calls is not None:
+                self._start_express(engine.meeting, calls)
         return engine
 
-    def _start_express(self, segment: Segment, carry: Sequence[Callable[..., None]] | None = None) -> None:
+    def _start_express(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
         assert core is not None
         assert self._recorder is not None
         reference = weakref.ref(self)
 
-        def failed(outcome: int, interrupt: BaseException | None) -> None:
+        def failed(outcome: int, interrupt: BaseException | int | None) -> None:
             group = reference()
             if group is not None:
                 group._express_failed(outcome, interrupt)
 
         express: Express = core.Express(
-            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, carry
+            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
         )
         if self._worker is not None:
             self._worker.hold_back(express)
@@ -106,7 +108,7 @@ class Lockstep(GroupCore):
         else:
             self._express.plain = express  # type: ignore[union-attr]
 
-    def _express_failed(self, outcome: int, interrupt: BaseException | None) -> None:
+    def _express_failed(self, outcome: int, interrupt: BaseException | int | None) -> None:
         """Raises what a quick path's failure means, as the general path would."""
         entry = max((entry for entry in self._journal.recent() if entry.collective), key=lambda entry: entry.sequence)
 

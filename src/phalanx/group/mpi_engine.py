@@ -9,30 +9,37 @@ the same as elsewhere, over messages that go through MPI.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._native import divide_in_place, dtype_of_code
+from .._native import DTYPES, OPS, core, valid_ops
 from ..backends.base import LaneBackend
 from ..backends.lane import Lane
 from ..backends.mpi import Messenger
 from . import segments
 from .engine import Engine, Flat
 from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
-from .mpi_types import Arithmetic
+from .mpi_types import arithmetic_of
 from .mpi_watch import watch
 from .reduction import Reduction
 from .turn import Turn
 
 if TYPE_CHECKING:
-    from .._core import Segment
+    from .._core import MpiCalls, Segment
 
 __all__ = ["MpiEngine", "start"]
 
-_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor", "mean")  # as in cpp/bindings/express.cpp
+_QUICK = (
+    "MPI_Bcast",
+    "MPI_Allreduce",
+    "MPI_Reduce",
+    "MPI_Allgather",
+    "MPI_Reduce_scatter_block",
+    "MPI_Alltoall",
+)  # as in cpp/bindings/mpi_calls.hpp
 _HEAP = 1 << 16
 """Bytes for arrays in the segment of the gate: nobody asks for any."""
 
@@ -77,19 +84,18 @@ class MpiEngine(Engine):
         self.longest = timeout
         """Seconds that an operation may take."""
         self.closed = False
-        self.inside = 0
-        """The number of the call that is inside MPI now; 0 if none is."""
+        self._inside = 0
+        self._quick: MpiCalls | None = None
         self._mpi = messenger.mpi
         self._lane = lane
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1 << 32)  # those of the quick path are smaller
         self.in_place = self._mpi.module.IN_PLACE
         self._byte = self._mpi.module.BYTE
-        self._arithmetic = Arithmetic(self._mpi)
-        self._how: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._arithmetic = arithmetic_of(self._mpi)
         self._failed = False
         watch(self)
         with self._mpi.errors("making a communicator"):
-            self.inside = next(self._numbers)
+            self._inside = next(self._numbers)
             world: Any = messenger.world
             members = world.Get_group().Incl(list(lane.members))
             highest = world.Get_attr(self._mpi.module.TAG_UB) or 32767
@@ -97,7 +103,7 @@ class MpiEngine(Engine):
             tag = int.from_bytes(context[:4], "little") % highest
             self.comm: Any = world.Create_group(members, tag)
             self.comm.Set_errhandler(self._mpi.module.ERRORS_RETURN)
-            self.inside = 0
+            self._inside = 0
 
     # -- how a call runs -----------------------------------------------------------------------------------------------
 
@@ -109,7 +115,7 @@ class MpiEngine(Engine):
         """
         self.gate.enter(turn)
         self.longest = max(self.longest, turn.deadline.seconds)
-        self.inside = next(self._numbers)
+        self._inside = next(self._numbers)
         try:
             with self._mpi.errors(name):
                 getattr(self.comm, name)(*arguments)
@@ -117,7 +123,12 @@ class MpiEngine(Engine):
             self._failed = True
             raise
         finally:
-            self.inside = 0
+            self._inside = 0
+
+    @property
+    def inside(self) -> int:
+        """The number of the call that is inside MPI now; 0 if none is."""
+        return self._inside or (self._quick.inside if self._quick is not None else 0)
 
     @property
     def is_broken(self) -> bool:
@@ -222,77 +233,30 @@ class MpiEngine(Engine):
 
     # -- the quick path ------------------------------------------------------------------------------------------------
 
-    def carry(self) -> list[Callable[[Any, Any, int, int, int], None]]:
-        """What moves the data of synchronous calls on plain arrays, by verb, once all are through the gate.
+    def quick_calls(self) -> MpiCalls | None:
+        """MPI's functions, which the core calls itself for synchronous calls on plain arrays; None if there are none.
 
-        In the order of cpp/bindings/express.cpp; each takes x, the result, the root, and the numbers of dtype and op.
+        Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
         """
-        comm, in_place = self.comm, self.in_place
-        Allreduce, Bcast, Reduce, Allgather = comm.Allreduce, comm.Bcast, comm.Reduce, comm.Allgather  # noqa: N806
-        how, size, mean = self._quick_kind, self.size, len(_OPS) - 1
-        numbers = self._numbers
+        assert core is not None
+        functions = [self._mpi.address_of(name) for name in _QUICK]
+        if not all(functions):
+            return None
+        handle = self._mpi.module._handleof
+        datatypes, operations = [], []
+        for name in DTYPES:
+            datatypes.append(handle(self._arithmetic.datatype(name)))
+            possible = valid_ops(name)
+            steps = [("sum" if op == "mean" else op) if op in possible else "" for op in OPS]
+            operations.append([handle(self._arithmetic.operation(name, step)) if step else 0 for step in steps])
+        self._quick = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
+        return self._quick
 
-        def barrier(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            pass  # the gate is one
-
-        def broadcast(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            self.inside = next(numbers)
-            Bcast([x, how(dtype, 0)[0]], root)
-            self.inside = 0
-
-        def all_reduce(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            datatype, operation = how(dtype, op)
-            self.inside = next(numbers)
-            Allreduce(in_place, [x, datatype], operation)
-            self.inside = 0
-            if op == mean:
-                divide_in_place(x, size)
-
-        def reduce(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            datatype, operation = how(dtype, op)
-            mine = self.rank == root
-            self.inside = next(numbers)
-            Reduce(in_place if mine else [x, datatype], [x, datatype] if mine else None, operation, root)
-            self.inside = 0
-            if mine and op == mean:
-                divide_in_place(x, size)
-
-        def all_gather(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            datatype = how(dtype, 0)[0]
-            self.inside = next(numbers)
-            Allgather([x, datatype], [out, datatype])
-            self.inside = 0
-
-        def reduce_scatter(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            datatype, operation = how(dtype, op)
-            self.inside = next(numbers)
-            comm.Reduce_scatter_block([x, datatype], [out, datatype], operation)
-            self.inside = 0
-            if op == mean:
-                divide_in_place(out, size)
-
-        def all_to_all(x: Any, out: Any, root: int, dtype: int, op: int) -> None:
-            datatype = how(dtype, 0)[0]
-            self.inside = next(numbers)
-            comm.Alltoall([x, datatype], [out, datatype])
-            self.inside = 0
-
-        return [barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all]
-
-    def _quick_kind(self, dtype: int, op: int) -> tuple[Any, Any]:
-        known = self._how.get((dtype, op))
-        if known is None:
-            elements = dtype_of_code(dtype)
-            step = "sum" if _OPS[op] == "mean" else _OPS[op]
-            known = (self._arithmetic.datatype(elements), self._arithmetic.operation(elements, step))
-            self._how[dtype, op] = known
-        return known
-
-    def explain(self, error: BaseException) -> BaseException:
-        self._failed, self.inside = True, 0
-        if isinstance(error, self._mpi.module.Exception):
-            return self._mpi.as_error(error, "a collective")
-        return error
+    def explain(self, error: BaseException | int) -> BaseException:
+        self._failed = True
+        if isinstance(error, BaseException):
+            return error
+        return self._mpi.as_error(self._mpi.module.Exception(error), "a collective")
 
 
 def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from .._native import reduce_into
 from ..backends.mpi_library import Mpi
 
-__all__ = ["Arithmetic"]
+__all__ = ["Arithmetic", "arithmetic_of"]
 
 _DATATYPES = {
     "bool": "C_BOOL",
@@ -72,6 +73,12 @@ class Arithmetic:
         if known is None:
             known = self._taught[name, step] = self._module.Op.Create(_kernel(name, step), commute=True)
         return known
+
+
+@functools.cache
+def arithmetic_of(mpi: Mpi) -> Arithmetic:
+    """One for all groups: an MPI can be taught only a few operations."""
+    return Arithmetic(mpi)
 
 
 def _must_be_taught(name: str, step: str) -> bool:
