@@ -43,6 +43,13 @@ def test_rank_and_size_are_mpis() -> None:
         px.init("mpi", auth="none", token="secret")
 
 
+def test_options_that_mpi_cannot_keep_are_refused() -> None:
+    with pytest.raises(px.ConfigError, match="cannot be encrypted"):
+        px.init("mpi", options=px.Options(tls=px.TlsOptions(certificate="a", key="b", ca="c")))
+    with pytest.raises(px.ConfigError, match="algorithms are MPI's own"):
+        px.init("mpi", options=px.Options(algorithm="all_reduce=ring"))
+
+
 def test_the_variable_says_what_auto_means() -> None:
     assert config.backend_of_choice({}) == "mesh"
     assert config.backend_of_choice({"PHALANX_BACKEND": "MPI"}) == "mpi"

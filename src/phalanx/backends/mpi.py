@@ -54,7 +54,7 @@ class MpiBackend(LaneBackend):
 
     Raises:
         BackendUnavailable: There is no mpi4py, or no MPI; names what to install.
-        ConfigError: The launcher is another MPI's.
+        ConfigError: The launcher is another MPI's, or an option is of no use here.
         RendezvousError: The world did not form.
     """
 
@@ -72,6 +72,10 @@ class MpiBackend(LaneBackend):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
         if auth == "none" and token is not None:
             raise ConfigError("auth='none' does not go with a token (leave one of them out)")
+        if options.tls is not None:
+            raise ConfigError("MPI's traffic cannot be encrypted by Phalanx (leave tls out, or use backend='mesh')")
+        if options.algorithm is not None:
+            raise ConfigError("on MPI the algorithms are MPI's own (leave algorithm out, or use backend='mesh')")
         self.mpi = load_mpi()
         _check_launcher(self.mpi)
         deadline = Deadline(timeout)

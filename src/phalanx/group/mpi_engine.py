@@ -8,6 +8,7 @@ the same as elsewhere, over messages that go through MPI.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from .._native import DTYPES, OPS, core, valid_ops
 from ..backends.base import LaneBackend
 from ..backends.lane import Lane
 from ..backends.mpi import Messenger
+from ..errors import PhalanxError
 from . import segments
 from .engine import Engine, Flat
+from .journal import describe
 from .mpi_gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
 from .mpi_types import arithmetic_of
 from .mpi_watch import watch
@@ -84,6 +87,7 @@ class MpiEngine(Engine):
         self.longest = timeout
         """Seconds that an operation may take."""
         self.closed = False
+        self._context = context
         self._inside = 0
         self._quick: MpiCalls | None = None
         self._mpi = messenger.mpi
@@ -137,12 +141,18 @@ class MpiEngine(Engine):
 
     def give_up(self, seconds: float) -> None:
         """Ends the process: a call is stuck inside MPI. For another thread."""
-        why = self._lane.error or f"its time was over (it had {self.longest:g} s)"
-        rank = self._lane.members[self._lane.rank]
-        self._mpi.end_process(
-            f"phalanx: rank {rank} is stuck inside {self._mpi.version} for {seconds:.1f} s and cannot be woken, so the "
-            f"process ends: {why}"
+        lane = self._lane
+        rank, control = lane.members[lane.rank], lane._control
+        why = str(lane.error or f"its time was over (it had {self.longest:g} s)")
+        if lane.error is None:
+            replies = control.statuses(self._context).replies
+            why += "".join(f"\n  rank {name} {describe(replies.get(name))}" for name in lane.members if name != rank)
+        words = (
+            f"is stuck inside {self._mpi.version} for {seconds:.1f} s and cannot be woken, so the process ends: {why}"
         )
+        with contextlib.suppress(PhalanxError):
+            control.abort(f"it {words}", "")
+        self._mpi.end_process(f"phalanx: rank {rank} {words}")
 
     def close(self) -> None:
         """Gives the communicator back, unless something is left in it."""
