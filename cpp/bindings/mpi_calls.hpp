@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -31,7 +30,10 @@ public:
 
     std::atomic<std::uint64_t> inside{0};  // the number of the collective that is inside MPI now; 0 if none is
 
-    bool can_move(Dtype dtype, std::size_t items) const noexcept { return items <= INT_MAX && datatype(dtype) != 0; }
+    // More than this goes the general way, in parts (_MOST in phalanx/group/mpi_engine.py): MPI counts in 31 bits.
+    static constexpr std::size_t most = std::size_t{1} << 30;
+
+    bool can_move(Dtype dtype, std::size_t items) const noexcept { return items <= most && datatype(dtype) != 0; }
     bool can_combine(Dtype dtype, int op, std::size_t items) const noexcept {
         return can_move(dtype, items) && operation(dtype, op) != 0;
     }

@@ -45,6 +45,8 @@ __all__ = ["Inbox", "Post", "Sending"]
 
 INLINE = 2048
 """Bytes of a payload that travel inside the head: short enough for every MPI to send them without asking first."""
+PIECE = 1 << 30
+"""Bytes that are given to MPI as one message."""
 BATCH = 64
 """Heads that are taken at once, before anything else is looked at."""
 ENDING = 1.0
@@ -164,7 +166,8 @@ class Post:
         self, lane: bytes, inbox: Inbox, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer]
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
-        parts = [part for part in payload if len(part)]
+        # In pieces: some ways of MPI cannot move more than 2 GiB at once, and do not say so.
+        parts: list[Buffer] = [part[at : at + PIECE] for part in payload for at in range(0, len(part), PIECE)]
         size = sum(map(len, parts))
         sending = Sending(lane, inbox, dst, parts)
         header = pack_header(kind, tag, len(description), size)

@@ -43,6 +43,9 @@ _QUICK = (
     "MPI_Reduce_scatter_block",
     "MPI_Alltoall",
 )  # as in cpp/bindings/mpi_calls.hpp
+_WORDS = {2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
+_MOST = 1 << 30
+"""Elements that are given to MPI at once: Open MPI 5 cannot count further than 31 bits."""
 _HEAP = 1 << 16
 """Bytes for arrays in the segment of the gate: nobody asks for any."""
 
@@ -174,20 +177,26 @@ class MpiEngine(Engine):
             self.gate.enter(turn)  # which is one
 
     def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
-        self.do(turn, "Bcast", [_bytes(flat), self._byte], src)
+        word, width = self._word(flat)
+        memory = _bytes(flat)
+        for start in range(0, max(1, memory.size), _MOST * width):
+            self.do(turn, "Bcast", [memory[start : start + _MOST * width], word], src)
 
     def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
-        self.do(turn, "Allreduce", self.in_place, [flat, datatype], operation)
+        for part in _parts(flat):
+            self.do(turn, "Allreduce", self.in_place, [part, datatype], operation)
         reduction.finish(flat, self.size)
 
     def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
+        for part in _parts(flat):
+            if self.rank == dst:
+                self.do(turn, "Reduce", self.in_place, [part, datatype], operation, dst)
+            else:
+                self.do(turn, "Reduce", [part, datatype], None, operation, dst)
         if self.rank == dst:
-            self.do(turn, "Reduce", self.in_place, [flat, datatype], operation, dst)
             reduction.finish(flat, self.size)
-        else:
-            self.do(turn, "Reduce", [flat, datatype], None, operation, dst)
 
     def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(source, reduction)
@@ -195,39 +204,45 @@ class MpiEngine(Engine):
         reduction.finish(target, self.size)
 
     def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
-        mine = [_bytes(source), self._byte]
-        lengths = [count * source.itemsize for count in counts]
+        word, width = self._word(source)
+        lengths = [count * source.itemsize // width for count in counts]
         start = sum(counts[: self.rank])
+        mine: Any = [_bytes(source), word]
         if _same_memory(source, target[start : start + counts[self.rank]]):
             mine = self.in_place
         if len(set(lengths)) == 1:
-            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], self._byte])
+            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], word])
         else:
-            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, self._byte])
+            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, word])
 
     def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
-        mine = [_bytes(source), self._byte]
-        lengths = [count * source.itemsize for count in counts]
+        word, width = self._word(source)
+        lengths = [count * source.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
-        everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, self._byte]
-        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+        everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, word]
+        self.do(turn, "Gather" if even else "Gatherv", [_bytes(source), word], everything, dst)
 
     def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
-        mine = [_bytes(target), self._byte]
-        lengths = [count * target.itemsize for count in counts]
+        word, width = self._word(target)
+        lengths = [count * target.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
-        everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, self._byte]
-        self.do(turn, "Scatter" if even else "Scatterv", everything, mine, src)
+        everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, word]
+        self.do(turn, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
 
     def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
-        lengths = sizes * source.itemsize
+        word, width = self._word(source)
+        lengths = sizes * (source.itemsize // width)
         if (lengths == lengths[0, 0]).all():
             length = int(lengths[0, 0])
-            sent, received = [_bytes(source), length, self._byte], [_bytes(target), length, self._byte]
-            self.do(turn, "Alltoall", sent, received)
+            self.do(turn, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
         else:
             outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
-            self.do(turn, "Alltoallv", [_bytes(source), outgoing, self._byte], [_bytes(target), incoming, self._byte])
+            self.do(turn, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
+
+    def _word(self, flat: Flat) -> tuple[Any, int]:
+        """What elements travel as where nobody looks into them, and its bytes: wide, because MPI counts in 31 bits."""
+        name = _WORDS.get(flat.itemsize)
+        return (self._byte, 1) if name is None else (getattr(self._mpi.module, name), flat.itemsize)
 
     def datatype(self, dtype: np.dtype[Any]) -> Any:
         """MPI's, of elements that are only moved or that MPI can combine itself."""
@@ -271,6 +286,10 @@ class MpiEngine(Engine):
 
 def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:
     return flat.view(np.uint8)
+
+
+def _parts(flat: Flat) -> list[Flat]:
+    return [flat[start : start + _MOST] for start in range(0, max(1, flat.size), _MOST)]
 
 
 def _same_memory(a: Flat, b: Flat) -> bool:
