@@ -104,7 +104,7 @@ def test_beside_every_peer(tmp_path: Path) -> None:
     every = "all_reduce,reduce,broadcast,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier,pingpong"
     peers = "gloo,openmpi,mpich,openmpi-tcp"
     where = ["--openmpi", str(mpirun("openmpi")), "--mpich", str(mpirun("mpich"))]
-    done = bench(every, "-s", "1K", "-n", "3", "--against", peers, *where, "--json", str(data))
+    done = bench(every, "-s", "1K", "-n", "2", "--against", peers, *where, "--json", str(data))
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     report = Report.decode(data.read_bytes())

@@ -104,6 +104,7 @@ def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.slow  # half a minute of importing: six processes with all of torch that DDP needs
 def test_training_with_each_wrapper(tmp_path: Path) -> None:
     result = bench("training", "--models", "layers", "--json", str(tmp_path / "found.json"))
     assert result.returncode == 0, result.stderr

@@ -36,7 +36,7 @@ def test_a_deadline_holds_while_other_messages_pour_in(backend: str) -> None:
         def pour() -> None:
             with contextlib.suppress(px.PhalanxError):
                 while not enough.is_set():
-                    there.send(np.zeros(1000), 0, tag=1)
+                    there.send(np.zeros(1000), 0, tag=1, timeout=2)
 
         def wait_in_vain() -> float:
             began = time.monotonic()
