@@ -38,8 +38,9 @@ _LONG = 1 << 62
 """The size of an operation that was not looked at."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
-SLICE = 2 << 20
-"""Bytes of a tensor that are put together with those of others at a time: they stay in the cache."""
+SLICE = 4 << 20
+"""Bytes of a tensor that are put together with those of others at a time: the memory for it is kept, and a call costs
+little beside it."""
 
 
 class Request:

@@ -110,7 +110,7 @@ def _added_to_mpi(report: Report) -> list[tuple[str, str]]:
     for column in report.columns:
         base = column.name.removeprefix("phalanx-").removesuffix("-apart")
         beside = next((peer for peer in report.columns if peer.name == base), None)
-        if not column.ours or column.in_segment or beside is None:
+        if not column.ours or column.in_segment or beside is None or beside.ours:
             continue
         short, long = [], []
         for cell in report.cells:
