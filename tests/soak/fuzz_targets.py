@@ -32,6 +32,7 @@ from phalanx.errors import (
 from phalanx.rpc import payload, signature
 from phalanx.types import Address
 from phalanx.wire import calls, classic, codec, control, frames, handshake
+from phalanx.wire.packing import ALIGN
 from phalanx.wire.packing import Code
 
 __all__ = ["TARGETS", "Broken", "Target", "warm_up"]
@@ -86,7 +87,8 @@ def parse_object(data: bytes) -> object:
     # What was accepted is ordinary data: it can be sent on, and arrives unchanged.
     again = codec.encode(value)
     relayed = codec.encode(codec.decode(again.head, b"".join(again.buffers)))
-    if relayed.nbytes != again.nbytes:
+    # A set has no order, and before an array there is room up to its alignment.
+    if abs(relayed.nbytes - again.nbytes) >= ALIGN * max(1, len(again.buffers)):
         raise Broken(f"an object of {again.nbytes} bytes has {relayed.nbytes} when it is sent on")
     return value
 
