@@ -32,8 +32,7 @@ from phalanx.errors import (
 from phalanx.rpc import payload, signature
 from phalanx.types import Address
 from phalanx.wire import calls, classic, codec, control, frames, handshake
-from phalanx.wire.packing import ALIGN
-from phalanx.wire.packing import Code
+from phalanx.wire.packing import ALIGN, Code
 
 __all__ = ["TARGETS", "Broken", "Target", "warm_up"]
 
