@@ -523,6 +523,12 @@ class RpcFuture(concurrent.futures.Future[Any]):
             super()._invoke_callbacks()  # type: ignore[misc]
 
 
+def _close_stream(link: weakref.ref[CallerLink], number: int) -> None:
+    known = link()
+    if known is not None:
+        known.close_stream_of(number)
+
+
 class RemoteStream:
     """The items that a generator on another rank yields, as they come.
 
@@ -542,7 +548,8 @@ class RemoteStream:
         self._closed = False
         self._goal: Goal | None = None
         self._future: concurrent.futures.Future[None] | None = None
-        dropped = functools.partial(link.close_stream_of, pending.number)
+        # Weakly: the link may hold this stream, as an answer that nobody took, and would keep itself alive.
+        dropped = functools.partial(_close_stream, weakref.ref(link), pending.number)
         weakref.finalize(self, link.service.later, dropped).atexit = False
 
     def __iter__(self) -> Iterator[Any]:
