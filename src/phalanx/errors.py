@@ -168,7 +168,11 @@ class NoConnection(RendezvousError):
 
 
 class Timeout(PhalanxError, TimeoutError):
-    """A deadline passed. `missing` holds the ranks that were waited for, as far as they are known."""
+    """A deadline passed.
+
+    `seconds` is how long the operation had, where that is known. `missing` holds the ranks that were waited for, as far
+    as they are known, `arrived` those that had come.
+    """
 
     def __init__(
         self,
@@ -176,6 +180,7 @@ class Timeout(PhalanxError, TimeoutError):
         *,
         missing: Sequence[int] = (),
         arrived: Sequence[int] = (),
+        seconds: float | None = None,
         rank: int | None = None,
         peer: int | None = None,
         operation: str | None = None,
@@ -183,6 +188,7 @@ class Timeout(PhalanxError, TimeoutError):
         super().__init__(message, rank=rank, peer=peer, operation=operation)
         self.missing = tuple(missing)
         self.arrived = tuple(arrived)
+        self.seconds = seconds
 
 
 class WorldNotFormed(RendezvousError, Timeout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from phalanx import Group
-from phalanx.backends import Backend
+from phalanx.backends import Backend, SubBackend
 from phalanx.testing import conformance, open_world
 from phalanx.testing.conformance import Check
+from phalanx.testing.threads import run_threads
 
 
 class Plain(Backend):
@@ -63,9 +65,22 @@ def test_groups_on_it_can_be_split() -> None:
             group.barrier()
             half.close()
 
-    import functools
-
-    from phalanx.testing.threads import run_threads
-
     with make(4) as backends:
+        run_threads([functools.partial(body, backend) for backend in backends], timeout=30)
+
+
+def test_some_of_its_ranks_are_a_backend_of_their_own() -> None:
+    def body(backend: Backend) -> None:
+        if backend.rank == 1:
+            return
+        pair = SubBackend(backend, [2, 0])
+        assert pair.parent is backend
+        assert (pair.rank, pair.members) == (backend.rank // 2, (0, 2))
+        pair.barrier()
+        with Group(pair) as both:
+            assert both.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
+            both.barrier()
+        pair.close()
+
+    with make(3) as backends:
         run_threads([functools.partial(body, backend) for backend in backends], timeout=30)

@@ -74,7 +74,10 @@ def advertise(place: Place) -> bytes:
 class PlainRank:
     """A rank that is connected: messages are a u64 length and the bytes."""
 
-    def __init__(self, rank: int, world_size: int, connections: dict[int, socket.socket]) -> None:
+    def __init__(
+        self, rank: int, world_size: int, connections: dict[int, socket.socket], *, is_mesh: bool = False
+    ) -> None:
+        self.is_mesh = is_mesh
         self.rank = rank
         self.world_size = world_size
         self.connections = connections
@@ -89,7 +92,19 @@ class PlainRank:
         return read(sock, length)
 
     def barrier(self, members: list[int] | None = None) -> None:
-        """Over the first member: it hears from each in order, then answers each in order."""
+        """Of the whole mesh: a message that goes round twice.
+
+        Else over the first member: it hears from each in order, then answers each in order.
+        """
+        if self.is_mesh and members is None:
+            after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+            for _ in range(2):
+                if self.rank == 0:
+                    self.send(b"\0", after)
+                assert self.recv(before) == b"\0"
+                if self.rank != 0:
+                    self.send(b"\0", after)
+            return
         first, *others = members if members is not None else range(self.world_size)
         if self.rank == first:
             for rank in others:
@@ -147,7 +162,7 @@ def mesh(rank: int, world_size: int, master: Place, *, meanwhile: Callable[[Plac
         sock = connect((socket.inet_ntoa(octets), struct.unpack("<H", port)[0]))
         sock.sendall(u64(rank))
         connections[peer] = sock
-    return PlainRank(rank, world_size, connections)
+    return PlainRank(rank, world_size, connections, is_mesh=True)
 
 
 def _master_table(world_size: int, master: Place, mine: bytes) -> bytes:

@@ -44,9 +44,8 @@ GOLDEN_MESSAGES = (
     + bytes.fromhex("07000000000000007068616c616e78")
     + bytes.fromhex("0001010000000000")
     + bytes(range(256)) * 257
-    + bytes.fromhex("010000000000000000")
 )
-"""An empty message, a short one, one of 65,792 bytes, and the barrier."""
+"""An empty message, a short one, and one of 65,792 bytes."""
 BARRIER = bytes.fromhex("010000000000000000")
 
 
@@ -59,7 +58,7 @@ def test_a_worker_of_the_star() -> None:
             return rest(sock)
 
     recorded, _ = side_by_side(record, lambda: say_everything(star(1, 2, master), 0))
-    assert recorded == bytes.fromhex("0100000000000000") + GOLDEN_MESSAGES
+    assert recorded == bytes.fromhex("0100000000000000") + GOLDEN_MESSAGES + BARRIER
 
 
 def test_a_high_rank_of_the_star() -> None:
@@ -84,7 +83,7 @@ def test_rank_0_of_the_star() -> None:
             return rest(sock)
 
     recorded, _ = side_by_side(record, lambda: say_everything(star(0, 2, master), 1))
-    assert recorded == GOLDEN_MESSAGES
+    assert recorded == GOLDEN_MESSAGES + BARRIER
 
 
 def test_rank_0_of_the_star_releases_in_order() -> None:
@@ -132,13 +131,13 @@ def test_rank_0_of_the_mesh() -> None:
             table = rest(sock)
         assert table[6:] == mine
         with connect(("127.0.0.1", table[4] | table[5] << 8)) as sock:
-            sock.sendall(bytes.fromhex("0100000000000000") + BARRIER)
+            sock.sendall(bytes.fromhex("0100000000000000") + 2 * BARRIER)
             return table, rest(sock)
 
     (table, recorded), _ = side_by_side(record, lambda: say_everything(mesh(0, 2, master), 1))
     assert len(table) == 12
     assert table[:4] == bytes([127, 0, 0, 1])
-    assert recorded == GOLDEN_MESSAGES
+    assert recorded == GOLDEN_MESSAGES + 2 * BARRIER, "it begins both waves of the barrier"
 
 
 def test_the_highest_rank_of_the_mesh() -> None:
@@ -157,7 +156,7 @@ def test_the_highest_rank_of_the_mesh() -> None:
                 sock.sendall(lower + hello[8:])
                 assert sock.recv(1) == b"", "it has nothing more to say to the master"
             with accept(zero) as to_zero, accept(one) as to_one:
-                to_zero.sendall(BARRIER)
+                to_one.sendall(2 * BARRIER)
                 return hello, [rest(to_zero), rest(to_one)]
 
     def play() -> None:
@@ -165,7 +164,8 @@ def test_the_highest_rank_of_the_mesh() -> None:
 
     (hello, recorded), _ = side_by_side(record, play)
     assert hello[:12] == bytes.fromhex("02000000000000007f000001")
-    assert recorded == [bytes.fromhex("0200000000000000") + GOLDEN_MESSAGES, bytes.fromhex("0200000000000000")]
+    rank = bytes.fromhex("0200000000000000")
+    assert recorded == [rank + GOLDEN_MESSAGES + 2 * BARRIER, rank], "the barrier goes on to rank 0"
 
 
 def test_a_middle_rank_of_the_mesh() -> None:
@@ -185,12 +185,12 @@ def test_a_middle_rank_of_the_mesh() -> None:
             with connect(("127.0.0.1", hello[12] | hello[13] << 8)) as highest:
                 highest.sendall(bytes.fromhex("0200000000000000"))
                 with accept(zero) as below:
-                    below.sendall(BARRIER)
+                    below.sendall(2 * BARRIER)
                     return rest(below), rest(highest)
 
     (below, above), _ = side_by_side(record, lambda: say_everything(mesh(1, 3, master), 0))
     assert below == bytes.fromhex("0100000000000000") + GOLDEN_MESSAGES
-    assert above == b"", "the one above was told nothing"
+    assert above == 2 * BARRIER, "the one above hears nothing but the barrier"
 
 
 @pytest.mark.parametrize("make", [star, mesh])

@@ -80,22 +80,28 @@ class Seat:
         self.inner.barrier()
 
 
-def _make(kind: str, topology: str, rank: int, world_size: int, master: Place) -> PlainRank | Classic:
+def _make(
+    kind: str, topology: str, rank: int, world_size: int, master: Place, more: dict[str, Any]
+) -> PlainRank | Classic:
     if kind == "plain":
         return (plain_rank.star if topology == "star" else plain_rank.mesh)(rank, world_size, master)
     where = f"{master[0]}:{master[1]}"
     if topology == "star":
-        return px.backends.TcpBackend(rank, world_size, where, timeout=patience)
-    return px.backends.MeshBackend(rank, world_size, where, wire="classic", timeout=patience)
+        return px.backends.TcpBackend(rank, world_size, where, timeout=patience, **more)
+    return px.backends.MeshBackend(rank, world_size, where, wire="classic", timeout=patience, **more)
 
 
 @contextlib.contextmanager
-def seats(topology: str, kinds: Sequence[str]) -> Iterator[list[Seat]]:
-    """A world with one rank of each of these kinds (`"plain"` or `"phalanx"`), in this order."""
+def seats(topology: str, kinds: Sequence[str], **more: Any) -> Iterator[list[Seat]]:
+    """A world with one rank of each of these kinds (`"plain"` or `"phalanx"`), in this order.
+
+    Args:
+        more: What else the backends of Phalanx get.
+    """
     master = free_place()
 
     def seat(rank: int, kind: str) -> Callable[[], Seat]:
-        return lambda: Seat(_make(kind, topology, rank, len(kinds), master))
+        return lambda: Seat(_make(kind, topology, rank, len(kinds), master, more))
 
     made = side_by_side(*(seat(rank, kind) for rank, kind in enumerate(kinds)))
     try:

@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..algorithms.classic import Message, star_barrier
 from ..config import Options
 from ..deadline import Deadline
-from ..errors import Closed, InvalidRank, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray
+from ..errors import Closed, InvalidRank, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
 from ..rendezvous.host import hostname
 from ..transports.mailbox import BufferSink, Operation
 from ..transports.stream import Buffer
+from ..wire.classic import BARRIER
 from ..wire.control import OperationStatus
 from ..wire.frames import Kind
 from .control_plane import ControlPlane
@@ -126,6 +128,8 @@ class LaneBackend(Backend):
 
     topology: Literal["full", "star"] = "full"
     """Which ranks are connected: all, or each with rank 0 only."""
+    peers: Literal["phalanx", "ferrotorch"] = "phalanx"
+    """What the other ranks are. Among ferrotorch's, everything travels as the classic wire's plain messages."""
     self_send = False
     """Whether a rank may send to itself."""
     messenger: Messenger | None = None
@@ -177,7 +181,13 @@ class LaneBackend(Backend):
         """A lane of its own for some of this backend's ranks, in the order given; this rank must be among them."""
 
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
-        """A port for remote calls among some of this backend's ranks, in the order given."""
+        """A port for remote calls among some of this backend's ranks, in the order given.
+
+        Raises:
+            UnsupportedOp: Some ranks are ferrotorch's.
+        """
+        if self.peers == "ferrotorch":
+            raise UnsupportedOp("ferrotorch's ranks do not know Agent's messages (use phalanx.rpc.ClassicAgent)")
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
     def next_context(self, label: str, key: object = None) -> bytes:
@@ -235,16 +245,15 @@ class LaneBackend(Backend):
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
         deadline = Deadline(self.timeout if timeout is None else timeout)
-        token = bytearray(1)
-        others = range(1, self.world_size)
-        if self._rank == 0:
-            for peer in others:
-                self.recv(token, peer, timeout=deadline.remaining())
-            for peer in others:
-                self.send(b"\0", peer, timeout=deadline.remaining())
-        else:
-            self.send(b"\0", 0, timeout=deadline.remaining())
-            self.recv(token, 0, timeout=deadline.remaining())
+        for peer, sends in self.barrier_messages():
+            if sends:
+                self.send(BARRIER, peer, timeout=deadline.remaining())
+            else:
+                self.recv(bytearray(len(BARRIER)), peer, timeout=deadline.remaining())
+
+    def barrier_messages(self) -> Sequence[Message]:
+        """The messages of this rank in a barrier."""
+        return star_barrier(self._rank, self.world_size)
 
     def close(self) -> None:
         with self._lock:
@@ -281,6 +290,7 @@ class LaneBackend(Backend):
             raise Timeout(
                 f"{what}: not done within {deadline.seconds:g} s",
                 missing=[world_rank],
+                seconds=deadline.seconds,
                 rank=self.world_ranks[self._rank],
                 peer=world_rank,
                 operation=what.split(" ", 1)[0],

@@ -2,7 +2,7 @@
 
 Plain messages of the spec are `Backend.send` and `recv`. Groups and sub-groups send Phalanx frames between them, each
 escaped by a bit in its length that no real length has, so their traffic never meets. A ferrotorch rank understands the
-plain messages only.
+plain messages only: in a world with such peers, groups send plain messages, too, on the backend's own stream.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from ..config import Options
 from ..deadline import Deadline
-from ..errors import ChannelClosed, NoConnection, PeerLost, PhalanxError
+from ..errors import ChannelClosed, ConfigError, NoConnection, PeerLost, PhalanxError, UnsupportedOp
 from ..rendezvous.host import host_id, hostname
 from ..transports.channel import Inbound, Outbound
-from ..transports.mailbox import Arrival, Envelope, Mailbox, Operation
+from ..transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive, Sink
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..types import Address
 from ..wire import classic as wire
@@ -28,7 +29,9 @@ from .control_plane import ControlPlane
 from .lane import Lane
 from .recent import Recent
 
-__all__ = ["CLASSIC_BIND", "ClassicWorld"]
+__all__ = ["CLASSIC_BIND", "ClassicWorld", "Peers", "check_peers"]
+
+Peers = Literal["phalanx", "ferrotorch"]
 
 CLASSIC_BIND = Address("127.0.0.1", 0)
 LANE_ID_SIZE = 16
@@ -36,12 +39,29 @@ LAST_READ = 1.0
 """Seconds that closing reads what still comes from ranks that do not stop sending."""
 
 
-class ClassicWorld(ControlPlane):
-    """A rank's connections to the others. There is no directory: a loss is seen by those who were connected."""
+def check_peers(peers: str) -> None:
+    """Refuses a kind of peers that does not exist.
 
-    def __init__(self, rank: int, size: int, streams: dict[int, Stream], options: Options) -> None:
+    Raises:
+        ConfigError: It is neither of the two.
+    """
+    if peers not in ("phalanx", "ferrotorch"):
+        raise ConfigError(f"peers={peers!r} is not valid (expected 'phalanx' or 'ferrotorch')")
+
+
+class ClassicWorld(ControlPlane):
+    """A rank's connections to the others. There is no directory: a loss is seen by those who were connected.
+
+    Args:
+        peers: With `"ferrotorch"` nothing but plain messages goes over the wire.
+    """
+
+    def __init__(
+        self, rank: int, size: int, streams: dict[int, Stream], options: Options, peers: Peers = "phalanx"
+    ) -> None:
         super().__init__(rank)
         self.size = size
+        self.peers = peers
         self.options = options
         self.roster = [Member(peer, hostname(), host_id(), 0, "", 0, 0) for peer in range(size)]
         self.connected = frozenset(streams)
@@ -63,9 +83,11 @@ class ClassicWorld(ControlPlane):
 
     def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
         """A lane among these world ranks."""
-        plain = context == WORLD_CONTEXT and number == RAW_LANE
+        is_own = context == WORLD_CONTEXT and number == RAW_LANE
+        kind = _ClassicLane if is_own or self.peers == "phalanx" else _BorrowedLane
+        plain = is_own or kind is _BorrowedLane
         lane_id = bytes(LANE_ID_SIZE) if plain else derive_context(context, "lane", number)
-        lane = _ClassicLane(self, lane_id, members, self.mailbox(lane_id), plain=plain)
+        lane = kind(self, lane_id, members, self.mailbox(lane_id), plain=plain)
         with self._lock:
             self._lanes.append(lane)
         return lane
@@ -87,11 +109,16 @@ class ClassicWorld(ControlPlane):
         for lane in lanes:
             lane.wake_all()
 
-    def remove_lane(self, lane: _ClassicLane) -> None:
-        """Forgets a lane that was closed."""
+    def forget_lane(self, lane: _ClassicLane) -> None:
+        """Wakes a lane no more."""
         with self._lock:
             if lane in self._lanes:
                 self._lanes.remove(lane)
+
+    def remove_lane(self, lane: _ClassicLane) -> None:
+        """Forgets a lane that was closed, and drops what still comes for it."""
+        self.forget_lane(lane)
+        with self._lock:
             self._mailboxes.pop(lane.lane_id, None)
             self._closed_lanes.add(lane.lane_id)
 
@@ -197,7 +224,7 @@ class _ClassicLane(Lane):
     ) -> None:
         super().__init__(members.index(world.rank), members, world)
         self.mailbox = mailbox
-        self.mailbox.sources = frozenset(members) & world.connected
+        self.mailbox.sources = world.connected if plain else frozenset(members) & world.connected
         self.lane_id = lane_id
         self._world = world
         self._plain = plain
@@ -264,3 +291,49 @@ class _ClassicLane(Lane):
             sender = self._world.outbound.get(member)
             if sender is not None:
                 sender.send([word])
+
+
+class _BorrowedLane(_ClassicLane):
+    """A group's lane among ferrotorch's ranks: the backend's own stream, which outlives the group.
+
+    Its messages are bytes and nothing else, so only what fits that is sent and received.
+    """
+
+    def __init__(
+        self, world: ClassicWorld, lane_id: bytes, members: tuple[int, ...], mailbox: Mailbox, *, plain: bool
+    ) -> None:
+        super().__init__(world, lane_id, members, mailbox, plain=plain)
+        self._posted: list[Receive] = []
+
+    def start_send(
+        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> Operation:
+        self._check_plain(tag, is_array=kind in (Kind.RAW, Kind.ARRAY))
+        return super().start_send(dst, kind, tag, description, payload, deadline)
+
+    def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
+        self._check_plain(tag or 0, is_array=sink.takes_plain_bytes)
+        receive = super().post(src, tag, sink)
+        with self._guard:
+            self._posted = [one for one in (*self._posted, receive) if not (one.done or one.withdrawn)]
+        return receive
+
+    def _check_plain(self, tag: int, *, is_array: bool) -> None:
+        if tag or not is_array:
+            raise UnsupportedOp(
+                "ferrotorch's messages are bytes without tag, dtype or shape: send and receive arrays with tag=0, and "
+                "give recv an `out`"
+            )
+
+    def _end(self, error: BaseException, *, goodbye: bool) -> None:
+        if not goodbye:
+            super()._end(error, goodbye=goodbye)  # the stream is out of step: nothing on it makes sense any more
+            return
+        with self._guard:
+            self.error = self.error or error
+        self.interrupt(goodbye)
+        for receive in self._posted:
+            if self.mailbox.withdraw(receive):
+                receive.complete(error)
+        self._world.forget_lane(self)
+        self.wake_all()

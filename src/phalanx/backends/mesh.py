@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ..config import Launch, Options, detect
+from ..algorithms.classic import Message, ring_barrier
+from ..config import Launch, Options, detect, four_variables
 from ..deadline import Deadline
 from ..errors import ConfigError
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .classic import CLASSIC_BIND, ClassicWorld, Peers, check_peers
 from .lane import Lane
 from .links import Accept, LinkPort
 from .mesh_world import MeshWorld
 
 if TYPE_CHECKING:
     from ..rendezvous.meeting import Meeting
-    from .classic import ClassicWorld
 
 __all__ = ["MeshBackend"]
 
@@ -33,6 +34,8 @@ class MeshBackend(LaneBackend):
         token: The job's secret; without one, ranks on one host share one through a private file.
         auth: `"none"` runs without any token.
         bind_addr: Classic wire only: where this rank listens for its peers, as `"host:port"`.
+        peers: Classic wire only: `"ferrotorch"` if some ranks are ferrotorch's. Then nothing but its own bytes goes
+            over the wire, and the collectives of a group are its own (see docs/classic-wire.md).
         timeout: For forming the world, and the default of every operation.
 
     Raises:
@@ -50,19 +53,22 @@ class MeshBackend(LaneBackend):
         token: str | bytes | None = None,
         auth: Literal["token", "none"] = "token",
         bind_addr: str | Address | None = None,
+        peers: Peers = "phalanx",
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
         options = options or Options.from_env()
+        check_peers(peers)
         if wire == "classic":
             from ..rendezvous.classic import form_mesh  # most worlds never need it
-            from .classic import CLASSIC_BIND, ClassicWorld
 
             if token is not None or options.tls is not None:
                 raise ConfigError("the classic wire has neither token nor TLS (use wire='phalanx')")
             connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(timeout))
-            self._start(ClassicWorld(rank, world_size, connected, options), timeout)
+            self._start(ClassicWorld(rank, world_size, connected, options, peers), timeout)
         elif wire == "phalanx":
+            if peers != "phalanx":
+                raise ConfigError(f"peers={peers!r} belongs to the classic wire (use wire='classic')")
             if bind_addr is not None:
                 raise ConfigError(
                     "bind_addr belongs to the classic wire (use options.interface and options.port_range)"
@@ -71,6 +77,39 @@ class MeshBackend(LaneBackend):
             self._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options), timeout)
         else:
             raise ConfigError(f"wire={wire!r} is not valid (expected 'phalanx' or 'classic')")
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        wire: Literal["phalanx", "classic"] = "phalanx",
+        token: str | bytes | None = None,
+        auth: Literal["token", "none"] = "token",
+        bind_addr: str | Address | None = None,
+        peers: Peers = "phalanx",
+        timeout: float = DEFAULT_TIMEOUT,
+        options: Options | None = None,
+    ) -> MeshBackend:
+        """The backend of the rank that `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE` describe.
+
+        Raises:
+            MissingVariable: One of the four is not set; the error names it.
+            ConfigError: One of them cannot be read.
+            As the constructor.
+        """
+        rank, world_size, master = four_variables()
+        return cls(
+            rank,
+            world_size,
+            master,
+            wire=wire,
+            token=token,
+            auth=auth,
+            bind_addr=bind_addr,
+            peers=peers,
+            timeout=timeout,
+            options=options,
+        )
 
     @classmethod
     def from_launch(
@@ -93,6 +132,7 @@ class MeshBackend(LaneBackend):
 
     def _start(self, world: MeshWorld | ClassicWorld, timeout: float) -> None:
         self.world = world
+        self.peers = world.peers if isinstance(world, ClassicWorld) else "phalanx"
         super().__init__(
             world.rank, range(world.size), world, context=WORLD_CONTEXT, timeout=timeout, options=world.options
         )
@@ -100,6 +140,11 @@ class MeshBackend(LaneBackend):
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
         self._raw_lane()  # a message may come before the first call
+
+    def barrier_messages(self) -> Sequence[Message]:
+        if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
+            return ring_barrier(self.rank, self.world_size)
+        return super().barrier_messages()
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

@@ -166,6 +166,7 @@ class MeshWorld(ControlPlane):
         return Timeout(
             f"rank {rank} did not answer at {self.address_of(rank)} within {deadline.seconds:g} s",
             missing=[rank],
+            seconds=deadline.seconds,
             rank=self.rank,
             peer=rank,
         )

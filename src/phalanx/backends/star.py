@@ -9,7 +9,7 @@ from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
-from .classic import ClassicWorld
+from .classic import ClassicWorld, Peers, check_peers
 from .lane import Lane
 
 __all__ = ["TcpBackend"]
@@ -22,6 +22,8 @@ class TcpBackend(LaneBackend):
         rank: This rank; rank 0 listens on `master`.
         world_size: At least 2.
         master: `"host:port"`.
+        peers: `"ferrotorch"` if some ranks are ferrotorch's: then nothing but its own bytes goes over the wire, and the
+            collectives of a group are its own (see docs/classic-wire.md).
         timeout: For forming the world, and the default of every operation.
 
     Raises:
@@ -37,11 +39,14 @@ class TcpBackend(LaneBackend):
         world_size: int,
         master: str | Address,
         *,
+        peers: Peers = "phalanx",
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
+        check_peers(peers)
         streams = form_star(rank, world_size, master, Deadline(timeout))
-        self.world = ClassicWorld(rank, world_size, streams, options or Options.from_env())
+        self.world = ClassicWorld(rank, world_size, streams, options or Options.from_env(), peers)
+        self.peers = peers
         super().__init__(
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )

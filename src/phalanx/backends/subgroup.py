@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import InvalidRank, InvalidWorldSize
-from .base import LaneBackend
+from .adapter import as_lane_backend
+from .base import Backend, LaneBackend
 from .lane import Lane
 from .links import Accept, LinkPort
 
@@ -20,11 +21,11 @@ class SubBackend(LaneBackend):
     Only the members make it; nobody else has to take part. `rank` is the index among the members.
 
     Args:
-        parent: Any backend of this package, also another `SubBackend`.
+        parent: Any backend, also another `SubBackend`, or one of your own.
         members: Ranks of the parent. They are sorted, and each counts once, unless `keep_order`.
         keep_order: Number the members in the order given.
         share_stream: Send on the parent's own stream, as ferrotorch does, to share a sub-group with its ranks on a
-            classic wire. Then the two kinds of traffic must not cross.
+            classic wire. Then the two kinds of traffic must not cross. Always so where the parent has such peers.
 
     Raises:
         InvalidWorldSize: There are no members.
@@ -33,13 +34,14 @@ class SubBackend(LaneBackend):
 
     def __init__(
         self,
-        parent: LaneBackend,
+        parent: Backend,
         members: Iterable[int],
         *,
         keep_order: bool = False,
         share_stream: bool = False,
     ) -> None:
-        parent.check_usable()
+        lanes = as_lane_backend(parent)
+        lanes.check_usable()
         chosen = list(dict.fromkeys(members)) if keep_order else sorted(set(members))
         if not chosen:
             raise InvalidWorldSize(0, "a sub-group needs at least one member")
@@ -50,24 +52,27 @@ class SubBackend(LaneBackend):
             names = ", ".join(map(str, chosen))
             raise InvalidRank(parent.rank, len(chosen), f"rank {parent.rank} is not in this group (members: {names})")
         self.parent = parent
-        self.topology = parent.topology
-        self.self_send = parent.self_send
-        self.messenger = parent.messenger
+        self._lanes_of = lanes
+        """The parent, or what gives it lanes."""
+        self.topology = lanes.topology
+        self.self_send = lanes.self_send
+        self.messenger = lanes.messenger
         self.members = tuple(chosen)
         """The parent's rank of each member."""
-        self._share_stream = share_stream
+        self.peers = lanes.peers
+        self._share_stream = share_stream or lanes.peers == "ferrotorch"
         self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         super().__init__(
             chosen.index(parent.rank),
-            [parent.world_ranks[member] for member in chosen],
-            parent.control,
-            context=parent.next_context("sub", tuple(chosen)),
-            timeout=parent.timeout,
-            options=parent.options,
+            [lanes.world_ranks[member] for member in chosen],
+            lanes.control,
+            context=lanes.next_context("sub", tuple(chosen)),
+            timeout=lanes.timeout,
+            options=lanes.options,
         )
-        self.hosts = tuple(parent.hosts[member] for member in chosen)
-        self.host_ids = tuple(parent.host_ids[member] for member in chosen)
-        self.memory_ids = tuple(parent.memory_ids[member] for member in chosen)
+        self.hosts = tuple(lanes.hosts[member] for member in chosen)
+        self.host_ids = tuple(lanes.host_ids[member] for member in chosen)
+        self.memory_ids = tuple(lanes.memory_ids[member] for member in chosen)
 
     def to_global(self, local: int) -> int:
         """The parent's rank of a member.
@@ -97,17 +102,17 @@ class SubBackend(LaneBackend):
 
     def check_usable(self) -> None:
         super().check_usable()
-        self.parent.check_usable()
+        self._lanes_of.check_usable()
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        lane = self.parent.open_lane(context, number, [self.members[rank] for rank in ranks])
+        lane = self._lanes_of.open_lane(context, number, [self.members[rank] for rank in ranks])
         self._lanes.add(lane)
         return lane
 
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
         self.check_usable()
-        return self.parent.open_port(context, number, [self.members[rank] for rank in ranks], accept)
+        return self._lanes_of.open_port(context, number, [self.members[rank] for rank in ranks], accept)
 
     def _close(self) -> None:
         for lane in list(self._lanes):  # of groups that outlive their backend

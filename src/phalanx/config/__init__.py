@@ -5,7 +5,7 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 
 from __future__ import annotations
 
-from .detect import Launch, detect
+from .detect import Launch, detect, four_variables
 from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions
 from .reader import adopt
@@ -20,6 +20,7 @@ __all__ = [
     "adopt",
     "backend_of_choice",
     "detect",
+    "four_variables",
     "inherited",
     "log_level",
     "pure",

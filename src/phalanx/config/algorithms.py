@@ -20,18 +20,26 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 def parse_algorithms(text: str) -> dict[str, str]:
     """What a text such as `all_reduce=ring,broadcast=tree` chooses.
 
+    A name alone, such as `ring`, is for every operation that has such an algorithm and is not named itself.
+
     Raises:
         ValueError: It is no such text; says what is wrong.
     """
     chosen: dict[str, str] = {}
+    general: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         operation, equals, name = (word.strip() for word in part.partition("="))
         if not equals:
-            raise ValueError(f"{part!r} has no '=' in it")
+            found = [operation for operation, names in ALGORITHMS.items() if part in names]
+            if not found:
+                raise ValueError(f"no operation has an algorithm {part!r}")
+            if any(general.setdefault(operation, part) != part for operation in found):
+                raise ValueError(f"{part!r} and another name are for the same operation")
+            continue
         if operation not in ALGORITHMS:
             raise ValueError(f"{operation!r} is not an operation with a choice ({', '.join(ALGORITHMS)})")
         if name not in ALGORITHMS[operation]:
             raise ValueError(f"{operation} has no algorithm {name!r} ({', '.join(ALGORITHMS[operation])})")
         if chosen.setdefault(operation, name) != name:
             raise ValueError(f"{operation} is named twice")
-    return chosen
+    return general | chosen

@@ -22,7 +22,7 @@ from .launchers import Launcher, find_launcher
 from .reader import Reader, Setting
 from .secret import find_token
 
-__all__ = ["Launch", "detect"]
+__all__ = ["Launch", "detect", "four_variables"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,27 @@ def detect(
         launcher="none" if nothing_said else "arguments" if launcher is None else launcher.name,
         job=_job(reader, launcher, size, address, directory),
     )
+
+
+def four_variables(env: Mapping[str, str] | None = None) -> tuple[int, int, Address]:
+    """Rank, world size and master from `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` alone.
+
+    Raises:
+        MissingVariable: One of them is not set.
+        InvalidRank, InvalidWorldSize, ConfigError: One of them cannot be used.
+    """
+    reader = Reader(env)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") if reader.text(name) is None]
+    if missing:
+        raise MissingVariable(missing[0])
+    rank, size = reader.setting("RANK"), reader.setting("WORLD_SIZE")
+    host, port = reader.text("MASTER_ADDR"), reader.port("MASTER_PORT")
+    assert rank is not None
+    assert size is not None
+    assert host is not None
+    assert port is not None
+    _check_rank(rank, size)
+    return rank.value, size.value, Address(host, port)
 
 
 class _Arguments(NamedTuple):

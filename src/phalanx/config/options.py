@@ -96,7 +96,8 @@ class Options:
     """Bytes that `Group.empty` may give out, per rank and group. Memory is taken only as far as it is used."""
 
     algorithm: str | None = None
-    """Algorithms of collectives over the network, as `"all_reduce=ring,broadcast=tree"`. None: by size and ranks."""
+    """Algorithms of collectives over the network, as `"all_reduce=ring,broadcast=tree"`, or one name for all operations
+    that have it, as `"ring"`. None: by size and ranks."""
 
     mpi_check: bool = True
     """On MPI: whether ranks make sure that all have come and call the same before they enter MPI. Without it a
@@ -235,7 +236,7 @@ _RULES: dict[str, _Rule] = {
     "transport": _Rule("PHALANX_TRANSPORT", str.lower, lambda value: value in TRANSPORTS, "'auto' or 'tcp'"),
     "segment_heap": _size_rule("PHALANX_SEGMENT_HEAP"),
     "mpi_check": _Rule("PHALANX_MPI_CHECK", parse_flag, lambda value: isinstance(value, bool), "1 or 0"),
-    "algorithm": _Rule("PHALANX_ALGORITHM", str, _valid_algorithm, f"OPERATION=NAME,... of {_ALGORITHM_NAMES}"),
+    "algorithm": _Rule("PHALANX_ALGORITHM", str, _valid_algorithm, f"NAME or OPERATION=NAME,... of {_ALGORITHM_NAMES}"),
 }
 
 

@@ -227,6 +227,7 @@ class GroupCore:
             "\n".join([head, *lines]),
             missing=names,
             arrived=[self.members[rank] for rank in sorted(arrived)],
+            seconds=deadline.seconds,
             rank=self._world_rank,
             peer=names[0] if len(names) == 1 else None,
             operation=what,

@@ -48,6 +48,8 @@ class Engine(ABC):
     """The memory in which all members meet, if they do: what the quick path goes through."""
     members: tuple[int, ...] = ()
     """The group's rank of each who meets there."""
+    exchanges_counts = True
+    """Whether the ranks can tell each other how much they will send."""
 
     def explain(self, error: BaseException | int) -> BaseException:
         """What to raise for an exception of the quick path, or for a code that only the engine knows."""

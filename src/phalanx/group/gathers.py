@@ -254,6 +254,8 @@ class Gathers(Lockstep):
         Everybody sees everybody's counts, so all refuse alike what does not fit.
         """
         size = self.world_size
+        if not engine.exchanges_counts:
+            return self._known_counts(sending, receiving)
         table = np.full((size, 2, size), -1, np.int64)
         table[self.rank, 0] = sending
         if receiving is not None:
@@ -268,3 +270,16 @@ class Gathers(Lockstep):
                 f"recv_counts expect {expected[source, target]}"
             )
         return sent
+
+    def _known_counts(
+        self, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.int64]:
+        """The same table with what this rank knows: its own row and column."""
+        if receiving is None or receiving[self.rank] != sending[self.rank]:
+            raise UsageError(
+                "ferrotorch's ranks do not tell each other their counts: give recv_counts as well, with the same "
+                f"number of rows for rank {self.rank} itself in both"
+            )
+        rows = np.zeros((self.world_size, self.world_size), np.int64)
+        rows[self.rank], rows[:, self.rank] = sending, receiving
+        return rows

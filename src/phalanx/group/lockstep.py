@@ -59,6 +59,10 @@ class Lockstep(GroupCore):
         messenger = self._backend.messenger
         if messenger is not None and messenger.mpi.multiple:
             return self._start_mpi(turn, messenger)
+        if self._backend.peers == "ferrotorch":
+            from .classic_engine import ClassicEngine  # most worlds have no such ranks
+
+            return ClassicEngine(lane, self._backend)
         is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
         network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
         areas = segments.neighbourhoods(self._backend)
@@ -133,6 +137,7 @@ class Lockstep(GroupCore):
         if not self._turn.acquire(timeout=deadline.remaining()):
             raise Timeout(
                 f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
+                seconds=deadline.seconds,
                 rank=self._world_rank,
                 operation=what,
             )

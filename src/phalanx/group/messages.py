@@ -37,7 +37,12 @@ def _describe(envelope: Envelope, src: int) -> Description:
 
 
 class ArraySink(Sink):
-    """An array of the receiver's, to be filled by one of the same dtype and number of elements."""
+    """An array of the receiver's, to be filled by one of the same dtype and number of elements.
+
+    From a ferrotorch rank come bytes of an unknown dtype: then only their number must fit.
+    """
+
+    takes_plain_bytes = True
 
     def __init__(self, target: Adapted, naming: Naming) -> None:
         self._target = target
@@ -45,6 +50,10 @@ class ArraySink(Sink):
 
     def open(self, envelope: Envelope) -> memoryview:
         src = self._naming(envelope)
+        if envelope.kind is Kind.RAW:
+            if envelope.size != self._target.array.nbytes:
+                raise SizeMismatch(self._target.array.nbytes, envelope.size, peer=src)
+            return self._target.bytes
         _expect(envelope, Kind.ARRAY, "recv", src)
         sent = _describe(envelope, src)
         mine = self._target.description

@@ -51,7 +51,11 @@ class Work:
             if self._drive is not None:
                 self._drive(deadline)
             if not self._finished.wait(deadline.remaining()):
-                raise Timeout(f"{self._operation} is not done after {deadline.seconds:g} s", operation=self._operation)
+                raise Timeout(
+                    f"{self._operation} is not done after {deadline.seconds:g} s",
+                    seconds=deadline.seconds,
+                    operation=self._operation,
+                )
         return self.result()
 
     def done(self) -> bool:

@@ -46,7 +46,7 @@ def to_cause(error: BaseException) -> Cause:
         return Cause("Desync", tail(str(error)), peer, mine=error.mine, theirs=error.theirs)
     if isinstance(error, Timeout):
         missing, arrived = list(error.missing), list(error.arrived)
-        return Cause("Timeout", tail(str(error)), peer, missing=missing, arrived=arrived)
+        return Cause("Timeout", tail(str(error)), peer, missing=missing, arrived=arrived, seconds=error.seconds)
     return Cause("PhalanxError", tail(f"{type(error).__name__}: {error}"), peer)
 
 
@@ -62,5 +62,5 @@ def from_cause(cause: Cause, reporter: int) -> PhalanxError:
     if cause.kind == "Timeout":
         told_by_another = cause.message.startswith("on rank ")
         words = cause.message if told_by_another else f"on rank {reporter}: {cause.message}"
-        return Timeout(words, missing=cause.missing, arrived=cause.arrived, peer=peer)
+        return Timeout(words, missing=cause.missing, arrived=cause.arrived, seconds=cause.seconds, peer=peer)
     return PhalanxError(f"on rank {reporter}: {cause.message}", peer=reporter)

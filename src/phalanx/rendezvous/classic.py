@@ -145,6 +145,7 @@ def _connect(address: Address, deadline: Deadline, rank: int, *, hello: bytes, m
                     f"rank {rank} could not reach rank {missing} at {address} within {deadline.seconds:g} s: "
                     f"{error.reason}",
                     missing=[missing],
+                    seconds=deadline.seconds,
                     rank=rank,
                     operation="rendezvous",
                 ) from None
@@ -256,6 +257,7 @@ def _not_formed(rank: int, deadline: Deadline, missing: list[int]) -> WorldNotFo
     return WorldNotFormed(
         f"rank {rank}: the classic world did not form within {deadline.seconds:g} s{names}",
         missing=missing,
+        seconds=deadline.seconds,
         rank=rank,
         operation="rendezvous",
     )

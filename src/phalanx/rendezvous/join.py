@@ -102,6 +102,7 @@ def dial(
     raise WorldNotFormed(
         f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason}",
         missing=missing,
+        seconds=deadline.seconds,
         rank=hello.rank,
         operation="rendezvous",
     )

@@ -91,6 +91,7 @@ def wait_for(job: str, deadline: Deadline, *, rank: int) -> JobFile:
                 "running on this host, as the same user, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT? If it "
                 "is on another host, or has a PHALANX_TOKEN, set the same PHALANX_TOKEN on all ranks",
                 missing=[0],
+                seconds=deadline.seconds,
                 rank=rank,
                 operation="rendezvous",
             )

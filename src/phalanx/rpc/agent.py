@@ -486,6 +486,7 @@ class Agent:
         return Timeout(
             f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (has it made one?)",
             missing=[rank],
+            seconds=deadline.seconds,
             rank=self.world_ranks[self.rank],
             peer=rank,
         )

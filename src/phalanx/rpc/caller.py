@@ -239,6 +239,7 @@ class CallerLink(Link):
         return Timeout(
             f"{pending.name!r} on rank {self.world_rank}: no answer within {pending.deadline.seconds:g} s",
             missing=[self.world_rank],
+            seconds=pending.deadline.seconds,
             rank=self.rank,
             peer=self.world_rank,
             operation=pending.name,

@@ -261,7 +261,7 @@ def _stream_of(backend: LaneBackend) -> tuple[Lane, list[int], bool]:
         return backend.open_lane(backend.next_context("classic-calls"), 0, ranks), ranks, True
     while isinstance(backend, SubBackend) and backend._share_stream:
         ranks = [backend.to_global(rank) for rank in ranks]
-        backend = backend.parent
+        backend = backend._lanes_of
     return backend._raw_lane(), ranks, False
 
 
@@ -500,7 +500,8 @@ class ClassicAgent:
     def _too_late(self, call: _Call) -> Timeout:
         peer = self._backend.world_ranks[call.dst]
         text = f"{call}: no answer within {call.deadline.seconds:g} s"
-        return Timeout(text, missing=[peer], rank=self._world_rank, peer=peer, operation=str(call))
+        seconds = call.deadline.seconds
+        return Timeout(text, missing=[peer], seconds=seconds, rank=self._world_rank, peer=peer, operation=str(call))
 
     def _fail_all(self, error: Callable[[_Call], BaseException]) -> None:
         with self._lock:

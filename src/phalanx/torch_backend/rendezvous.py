@@ -129,6 +129,7 @@ def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadli
         raise WorldNotFormed(
             f"rank 0 did not say within {deadline.seconds:g} s where it can be met (torch's store: {error})",
             missing=[0],
+            seconds=deadline.seconds,
             rank=rank,
             peer=0,
         ) from error

@@ -37,6 +37,9 @@ class Envelope(NamedTuple):
 class Sink(ABC):
     """Where the payload of a receive goes."""
 
+    takes_plain_bytes = False
+    """Whether it can do without the description of a message."""
+
     @abstractmethod
     def open(self, envelope: Envelope) -> memoryview:
         """Memory for exactly `envelope.size` bytes.
@@ -51,6 +54,8 @@ class Sink(ABC):
 
 class BufferSink(Sink):
     """A buffer that must be filled exactly."""
+
+    takes_plain_bytes = True
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

@@ -334,7 +334,7 @@ def wait_ready(fd: int, events: int, deadline: Deadline, check: Callable[[], Non
 
 def _wait(fd: int, events: int, deadline: Deadline, what: str, check: Callable[[], None]) -> None:
     if not wait_ready(fd, events, deadline, check):
-        raise Timeout(f"{what}: no answer within {deadline.seconds:.3g} s")
+        raise Timeout(f"{what}: no answer within {deadline.seconds:.3g} s", seconds=deadline.seconds)
 
 
 def read_exactly(

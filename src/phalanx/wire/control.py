@@ -69,6 +69,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
     theirs: str = ""
     missing: list[int] = []
     arrived: list[int] = []
+    seconds: float | None = None
 
 
 class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
