@@ -34,7 +34,7 @@ public:
     }
 
     // Nonzero while somebody waits for the lock.
-    const std::atomic<std::uint32_t>& wanted() const noexcept { return wanted_; }
+    const Shared<std::uint32_t>& wanted() const noexcept { return wanted_; }
 
     // Of the holder, while it sleeps on this bell.
     void sleeps_on(Bell* bell) noexcept { asleep_ = bell; }
@@ -59,7 +59,7 @@ private:
 
     unsigned long owner_ = 0;
     int depth_ = 0;
-    std::atomic<std::uint32_t> wanted_{0};
+    Shared<std::uint32_t> wanted_{0};
     Bell* asleep_ = nullptr;
     Bell released_;
 };
