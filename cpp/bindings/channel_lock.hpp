@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "gil.hpp"
 #include "phalanx/waiting.hpp"
 #include "recorder.hpp"
 
@@ -46,7 +47,7 @@ private:
         while (depth_ != 0) {
             const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
             {
-                const nanobind::gil_scoped_release release;
+                const WithoutGil released;
                 detail::sleep_on(released_, seen, detail::slice_ns);
             }
             if (PyErr_CheckSignals() != 0) {
