@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import signal
 import sys
 import time
 
@@ -23,6 +24,7 @@ from tests.jitter import programs
 import phalanx as px
 from phalanx._native import core
 from phalanx.testing import run_ranks
+from phalanx.testing.failures import Died
 
 LIMIT = 60.0
 """Seconds for one seed; it takes about one."""
@@ -35,7 +37,10 @@ def run_seed(seed: int, only: str | None) -> str | None:
         results = run_ranks(
             size, programs.run, seed, only, backend="mesh", timeout=LIMIT, may_die=range(size), options=px.Options()
         )
-        programs.judge([result for result in results if isinstance(result, list)])
+        crashed = [died for died in results if isinstance(died, Died) and died.signal != signal.SIGKILL]
+        if crashed:
+            return "\n".join(f"rank {died.rank} {died}" for died in crashed)
+        programs.judge([result for result in results if not isinstance(result, Died)])
     except Exception as error:
         return str(error)
     return None

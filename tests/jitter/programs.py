@@ -8,12 +8,13 @@ is asserted there. What only all of them together can tell is returned, for `jud
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,13 +208,24 @@ def calls(world: px.Group, group: px.Group, rng: random.Random) -> None:
 
 
 def late(world: px.Group, group: px.Group, rng: random.Random) -> list[Attempt]:
-    """A rank comes about when the others give up."""
+    """A rank comes about when the others give up, and several times so."""
+    attempts = [late_once(world, group, rng)]
+    for _ in range(3):
+        with world.subgroup(range(world.world_size)) as another:
+            attempts.append(late_once(world, another, rng))
+    return attempts
+
+
+def late_once(world: px.Group, group: px.Group, rng: random.Random) -> Attempt:
     collective = Collective(group, rng)
     patience, who = rng.uniform(0.004, 0.02), rng.randrange(group.world_size)
     delay = patience * rng.choice((0.9, 1.0, 1.1, 1.5, 3.0))
+    hears = rng.random() < 0.5
     group.barrier(timeout=LIMIT)
-    if group.rank == who:
+    if group.rank == who and hears:
         time.sleep(delay)
+    elif group.rank == who:
+        ctypes.PyDLL(None).usleep(int(delay * 1e6))  # holds the GIL: so nobody can tell this rank that others gave up
     began = time.monotonic()
     try:
         collective.call(patience)
@@ -231,7 +243,7 @@ def late(world: px.Group, group: px.Group, rng: random.Random) -> list[Attempt]:
     else:
         for array in (collective.x, collective.out):
             assert (array == 7).all(), f"{collective.name}: written to after the call had raised"
-    return [Attempt(f"late: {collective.name}", ok, began, ended)]
+    return Attempt(f"late: {collective.name}", ok, began, ended)
 
 
 def killed(world: px.Group, rng: random.Random) -> None:
@@ -287,9 +299,3 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without what a rank that is meant to fail writes to its standard error."""
-    yield
