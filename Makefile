@@ -123,6 +123,31 @@ parallelisms: $(VENV)/.torch ## everything that torch builds on a process group,
 	@mkdir -p build
 	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
 
+# Other builds of the core, loaded in place of the installed one by tests/jitter/preload.
+define build_core # folder, options of CMake
+	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) $(2) > $(1).log
+	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1) >> $(1).log || { cat $(1).log; exit 1; }
+endef
+ON_CORE = PYTHONPATH=tests/jitter/preload TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
+
+# Seeds are for worlds of a second each; the suites run with one seed, which SEED changes.
+SEEDS ?= 100
+FIRST ?= 1
+SEED ?= 1
+JITTER_SUITES := tests/collectives tests/failures tests/rpc tests/stress tests/group/test_segment.py
+.PHONY: jitter jitter-core jitter-seeds jitter-suites
+jitter: jitter-seeds jitter-suites ## the core with random pauses between its steps: SEEDS=1000 worlds, then the suites
+jitter-core: $(VENV)/.test
+	$(SAY) "core with jitter"
+	@mkdir -p build
+	$(call build_core,build/core-jitter,-DPHALANX_JITTER=ON -DCMAKE_BUILD_TYPE=Release)
+jitter-seeds: jitter-core
+	$(SAY) "$(SEEDS) seeds"
+	@$(call ON_CORE,build/core-jitter) $(PY) -m tests.jitter --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+jitter-suites: jitter-core
+	$(SAY) "suites with jitter, seed $(SEED)"
+	@$(call ON_CORE,build/core-jitter) JITTER_SEED=$(SEED) $(PY) -m pytest -p tests.jitter.plugin -n 2 $(or $(ARGS),$(JITTER_SUITES))
+
 SANITIZERS := address,undefined thread
 # -Wno-tsan: the thread sanitizer does not model fences. None of ours orders data: they only keep wake-ups from being lost.
 .PHONY: sanitize
