@@ -123,12 +123,12 @@ parallelisms: $(VENV)/.torch ## everything that torch builds on a process group,
 	@mkdir -p build
 	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
 
-# Other builds of the core, loaded in place of the installed one by tests/jitter/preload.
+# Other builds of the core, loaded in place of the installed one by tests/other_core.
 define build_core # folder, options of CMake
 	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) $(2) > $(1).log
 	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1) >> $(1).log || { cat $(1).log; exit 1; }
 endef
-ON_CORE = PYTHONPATH=tests/jitter/preload TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
+ON_CORE = PYTHONPATH=tests/other_core TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
 
 # Seeds are for worlds of a second each; the suites run with one seed, which SEED changes.
 SEEDS ?= 100

@@ -3,9 +3,9 @@
     make jitter SEEDS=1000            # or, of one seed: make jitter-seeds FIRST=17 SEEDS=1
     make jitter-seeds ARGS="--only late"
 
-Each seed is a world of two or three processes. A failure is shown with its seed and how to run it again. The seed decides
-where ranks pause and for how long, but not what else the machine does: a seed that failed may need a few runs to fail
-again. Exits with 1 if a seed failed.
+Each seed is a world of two or three processes. A failure is shown with its seed and how to run it again. The seed
+decides where ranks pause and for how long, but not what else the machine does: a seed that failed may need a few runs
+to fail again. Exits with 1 if a seed failed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - began
     console.print(f"{len(seeds)} seeds in {seconds:.0f} s, {failed.total()} failed")
     for words, count in failed.most_common():
-        console.print(f"  {count} × {words}", markup=False)
+        console.print(f"  {count} times: {words}", markup=False)
     return 1 if failed else 0
 
 

@@ -1,7 +1,7 @@
 """For pytest on the core with jitter: every test has a seed of its own, and a failure says which.
 
-`make jitter` loads it. The seed of a test comes from JITTER_SEED and the test's name, so that one test alone pauses as it
-did among all others.
+`make jitter` loads it. The seed of a test comes from JITTER_SEED and the test's name, so that one test alone pauses as
+it did among all others.
 """
 
 from __future__ import annotations
