@@ -17,6 +17,7 @@ QUIET := $(shell [ -z "$$CI" ] && [ -t 2 ] || echo "-q --progress-bar off")
 PIP := $(PY) -m pip --disable-pip-version-check
 INSTALL := $(PIP) install $(QUIET)
 SAY := @printf '== %s\n'
+comma := ,
 
 # Where tests find the two MPI launchers. Both call theirs mpirun, so each has a folder of its own.
 export PHALANX_TEST_OPENMPI ?= $(abspath $(MPI))/openmpi/bin/mpirun
@@ -123,10 +124,36 @@ parallelisms: $(VENV)/.torch ## everything that torch builds on a process group,
 	@mkdir -p build
 	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
 
+# Other builds of the core, loaded in place of the installed one by tests/other_core.
+define build_core # folder, options of CMake
+	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) $(2) > $(1).log
+	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1) >> $(1).log || { cat $(1).log; exit 1; }
+endef
+ON_CORE = PYTHONPATH=$(CURDIR)/tests/other_core TEST_CORE="$$(ls $(CURDIR)/$(1)/_core*.so)"
+
+# Seeds are for worlds of a second each; the suites run with one seed, which SEED changes.
+SEEDS ?= 100
+FIRST ?= 1
+SEED ?= 1
+JITTER_SUITES := tests/collectives tests/failures tests/rpc tests/stress tests/group/test_segment.py
+.PHONY: jitter jitter-core jitter-seeds jitter-suites
+jitter: jitter-seeds jitter-suites ## the core with random pauses between its steps: SEEDS=1000 worlds, then the suites
+jitter-core: $(VENV)/.test
+	$(SAY) "core with jitter"
+	@mkdir -p build
+	$(call build_core,build/core-jitter,-DPHALANX_JITTER=ON -DCMAKE_BUILD_TYPE=Release)
+jitter-seeds: jitter-core
+	$(SAY) "$(SEEDS) seeds"
+	@$(call ON_CORE,build/core-jitter) $(PY) -m tests.jitter --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+jitter-suites: jitter-core
+	$(SAY) "suites with jitter, seed $(SEED)"
+	@$(call ON_CORE,build/core-jitter) JITTER_SEED=$(SEED) $(PY) -m pytest -p tests.jitter.plugin -n 2 $(or $(ARGS),$(JITTER_SUITES))
+
 SANITIZERS := address,undefined thread
 # -Wno-tsan: the thread sanitizer does not model fences. None of ours orders data: they only keep wake-ups from being lost.
-.PHONY: sanitize
-sanitize: ## the C++ headers under the address, undefined-behaviour and thread sanitizers
+.PHONY: sanitize sanitize-headers sanitize-core
+sanitize: sanitize-headers sanitize-core ## the core under the address, undefined-behaviour and thread sanitizers
+sanitize-headers:
 	@mkdir -p build/sanitize
 	@set -e; for kind in $(SANITIZERS); do for test in $(basename $(notdir $(wildcard cpp/tests/test_*.cpp))); do \
 	    echo "== $$test, $(CXX) -fsanitize=$$kind"; \
@@ -134,6 +161,23 @@ sanitize: ## the C++ headers under the address, undefined-behaviour and thread s
 	        -fno-sanitize-recover=all -Icpp cpp/tests/$$test.cpp -o build/sanitize/$$test -pthread; \
 	    build/sanitize/$$test; \
 	done; done
+
+# The core inside Python. The interpreter is not instrumented, but the sanitizer's library is loaded before it, so that its
+# locks are seen, and with them the order that the GIL makes. CPython never gives all of its memory back: no leaks are
+# looked for. -R: the thread sanitizer needs addresses that are not random.
+SANITIZED := tests/collectives tests/group/test_segment.py tests/stress tests/test_native.py
+sanitize-core: export ASAN_OPTIONS = detect_leaks=0:halt_on_error=1
+sanitize-core: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1
+sanitize-core: export TSAN_OPTIONS = halt_on_error=1:exitcode=66:suppressions=$(CURDIR)/tests/other_core/tsan.txt
+sanitize-core: $(VENV)/.test
+	@mkdir -p build
+	$(call build_core,build/core-address,-DPHALANX_SANITIZE=address$(comma)undefined -DCMAKE_BUILD_TYPE=None)
+	$(call build_core,build/core-thread,-DPHALANX_SANITIZE=thread -DCMAKE_BUILD_TYPE=None)
+	@set -e; for kind in address thread; do \
+	    echo "== the core in Python, -fsanitize=$$kind"; \
+	    $(call ON_CORE,build/core-$$kind) LD_PRELOAD="$$($(CXX) -print-file-name=lib$$(echo $$kind | cut -c1)san.so)" \
+	        setarch -R $(PY) -m pytest -q -n 2 $(or $(ARGS),$(SANITIZED)); \
+	done
 
 .PHONY: clean
 clean: ## remove everything that was made

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "gil.hpp"
 #include "phalanx/waiting.hpp"
 #include "recorder.hpp"
 
@@ -34,7 +35,7 @@ public:
     }
 
     // Nonzero while somebody waits for the lock.
-    const std::atomic<std::uint32_t>& wanted() const noexcept { return wanted_; }
+    const Shared<std::uint32_t>& wanted() const noexcept { return wanted_; }
 
     // Of the holder, while it sleeps on this bell.
     void sleeps_on(Bell* bell) noexcept { asleep_ = bell; }
@@ -46,7 +47,7 @@ private:
         while (depth_ != 0) {
             const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
             {
-                const nanobind::gil_scoped_release release;
+                const WithoutGil released;
                 detail::sleep_on(released_, seen, detail::slice_ns);
             }
             if (PyErr_CheckSignals() != 0) {
@@ -59,7 +60,7 @@ private:
 
     unsigned long owner_ = 0;
     int depth_ = 0;
-    std::atomic<std::uint32_t> wanted_{0};
+    Shared<std::uint32_t> wanted_{0};
     Bell* asleep_ = nullptr;
     Bell released_;
 };

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "gil.hpp"
 #include "module.hpp"
 #include "mpi_calls.hpp"
 #include "phalanx/fingerprint.hpp"
@@ -203,8 +204,9 @@ private:
     std::uint64_t kind(const What& what) {
         std::uint64_t& known = kinds_[static_cast<int>(what.verb)][what.dtype + 1][what.op + 1];
         if (known == 0)
-            known = nb::cast<std::uint64_t>(kind_of_(verb_names[static_cast<int>(what.verb)], what.dtype,
-                                                     what.op >= 0 ? op_names[what.op] : ""));
+            known = nb::cast<std::uint64_t>(in_interpreter([&] {
+                return kind_of_(verb_names[static_cast<int>(what.verb)], what.dtype, what.op >= 0 ? op_names[what.op] : "");
+            }));
         return known;
     }
 
@@ -231,10 +233,10 @@ private:
         if (what.bytes <= worth_holding || mpi_ != nullptr) {
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
-            call.bound.after_long = [](void* held) { PyEval_RestoreThread(*static_cast<PyThreadState**>(held)); };
+            call.bound.after_long = [](void* held) { take_gil(*static_cast<PyThreadState**>(held)); };
             outcome = mpi_ == nullptr ? operation(call) : s_.ops.barrier(call);
         } else {
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             outcome = operation(call);
         }
         if (mpi_ != nullptr && outcome == Outcome::done) {
@@ -242,7 +244,7 @@ private:
             mpi_->inside.store(sequence, std::memory_order_relaxed);
             {
                 // Always: should this thread be stuck in there, others must be able to say so.
-                nb::gil_scoped_release release;
+                const WithoutGil released;
                 error = by_mpi();
             }
             mpi_->inside.store(0, std::memory_order_relaxed);
@@ -255,7 +257,7 @@ private:
         turn_.release();
         if (outcome == Outcome::done) return nb::borrow(result);
         if (outcome == Outcome::interrupted && interrupt.is_none()) interrupt = nb::borrow(nb::python_error().value());
-        failed_(static_cast<int>(outcome), interrupt);
+        in_interpreter([&] { return failed_(static_cast<int>(outcome), interrupt); });
         throw std::logic_error("an operation failed, and nobody said so");
     }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
 
@@ -99,7 +100,7 @@ public:
             received = true;
             bool came = pipe_.receive(rings, 0);
             if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {
-                nb::gil_scoped_release release;
+                const WithoutGil released;
                 const std::int64_t since = monotonic_ns();
                 // To look is worth it only where what is waited for mostly comes that soon. Whoever sleeps is answered
                 // later, too, so it is tried again now and then.
@@ -123,7 +124,7 @@ public:
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
         const FramePipe::Rings rings = open_rings();
-        nb::gil_scoped_release release;
+        const WithoutGil released;
         if (pipe_.may_sleep(rings)) sleep(rings, seconds, waker, writes);
     }
 
@@ -142,7 +143,7 @@ public:
         if (buffer.bytes() < worth_releasing) {
             count = pipe_.fill(rings, to, buffer.bytes(), 0);
         } else {
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             count = pipe_.fill(rings, to, buffer.bytes(), patience_ns);
         }
         taken_ += count;
@@ -177,7 +178,7 @@ private:
         if (total < worth_releasing) {
             count = pipe_.send(rings, parts, 0);
         } else {
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             count = pipe_.send(rings, parts, patience_ns);
         }
         written_ += count;
@@ -222,7 +223,7 @@ public:
             if (pipes_[i]->ring() != nullptr) stays[i].emplace(*pipes_[i]->ring());
         bool found = any_without_poll();
         if (!found && seconds > 0) {
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             std::int64_t now = monotonic_ns();
             const std::int64_t end = now + to_ns(seconds);
             while (!found && now < end && !Cores::wanted(now)) {
@@ -253,7 +254,7 @@ public:
         for (const int socket : writers) polled.push_back({socket, POLLOUT, 0});
         polled.push_back({waker, POLLIN, 0});
         {
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             poll_for(polled.data(), polled.size(), awake ? 0.0 : seconds);
         }
         std::vector<int> places;

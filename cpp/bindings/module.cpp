@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "phalanx/jitter.hpp"
 #include "recorder.hpp"
 
 namespace nb = nanobind;
@@ -41,4 +42,8 @@ NB_MODULE(_core, m) {
     phalanx::bind_segment(m);
     phalanx::bind_express(m);
     phalanx::bind_steps(m);
+#if defined(PHALANX_JITTER)
+    m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,
+          "From now on this process pauses as the seed says; 0: not at all. Only in the build of `make jitter`.");
+#endif
 }

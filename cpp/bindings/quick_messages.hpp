@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "channel_lock.hpp"
+#include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "phalanx/frame.hpp"
 #include "plain_array.hpp"
@@ -122,7 +123,7 @@ private:
 
     private:
         ChannelLock& lock_;
-        std::optional<nb::gil_scoped_release> release_;
+        std::optional<WithoutGil> release_;
     };
 
     template <class Mapped>
@@ -187,7 +188,10 @@ private:
             const Away away(*route.lock, ring.bell());
             write_on(ring, data, size, done, patience_, bound);
         }
-        if (done < size) return waited(route.channel.attr("hand_over")(x, done), message);
+        if (done < size) {
+            const nb::object hand_over = route.channel.attr("hand_over");
+            return waited(in_interpreter([&] { return hand_over(x, done); }), message);
+        }
         note("send", message);
         return nb::bool_(true);
     }
@@ -209,7 +213,8 @@ private:
         }
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
-            return waited(route.channel.attr("hand_over")(out, message.tag, description, done), message);
+            const nb::object hand_over = route.channel.attr("hand_over");
+            return waited(in_interpreter([&] { return hand_over(out, message.tag, description, done); }), message);
         }
         note("recv", message);
         return nb::bool_(true);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "call_site.hpp"
+#include "gil.hpp"
 #include "phalanx/waiting.hpp"
 
 namespace phalanx {
@@ -69,7 +70,7 @@ private:
 
 // For `Bound::interrupted`: runs the program's signal handlers; true if one of them raised.
 inline bool signal_raised() {
-    nb::gil_scoped_acquire gil;
+    const WithGil gil;
     return PyErr_CheckSignals() != 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "buffer.hpp"
+#include "gil.hpp"
 #include "module.hpp"
 #include "phalanx/reduce.hpp"
 
@@ -27,7 +28,7 @@ std::size_t count_items(const Buffer& buffer, int dtype) {
 template <class F>
 bool without_gil(std::size_t bytes, F run) {
     if (bytes < worth_releasing) return run();
-    nb::gil_scoped_release release;
+    const phalanx::WithoutGil released;
     return run();
 }
 

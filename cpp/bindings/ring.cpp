@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "buffer.hpp"
+#include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
 #include "quick_messages.hpp"
@@ -23,7 +24,7 @@ const char* nonce_of(const nb::bytes& nonce) {
 template <class F>
 void moving(std::size_t bytes, F move) {
     if (bytes < worth_releasing) return move();
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     move();
 }
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "buffer.hpp"
+#include "gil.hpp"
 #include "module.hpp"
 #include "recorder.hpp"
 #include "shared_segment.hpp"
@@ -27,7 +28,7 @@ template <class F>
 int run(F operation) {
     Outcome outcome;
     {
-        nb::gil_scoped_release release;
+        const WithoutGil released;
         outcome = operation();
     }
     if (outcome == Outcome::interrupted) throw nb::python_error();  // what the signal's handler raised

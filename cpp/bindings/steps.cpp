@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "gil.hpp"
 #include "module.hpp"
 
 namespace nb = nanobind;
@@ -76,7 +77,7 @@ public:
     }
 
     int move(int looks, std::size_t piece) {
-        nb::gil_scoped_release release;
+        const WithoutGil released;
         return static_cast<int>(steps_->move(looks, piece));
     }
 

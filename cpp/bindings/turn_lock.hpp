@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "gil.hpp"
 #include "phalanx/waiting.hpp"
 
 namespace phalanx {
@@ -27,7 +28,7 @@ public:
             const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
             ++waiting_;
             {
-                const nanobind::gil_scoped_release release;
+                const WithoutGil released;
                 detail::sleep_on(released_, seen, left < detail::slice_ns ? left : detail::slice_ns);
             }
             --waiting_;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "fingerprint.hpp"
+#include "jitter.hpp"
 #include "reduce.hpp"
 #include "segment.hpp"
 
@@ -215,7 +216,7 @@ private:
 
     // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
     static void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-        if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+        if (bytes > 0 && to != from) jitter::copy(to, from, bytes);
     }
 
     int rank() const noexcept { return s_.rank(); }
@@ -245,6 +246,7 @@ private:
     }
 
     void combine(std::byte* to, std::size_t bytes, const Combine& how) {
+        jitter::step();
         reduce_many(to, sources_.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
     }
 

@@ -46,7 +46,7 @@ struct Cores {
     static void want(std::int64_t now) noexcept { until_.store(now + remembered_ns, std::memory_order_relaxed); }
 
 private:
-    static inline std::atomic<std::int64_t> until_{0};
+    static inline Shared<std::int64_t> until_{0};
 };
 
 class FramePipe {
@@ -120,7 +120,7 @@ public:
     // Fills memory with what follows; looks for more for `patience` at a time. Returns how many bytes came.
     std::size_t fill(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
         std::size_t filled = std::min(size, stop_ - start_);
-        std::memcpy(to, buffer_.data() + start_, filled);
+        jitter::copy(to, buffer_.data() + start_, filled);
         start_ += filled;
         std::int64_t since = 0;
         while (filled < size && ended_ == 0) {

@@ -23,17 +23,17 @@ enum class Presence : std::uint32_t { here, closed, severed };
 // How one side of a ring is woken, and whether it is still there.
 struct alignas(64) RingSide {
     Bell bell;
-    std::atomic<std::uint32_t> polls{0};     // it waits in poll() and wants a byte on the socket
-    std::atomic<std::uint32_t> presence{0};  // a Presence
+    Shared<std::uint32_t> polls{0};     // it waits in poll() and wants a byte on the socket
+    Shared<std::uint32_t> presence{0};  // a Presence
 };
 
 // The first page of the memory; the bytes of the ring follow.
 struct RingControl {
     std::uint8_t nonce[16]{};
     std::uint64_t size = 0;
-    std::atomic<std::uint32_t> accepted{0};
-    alignas(64) std::atomic<std::uint64_t> written{0};
-    alignas(64) std::atomic<std::uint64_t> read{0};
+    Shared<std::uint32_t> accepted{0};
+    alignas(64) Shared<std::uint64_t> written{0};
+    alignas(64) Shared<std::uint64_t> read{0};
     RingSide reader;
     RingSide writer;
 };
@@ -124,8 +124,8 @@ public:
     // At most `room` bytes. Seen by the reader after `publish`.
     void put(const void* from, std::size_t count) noexcept {
         const std::size_t first = std::min(count, until_wrap(written_));
-        std::memcpy(at(written_), from, first);
-        if (first < count) std::memcpy(data_, static_cast<const std::byte*>(from) + first, count - first);
+        jitter::copy(at(written_), from, first);
+        if (first < count) jitter::copy(data_, static_cast<const std::byte*>(from) + first, count - first);
         written_ += count;
     }
 
@@ -159,8 +159,8 @@ public:
     void peek(void* to, std::size_t count, std::size_t offset = 0) const noexcept {
         const std::uint64_t from = read_ + offset;
         const std::size_t first = std::min(count, until_wrap(from));
-        std::memcpy(to, at(from), first);
-        if (first < count) std::memcpy(static_cast<std::byte*>(to) + first, data_, count - first);
+        jitter::copy(to, at(from), first);
+        if (first < count) jitter::copy(static_cast<std::byte*>(to) + first, data_, count - first);
     }
 
     bool begins_with(const void* bytes, std::size_t count) const noexcept {

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "jitter.hpp"
 #include "spreading.hpp"
 #include "waiting.hpp"
 
@@ -30,10 +31,10 @@ inline constexpr int depth = 4;
 // What a rank shows at a step: the count of its steps, and what others need at once. One cache line, so that a short
 // operation costs one transfer between cores.
 struct alignas(cache_line) Line {
-    std::atomic<std::uint64_t> step;
-    std::atomic<std::uint64_t> mark;    // the operation's fingerprint, at its first step
-    std::atomic<std::uint64_t> offset;  // where the rank's array lies in the segment; 0 if it does not
-    std::atomic<int> core;              // where the rank ran when it arrived
+    Shared<std::uint64_t> step;
+    Shared<std::uint64_t> mark;    // the operation's fingerprint, at its first step
+    Shared<std::uint64_t> offset;  // where the rank's array lies in the segment; 0 if it does not
+    Shared<int> core;              // where the rank ran when it arrived
     std::byte small[36];
 };
 static_assert(sizeof(Line) == cache_line);
@@ -41,9 +42,9 @@ static_assert(sizeof(Line) == cache_line);
 // What a rank shows in a short broadcast. It has many of them, so that it need not wait for the others each time.
 // `wanted` is what its owner waits for at a step: two ranks may each take the other for the root.
 struct alignas(cache_line) Note {
-    std::atomic<std::uint64_t> mark;
-    std::atomic<std::uint64_t> wanted;
-    std::atomic<std::uint64_t> wanted_at;
+    Shared<std::uint64_t> mark;
+    Shared<std::uint64_t> wanted;
+    Shared<std::uint64_t> wanted_at;
     std::byte data[488];
 };
 inline constexpr std::uint64_t notes = 64;
@@ -51,13 +52,13 @@ inline constexpr std::uint64_t notes = 64;
 // Two lines, for even and odd steps: a rank that is one step ahead does not overwrite what others still read.
 struct alignas(2 * cache_line) Board {
     Line lines[2];
-    std::atomic<std::uint32_t> left;  // whether the rank has closed its group
+    Shared<std::uint32_t> left;  // whether the rank has closed its group
 };
 
 struct Header {
     std::array<unsigned char, 16> nonce;
     alignas(cache_line) Bell bell;
-    alignas(cache_line) std::atomic<std::uint32_t> leavers;  // how many ranks have
+    alignas(cache_line) Shared<std::uint32_t> leavers;  // how many ranks have
 };
 
 // How large the parts are: the same on all ranks.
@@ -247,7 +248,7 @@ private:
     std::uint64_t waited_for_ = 0;
     std::pair<int, int> awaited_{0, 0};
     int leaver_ = -1;
-    std::atomic<std::uint32_t> aborted_{0};
+    Shared<std::uint32_t> aborted_{0};
 };
 
 }  // namespace phalanx

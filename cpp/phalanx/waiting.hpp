@@ -15,6 +15,8 @@
 #include <climits>
 #include <cstdint>
 
+#include "jitter.hpp"
+
 namespace phalanx {
 
 // The numbers are shared with src/phalanx/group/segment_engine.py.
@@ -44,7 +46,7 @@ struct Patience {
 // What ends a wait besides the event that it is for.
 struct Bound {
     std::int64_t deadline_ns = 0;  // on the monotonic clock
-    const std::atomic<std::uint32_t>* aborted = nullptr;
+    const Shared<std::uint32_t>* aborted = nullptr;
     bool (*interrupted)() = nullptr;  // asked ten times a second while asleep; true ends the wait
     // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
     void (*before_long)(void*) = nullptr;
@@ -55,8 +57,8 @@ struct Bound {
 // A word to sleep on, and whether somebody went to sleep since it was rung last. Lies in shared memory, on a cache line
 // of its own.
 struct alignas(64) Bell {
-    std::atomic<std::uint32_t> word{0};
-    std::atomic<std::uint32_t> sleepers{0};
+    Shared<std::uint32_t> word{0};
+    Shared<std::uint32_t> sleepers{0};
 
     // After a store that could end somebody's wait.
     void announce() noexcept {
