@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..arguments import as_rank, as_seconds
 from ..config import Options
 from ..deadline import Deadline
-from ..errors import Closed, InvalidRank, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray
+from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray
 from ..rendezvous.host import hostname
 from ..transports.mailbox import BufferSink, Operation
 from ..transports.stream import Buffer
@@ -35,8 +36,11 @@ RAW_LANE = 0
 """The lane of `Backend.send` and `recv`; a group on the backend has lanes of its own."""
 
 
-def derive_context(parent: bytes, *parts: object) -> bytes:
-    """The identity of a group made from another: the same on all members, different for every group."""
+def derive_context(parent: bytes, *parts: str | int | tuple[int, ...] | None) -> bytes:
+    """The identity of a group made from another: the same on all members, different for every group.
+
+    Plain ints only: `repr` of NumPy's is another text.
+    """
     text = repr(parts).encode()
     return hashlib.blake2b(parent + text, digest_size=16, person=b"phalanx-context").digest()
 
@@ -146,7 +150,7 @@ class LaneBackend(Backend):
         """The world rank of each of this backend's ranks."""
         self.control = control
         self.context = context
-        self.timeout = timeout
+        self.timeout = as_seconds(timeout)
         self.options = options or Options()
         self.hosts: tuple[str, ...] = (hostname(),) * len(self.world_ranks)
         """The host name of each rank."""
@@ -180,7 +184,7 @@ class LaneBackend(Backend):
         """A port for remote calls among some of this backend's ranks, in the order given."""
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
-    def next_context(self, label: str, key: object = None) -> bytes:
+    def next_context(self, label: str, key: tuple[int, ...] | None = None) -> bytes:
         """A fresh identity, the same on all ranks that ask for their n-th one of this kind."""
         with self._lock:
             number = self._counters[label, key] = self._counters.get((label, key), 0) + 1
@@ -200,41 +204,41 @@ class LaneBackend(Backend):
         if self._unusable is not None:
             raise Closed(self._unusable, rank=self.world_ranks[self._rank])
 
-    def check_peer(self, peer: int) -> None:
-        """Refuses a rank that cannot be talked to.
+    def check_peer(self, peer: int) -> int:
+        """A rank as a plain int; refuses one that cannot be talked to.
 
         Raises:
             InvalidRank: There is no such rank.
             SelfSend: It is this rank, and the backend has no way to itself.
         """
-        if not isinstance(peer, int) or not 0 <= peer < self.world_size:
-            raise InvalidRank(peer, self.world_size)
-        if peer == self._rank and not self.self_send:
-            raise SelfSend(peer)
+        rank = as_rank(peer, self.world_size)
+        if rank == self._rank and not self.self_send:
+            raise SelfSend(rank)
+        return rank
 
     # -- raw messages --------------------------------------------------------------------------------------------------
 
     def send(self, data: Any, dst: int, *, timeout: float | None = None) -> None:
         self.check_usable()
-        self.check_peer(dst)
+        dst = self.check_peer(dst)
         view = bytes_of(data, writable=False)
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
         operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
         self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
         self.check_usable()
-        self.check_peer(src)
+        src = self.check_peer(src)
         view = bytes_of(buffer, writable=True)
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
         operation = lane.post(src, 0, BufferSink(view))
         self._finish(lane, operation, deadline, f"recv of {len(view)} bytes from rank {src}", src)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         token = bytearray(1)
         others = range(1, self.world_size)
         if self._rank == 0:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
+from ..arguments import as_rank
 from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Desync, InvalidRank, PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
 from ..wire.control import OperationStatus
 from . import executor, segments
 from .core import GroupCore
@@ -122,10 +123,8 @@ class Lockstep(GroupCore):
 
         self._guarded(fail, entry, self._deadline(None))
 
-    def _check_member(self, rank: int) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            names = ", ".join(map(str, range(self.world_size)))
-            raise InvalidRank(rank, self.world_size, f"rank {rank} is not in this group (ranks: {names})")
+    def _check_member(self, rank: int) -> int:
+        return as_rank(rank, self.world_size, self._not_a_member)
 
     def _run(self, what: str, body: Callable[[Turn], Any], timeout: float | None, async_op: bool) -> Any:
         """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
@@ -218,7 +217,7 @@ class Lockstep(GroupCore):
         )
         return Desync(
             f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
-            "the same operations, with the same sizes, dtypes, roots and reductions, in the same order",
+            "the same operations, with the same shapes, dtypes, roots and reductions, in the same order",
             mine=mine,
             theirs=theirs,
             rank=self._world_rank,

@@ -72,7 +72,7 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `executor.run`.
     """
     setup = Turn(turn.group, turn.entry, turn.deadline)
-    setup.mark = fingerprint("share memory", 0, "", lane.size, "", 0)
+    setup.mark = fingerprint("share memory", 0, "", (lane.size,), "", 0)
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:

@@ -26,10 +26,18 @@ class Turn:
         self.mark = 0
         """The operation's fingerprint, which everything that is sent for it carries."""
 
-    def stamp(self, operation: str, *, dtype: str = "", count: int = 0, reduction: str = "", root: int = 0) -> Engine:
+    def stamp(
+        self,
+        operation: str,
+        *,
+        dtype: str = "",
+        shape: tuple[int, ...] = (),
+        reduction: str = "",
+        root: int = 0,
+    ) -> Engine:
         """Says what must be the same on all ranks, and returns what will move the data."""
-        mark = fingerprint(operation, self.entry.sequence, dtype, count, reduction, root)
-        self.mark = self.group._journal.stamp(self.entry, mark, dtype, count)
+        mark = fingerprint(operation, self.entry.sequence, dtype, shape, reduction, root)
+        self.mark = self.group._journal.stamp(self.entry, mark, dtype, shape)
         return self.group._engine_for(self)
 
     def look_around(self) -> None:
