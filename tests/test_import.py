@@ -26,6 +26,7 @@ PUBLIC = [
     "InvalidWorldSize",
     "MissingVariable",
     "NoConnection",
+    "OutOfResources",
     "Options",
     "PeerLost",
     "PhalanxError",

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"_native"},
     {"config"},
     {"deadline"},
-    {"arguments"},
+    {"arguments", "system_limits"},
     {"errors", "types"},
     {"_core"},
 ]

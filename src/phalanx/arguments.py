@@ -1,18 +1,29 @@
 """Arguments of public calls as plain Python values, checked before anything is done with them.
 
-Anything with `__index__` is an integer, so NumPy's integers and torch's scalars are ranks, counts and lengths as good as
-Python's own. A bool is not one: as a rank or a timeout it is a flag in the wrong place.
+Anything with `__index__` is an integer, so NumPy's integers and torch's scalars are ranks, counts and lengths as good
+as Python's own. A bool is not one: as a rank or a timeout it is a flag in the wrong place.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
 
-from .errors import InvalidRank, UsageError
+from .errors import InvalidRank, InvalidWorldSize, UsageError
 
-__all__ = ["as_counts", "as_index", "as_rank", "as_ranks", "as_seconds", "as_shape", "shown"]
+__all__ = [
+    "as_counts",
+    "as_index",
+    "as_rank",
+    "as_ranks",
+    "as_seconds",
+    "as_shape",
+    "as_world_size",
+    "plain_number",
+    "shown",
+]
 
 LONGEST = 1e9
 """Seconds: thirty years. The core counts nanoseconds in 63 bits."""
@@ -75,6 +86,21 @@ def as_ranks(values: Any, size: int, name: str = "ranks") -> list[int]:
     return [as_rank(value, size) for value in _items(values, name, "a list of ranks")]
 
 
+def as_world_size(value: Any, minimum: int = 1) -> int:
+    """A number of ranks.
+
+    Raises:
+        InvalidWorldSize: It is not a whole number, or too small.
+    """
+    try:
+        size = as_index(value, "world_size")
+    except UsageError as error:
+        raise InvalidWorldSize(value, str(error)) from None
+    if size < minimum:
+        raise InvalidWorldSize(size, minimum=minimum)
+    return size
+
+
 def as_counts(values: Any, length: int, name: str) -> list[int]:
     """So many whole numbers, none of them negative.
 
@@ -118,13 +144,21 @@ def as_seconds(value: Any, name: str = "timeout") -> float:
     Raises:
         UsageError: It is not a number, negative, or longer than thirty years: no wait is without an end.
     """
-    if type(value) is float or type(value) is int:
-        seconds = value
-    else:
-        seconds = _as_float(value)
+    seconds = value if type(value) is float or type(value) is int else _as_float(value)
     if not 0 <= seconds <= LONGEST:  # also refuses NaN
         raise UsageError(f"{name}={shown(value)} is not valid (expected seconds, from 0 to {LONGEST:.0e})")
     return float(seconds)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of any library as Python's own int or float; what is none, as it is."""
+    if isinstance(value, (int, float, str, bytes)) or value is None:
+        return value
+    try:
+        return as_index(value, "")
+    except UsageError:
+        number = _as_float(value)
+        return value if math.isnan(number) else number
 
 
 def _as_float(value: Any) -> float:

@@ -15,6 +15,7 @@ from ..config import Options
 from ..deadline import Deadline
 from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray
 from ..rendezvous.host import hostname
+from ..system_limits import naming_limits
 from ..transports.mailbox import BufferSink, Operation
 from ..transports.stream import Buffer
 from ..wire.control import OperationStatus
@@ -224,7 +225,8 @@ class LaneBackend(Backend):
         view = bytes_of(data, writable=False)
         deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
-        operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
+        with naming_limits():
+            operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
         self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
@@ -277,7 +279,8 @@ class LaneBackend(Backend):
 
     def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
         try:
-            lane.wait([operation], deadline)
+            with naming_limits():
+                lane.wait([operation], deadline)
         finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
             expired = lane.withdraw(operation)
         if expired:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import Options
+from ..arguments import as_rank, as_seconds, as_world_size
+from ..config import Options, options_of
 from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
@@ -40,8 +41,11 @@ class TcpBackend(LaneBackend):
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
+        options, timeout = options_of(options), as_seconds(timeout)
+        world_size = as_world_size(world_size, 2)
+        rank = as_rank(rank, world_size)
         streams = form_star(rank, world_size, master, Deadline(timeout))
-        self.world = ClassicWorld(rank, world_size, streams, options or Options.from_env())
+        self.world = ClassicWorld(rank, world_size, streams, options)
         super().__init__(
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )

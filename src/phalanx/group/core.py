@@ -226,6 +226,9 @@ class GroupCore:
         head = f"{what} at {site}: not done within {deadline.seconds:g} s"
         if sequence is not None:
             head += f"; arrived: {', '.join(str(self.members[rank]) for rank in sorted(arrived))}"
+        trouble = self._control.trouble
+        if trouble is not None:
+            lines.append(f"  this rank, {self._world_rank}, cannot accept connections: {trouble}")
         names = [self.members[rank] for rank in missing]
         head += f"; {'missing' if sequence is not None else 'waiting for'}: {', '.join(map(str, names))}"
         return Timeout(

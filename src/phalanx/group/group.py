@@ -18,6 +18,7 @@ from ..backends.base import Backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import PhalanxError
+from ..system_limits import naming_limits
 from .arrays import dtype_of
 from .object_collectives import ObjectCollectives
 from .point_to_point import PointToPoint
@@ -41,7 +42,8 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     """
 
     def __init__(self, backend: Backend, *, _owns_backend: bool = False) -> None:
-        super().__init__(as_lane_backend(backend))
+        with naming_limits():
+            super().__init__(as_lane_backend(backend))
         self._owns_backend = _owns_backend
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from ..arguments import as_rank
 from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
+from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from . import executor, segments
 from .core import GroupCore
@@ -136,14 +137,16 @@ class Lockstep(GroupCore):
                 operation=what,
             )
         try:
-            entry = self._journal.begin(what, collective=True)
-            if not async_op and (self._worker is None or self._worker.idle):
-                return self._guarded(body, entry, deadline)
-            if self._worker is None:
-                self._worker = _Worker()
+            at_once = not async_op and (self._worker is None or self._worker.idle)
+            if not at_once and self._worker is None:
+                with naming_limits():  # before the operation has a number: without a thread it never was
+                    self._worker = _Worker()
                 self._closers.insert(0, self._worker.stop)
                 if self._express is not None:
                     self._worker.hold_back(self._express)
+            entry = self._journal.begin(what, collective=True)
+            if at_once or self._worker is None:
+                return self._guarded(body, entry, deadline)
             work = Work(what, deadline)
             self._worker.add(work, lambda: self._guarded(body, entry, deadline))
         finally:
@@ -167,6 +170,9 @@ class Lockstep(GroupCore):
                 self._break(self._lost(error, entry))
             raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
+            limit = out_of_resources(interrupt)
+            if limit is not None:
+                self._break(self._lost(limit, entry))
             # The others are in the middle of it: the group cannot go on. Whether the interrupt ends this program or is
             # caught by it, they hear the same.
             lines = [*traceback.format_stack(), *traceback.format_tb(interrupt.__traceback__)]

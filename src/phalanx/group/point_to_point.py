@@ -8,6 +8,7 @@ from ..arguments import as_index, as_rank
 from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, Timeout, UsageError
+from ..system_limits import naming_limits
 from ..transports.channel import Outgoing
 from ..transports.mailbox import Envelope, Operation, Receive
 from ..transports.ring_channel import last_handed_over
@@ -154,7 +155,8 @@ class PointToPoint(GroupCore):
         receive: Receive | None = None
         try:
             receive = self._messages.post(src, tag, sink)
-            outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+            with naming_limits():
+                outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
         except BaseException:
             if receive is not None:
                 self._messages.withdraw(receive)
@@ -287,7 +289,8 @@ class PointToPoint(GroupCore):
     ) -> Work | None:
         entry = self._journal.begin(what, collective=False)
         try:
-            operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
+            with naming_limits():
+                operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
         except BaseException:
             entry.end()
             raise
@@ -330,10 +333,11 @@ class PointToPoint(GroupCore):
         lane = self._messages
         try:
             try:
-                lane.wait(operations, deadline)
-                if any(isinstance(operation.error, UsageError) for operation in operations):
-                    # What came does not fit, which is no reason to cut short what is sent.
-                    lane.wait([operation for operation in operations if operation.error is None], deadline)
+                with naming_limits():
+                    lane.wait(operations, deadline)
+                    if any(isinstance(operation.error, UsageError) for operation in operations):
+                        # What came does not fit, which is no reason to cut short what is sent.
+                        lane.wait([operation for operation in operations if operation.error is None], deadline)
             finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
                 expired = [operation for operation in operations if lane.withdraw(operation)]
             failed = next((operation.error for operation in operations if operation.error is not None), None)
@@ -367,7 +371,8 @@ class PointToPoint(GroupCore):
 
         operation.on_done(finished)
         try:
-            lane.move_in_background(operation, deadline, expire)
+            with naming_limits():
+                lane.move_in_background(operation, deadline, expire)
         except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
             lane.withdraw(operation)
             raise

@@ -47,8 +47,12 @@ class Turn:
 
         Raises:
             FingerprintMismatch: A member is in another operation.
+            OutOfResources: A member that has not connected yet cannot, because this rank has no more descriptors.
         """
         group = self.group
+        lane, trouble = group._collectives, group._control.trouble
+        if trouble is not None and any(not lane.inbound(rank) for rank in range(lane.size) if rank != lane.rank):
+            raise trouble
         # Some may be ahead: those tell what they had under this number. Others may be behind.
         for name, status in group._control.statuses(group._context, self.entry.sequence).replies.items():
             if name in group.members and group._journal.contradicts(status):
