@@ -91,7 +91,8 @@ class Options:
     """Bytes in one object that is sent by `send_object` and its kin."""
 
     transport: Literal["auto", "tcp"] = "auto"
-    """How ranks on one host talk: `"auto"` through shared memory where that is possible, `"tcp"` over TCP only."""
+    """How ranks on one host talk: `"auto"` through shared memory where that is possible, `"tcp"` over TCP only. With
+    `tls` no memory is shared."""
 
     segment_heap: int = 1 << 30
     """Bytes that `Group.empty` may give out, per rank and group. Memory is taken only as far as it is used."""
