@@ -1,7 +1,7 @@
-"""Every argument of every public call, with every odd value: refused by an error of ours, at once, and nothing is broken.
+"""Every argument of every public call, with every odd value: refused by an error of ours, at once, and nothing breaks.
 
-One table. It runs on a world of one, on ranks that are threads, and on processes that share a segment: there a call goes
-into the core first, which must decline what it does not understand.
+One table. It runs on a world of one, on ranks that are threads, and on processes that share a segment: there a call
+goes into the core first, which must decline what it does not understand.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def integers(group: px.Group, kind: Callable[[int], Any]) -> list[Any]:
     found.append(group.recv_object(kind(peer)))
     exchanged = group.all_to_all(np.arange(2), send_counts=[kind(1), kind(1)], recv_counts=[kind(1), kind(1)])
     found += [exchanged.tolist(), group.empty(kind(3)).shape, group.empty((kind(2), kind(3))).shape]
-    found.append(group.split(kind(0), kind(-me)).members)  # type: ignore[union-attr]
+    found.append(group.split(kind(0), kind(1 - me)).members)  # type: ignore[union-attr]
     group.backend.send(bytes([me]), kind(peer))
     group.backend.recv(raw := bytearray(1), kind(peer))
     found.append(raw[0])
@@ -444,7 +444,7 @@ def memory(size: int) -> mmap.mmap:
     [
         (lambda: array.array("d", [0, 1, 2]), list),
         (lambda: (ctypes.c_float * 3)(0, 1, 2), list),
-        (lambda: memory(3), list),
+        (lambda: memory(3), bytes),
         (lambda: bytearray([0, 1, 2]), list),
         (lambda: memoryview(array.array("i", [0, 1, 2])), list),
         (lambda: np.arange(3.0).view(np.matrix), lambda x: np.asarray(x).reshape(-1).tolist()),
