@@ -27,6 +27,7 @@ PUBLIC = [
     "MissingVariable",
     "NoConnection",
     "Options",
+    "OutOfResources",
     "PeerLost",
     "PhalanxError",
     "ProtocolError",

@@ -27,7 +27,9 @@ LAYERS: list[set[str]] = [
     {"wire"},
     {"_native"},
     {"config"},
-    {"errors", "types", "deadline"},
+    {"deadline"},
+    {"arguments", "system_limits"},
+    {"errors", "types"},
     {"_core"},
 ]
 LINE = {item: line for line, items in enumerate(LAYERS) for item in items}

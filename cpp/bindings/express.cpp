@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <vector>
@@ -41,15 +42,29 @@ constexpr Dtype plain_dtypes[] = {Dtype::boolean, Dtype::int8,    Dtype::uint8, 
                                   Dtype::uint32,  Dtype::int64,   Dtype::uint64,  Dtype::int64,     Dtype::uint64,   Dtype::float16,
                                   Dtype::float32, Dtype::float64, Dtype::complex64, Dtype::complex128};
 
+// The shape of an array, which must be the same on all ranks.
+struct Shape {
+    int dims = 0;
+    const Py_ssize_t* lengths = nullptr;
+};
+
 // An array that the quick path can take.
 struct Array {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     std::size_t items = 0;
+    Shape shape;
     Py_ssize_t rows = -1;  // -1 for a scalar
     Dtype dtype = Dtype::uint8;
 
     bool divides(int parts) const noexcept { return rows >= 0 && rows % parts == 0; }
+    bool apart_from(const Array& other) const noexcept {
+        return data + bytes <= other.data || other.data + other.bytes <= data;
+    }
+    // Whether this is one of the parts of the whole, which all have this length.
+    bool is_part_of(const Array& whole, int part) const noexcept {
+        return data == whole.data + static_cast<std::size_t>(part) * bytes;
+    }
 };
 
 class Express {
@@ -74,15 +89,16 @@ public:
     int paused = 0;  // operations under way in another thread, which come first
 
     nb::object barrier() {
-        return run({Verb::barrier, -1, -1, -1, 0, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); },
+        return run({Verb::barrier, -1, -1, -1, {}, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); },
                    [] { return 0; });
     }
 
-    nb::object broadcast(nb::handle x, int root) {
+    nb::object broadcast(nb::handle x, nb::handle src) {
         Array array;
-        if (root < 0 || root >= ranks() || !look(x, rank() != root, array)) return nb::none();
+        const int root = rank_of(src);
+        if (root < 0 || !look(x, rank() != root, array)) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(array.dtype, array.items)) return nb::none();
-        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.items, array.bytes}, x,
+        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.shape, array.bytes}, x,
                    [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); },
                    [&] { return mpi_->broadcast(array.data, array.items, array.dtype, root); });
     }
@@ -92,7 +108,7 @@ public:
         Combine how;
         const int code = look(x, true, array) ? combine(array.dtype, op, how) : -1;
         if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
-        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.shape, array.bytes}, x,
                    [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); },
                    [&] {
                        const int error = mpi_->all_reduce(array.data, array.items, array.dtype, code);
@@ -100,13 +116,14 @@ public:
                    });
     }
 
-    nb::object reduce(nb::handle x, int root, nb::handle op) {
+    nb::object reduce(nb::handle x, nb::handle dst, nb::handle op) {
         Array array;
         Combine how;
-        if (root < 0 || root >= ranks() || !look(x, rank() == root, array)) return nb::none();
+        const int root = rank_of(dst);
+        if (root < 0 || !look(x, rank() == root, array)) return nb::none();
         const int code = combine(array.dtype, op, how);
         if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
-        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.items, array.bytes}, x,
+        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.shape, array.bytes}, x,
                    [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); },
                    [&] {
                        const bool mine = rank() == root;
@@ -119,9 +136,10 @@ public:
         Array source, target;
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (source.bytes * ranks() != target.bytes) return nb::none();
+        if (!source.apart_from(target) && (mpi_ != nullptr || !source.is_part_of(target, rank()))) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(source.dtype, target.items)) return nb::none();
         counts_.assign(ranks(), source.bytes);
-        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.items, target.bytes}, out,
+        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.shape, target.bytes}, out,
                    [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); },
                    [&] { return mpi_->all_gather(source.data, target.data, source.items, source.dtype); });
     }
@@ -131,9 +149,10 @@ public:
         Combine how;
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (!source.divides(ranks()) || source.bytes != target.bytes * ranks()) return nb::none();
+        if (!source.apart_from(target) && (mpi_ != nullptr || !target.is_part_of(source, rank()))) return nb::none();
         const int code = combine(source.dtype, op, how);
         if (code < 0 || !mpi_can_combine(source.dtype, code, source.items)) return nb::none();
-        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.items, source.bytes}, out,
+        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.shape, source.bytes}, out,
                    [&](const Call& call) {
                        return s_.ops.reduce_scatter(call, source.data, target.data, target.items, how);
                    },
@@ -147,10 +166,10 @@ public:
     nb::object all_to_all(nb::handle x, nb::handle out) {
         Array source, target;
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
-        if (!source.divides(ranks()) || source.bytes != target.bytes) return nb::none();
+        if (!source.divides(ranks()) || source.bytes != target.bytes || !source.apart_from(target)) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(source.dtype, source.items)) return nb::none();
         counts_.assign(ranks() * ranks(), source.bytes / ranks());
-        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.items, source.bytes}, out,
+        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.shape, source.bytes}, out,
                    [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); },
                    [&] {
                        return mpi_->all_to_all(source.data, target.data, source.items / ranks(), source.dtype);
@@ -160,6 +179,14 @@ public:
 private:
     int rank() const noexcept { return s_.segment.rank(); }
     int ranks() const noexcept { return s_.segment.ranks(); }
+
+    // -1 for what is no rank, or not a plain int: the general way says so, or knows better.
+    int rank_of(nb::handle object) const noexcept {
+        if (!PyLong_CheckExact(object.ptr())) return -1;
+        int overflow = 0;
+        const long value = PyLong_AsLongAndOverflow(object.ptr(), &overflow);
+        return overflow == 0 && value >= 0 && value < ranks() ? static_cast<int>(value) : -1;
+    }
 
     bool mpi_can_combine(Dtype dtype, int op, std::size_t items) const noexcept {
         return mpi_ == nullptr || mpi_->can_combine(dtype, op, items);
@@ -173,11 +200,12 @@ private:
 
     bool look(nb::handle object, bool writable, Array& found) const {
         PlainArray plain;
-        if (!arrays_.look(object, writable, plain)) return false;
+        if (!arrays_.look(object, writable, plain) || plain.dims > Record::most_dims) return false;
         found.data = plain.data;
         found.bytes = plain.bytes;
         found.dtype = plain_dtypes[plain.number];
         found.items = plain.bytes / item_size(found.dtype);
+        found.shape = {plain.dims, plain.shape};
         found.rows = plain.dims > 0 ? plain.shape[0] : -1;
         return true;
     }
@@ -197,7 +225,7 @@ private:
         int root;   // -1: none
         int dtype;  // -1: none
         int op;     // -1: none
-        std::uint64_t count;
+        Shape shape;
         std::size_t bytes;
     };
 
@@ -219,9 +247,11 @@ private:
         record.rank = what.root;
         if (what.op >= 0) record.op = op_names[what.op];
         record.dtype = what.dtype;
-        record.count = what.count;
+        record.dims = what.shape.dims;
+        std::copy_n(what.shape.lengths, what.shape.dims, record.shape.begin());
         record.sequence = sequence;
-        record.mark = fingerprint(fixed, sequence, what.count, what.root < 0 ? 0 : what.root);
+        record.mark = fingerprint(fixed, sequence, extent_of(what.shape.lengths, what.shape.dims),
+                                  what.root < 0 ? 0 : what.root);
         PyThreadState* state = nullptr;
         Call call;
         call.mark = record.mark;
@@ -294,10 +324,11 @@ void phalanx::bind_express(nb::module_& m) {
              nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def_rw("paused", &Express::paused)
         .def("barrier", &Express::barrier)
-        .def("broadcast", &Express::broadcast)
-        .def("all_reduce", &Express::all_reduce)
-        .def("reduce", &Express::reduce)
-        .def("all_gather", &Express::all_gather)
-        .def("reduce_scatter", &Express::reduce_scatter)
-        .def("all_to_all", &Express::all_to_all);
+        // None is declined as anything else that is not as it should be: the general way says what is wrong.
+        .def("broadcast", &Express::broadcast, nb::arg().none(), nb::arg().none())
+        .def("all_reduce", &Express::all_reduce, nb::arg().none(), nb::arg().none())
+        .def("reduce", &Express::reduce, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_gather", &Express::all_gather, nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter", &Express::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_to_all", &Express::all_to_all, nb::arg().none(), nb::arg().none());
 }

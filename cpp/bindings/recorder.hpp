@@ -22,7 +22,9 @@ struct Record {
     const char* op = "";   // the reduction
     std::int64_t tag = 0;
     int dtype = -1;           // as Dtype in reduce.hpp; -1 where there is none
-    std::uint64_t count = 0;  // elements
+    static constexpr int most_dims = 8;
+    int dims = 0;
+    std::array<std::int64_t, most_dims> shape;  // as many as there are dims
     std::uint64_t sequence = 0;  // of a collective; 0 for a message
     std::uint64_t mark = 0;
     std::int64_t began_ns = 0;
@@ -50,14 +52,17 @@ public:
         return record;
     }
 
-    // Oldest first: (verb, rank, op, tag, dtype, count, sequence, mark, site, began, ended) with times in seconds, ended
+    // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, mark, site, began, ended) with times in seconds, ended
     // 0 while it runs.
     nb::list records() const {
         nb::list found;
         const std::size_t first = count_ > kept ? count_ - kept : 0;
         for (std::size_t i = first; i < count_; ++i) {
             const Record& r = records_[i % kept];
-            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, r.count, r.sequence, r.mark, r.site,
+            nb::list lengths;
+            for (int d = 0; d < r.dims; ++d) lengths.append(r.shape[static_cast<std::size_t>(d)]);
+            const nb::tuple shape(lengths);
+            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, shape, r.sequence, r.mark, r.site,
                                         static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
         }
         return found;

@@ -12,11 +12,19 @@ constexpr std::uint64_t mix(std::uint64_t x) noexcept {
     return x ^ (x >> 31);
 }
 
+// A shape as a number: arrays of (2, 3) and of (3, 2) are not alike.
+template <class Length>
+constexpr std::uint64_t extent_of(const Length* shape, int dims) noexcept {
+    std::uint64_t extent = static_cast<std::uint64_t>(dims);
+    for (int i = 0; i < dims; ++i) extent = mix(extent ^ mix(static_cast<std::uint64_t>(shape[i]) + 1));
+    return extent;
+}
+
 // `kind` stands for what does not change from call to call: the operation, the dtype and the reduction.
-constexpr std::uint64_t fingerprint(std::uint64_t kind, std::uint64_t sequence, std::uint64_t count,
+constexpr std::uint64_t fingerprint(std::uint64_t kind, std::uint64_t sequence, std::uint64_t extent,
                                     std::uint64_t root) noexcept {
     std::uint64_t mark = kind;
-    for (const std::uint64_t part : {sequence, count, root}) mark = mix(mark ^ mix(part + 1));
+    for (const std::uint64_t part : {sequence, extent, root}) mark = mix(mark ^ mix(part + 1));
     return mark != 0 ? mark : 1;
 }
 

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 
+from .arguments import as_seconds
 from .errors import UsageError
 
 __all__ = ["Deadline"]
@@ -26,10 +27,21 @@ class Deadline:
     __slots__ = ("at", "seconds")
 
     def __init__(self, seconds: float) -> None:
+        if type(seconds) is not float:
+            seconds = as_seconds(seconds)
         if not seconds >= 0:  # also refuses NaN
             raise UsageError(f"timeout={seconds!r} is not valid (expected seconds, 0 or more)")
         self.seconds = seconds
         self.at = time.monotonic() + seconds
+
+    @classmethod
+    def of(cls, timeout: float | None, default: float) -> Deadline:
+        """The deadline of a public call: the caller's `timeout`, or the default.
+
+        Raises:
+            UsageError: `timeout` is not a number of seconds, negative, or without an end.
+        """
+        return cls(default if timeout is None else as_seconds(timeout))
 
     def remaining(self) -> float:
         """Seconds left; never negative, and never more than a lock can wait."""

@@ -9,6 +9,7 @@ PhalanxError
 ├── Timeout (TimeoutError)
 ├── PeerLost (ConnectionError)   ChannelClosed
 ├── Desync
+├── OutOfResources (OSError)
 ├── ProtocolError
 └── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
 ```
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidWorldSize",
     "MissingVariable",
     "NoConnection",
+    "OutOfResources",
     "PeerLost",
     "PhalanxError",
     "ProtocolError",
@@ -255,6 +257,17 @@ class Desync(PhalanxError):
         super().__init__(message, rank=rank, peer=peer, operation=operation)
         self.mine = mine
         self.theirs = theirs
+
+
+class OutOfResources(PhalanxError, OSError):
+    """The operating system has no more of something; the message names the limit and how to raise it.
+
+    `errno` is the system's number for it.
+    """
+
+    def __init__(self, message: str, *, errno: int | None = None, rank: int | None = None) -> None:
+        super().__init__(message, rank=rank)
+        self.errno = errno
 
 
 class ProtocolError(PhalanxError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from typing import Any, NamedTuple
 
 from .errors import ConfigError
@@ -44,6 +45,20 @@ class Address(NamedTuple):
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"{what} {text!r} is not valid (expected host:port, the port from 0 to 65535)")
         return cls(host, int(port))
+
+    @classmethod
+    def of(cls, value: str | tuple[str, int], *, what: str = "address") -> Address:
+        """An address that is written, or a pair of host and port.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        if isinstance(value, str):
+            return cls.parse(value, what=what)
+        is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
+        if not is_pair or not hasattr(type(value[1]), "__index__"):
+            raise ConfigError(f"{what}={value!r} is not valid (expected host:port)")
+        return cls(value[0], operator.index(value[1]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

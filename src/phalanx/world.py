@@ -12,12 +12,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
+from .arguments import as_seconds, shown
 from .backends.base import DEFAULT_TIMEOUT, LaneBackend
 from .backends.mesh import MeshBackend
 from .backends.simulated import SimulatedBackend
-from .config import Launch, Options, backend_of_choice, detect, log_level
+from .config import Launch, Options, backend_of_choice, detect, log_level, options_of
 from .errors import ConfigError, PhalanxError
 from .group import Group
+from .system_limits import naming_limits
 from .types import Address
 
 __all__ = ["init"]
@@ -56,31 +58,46 @@ def init(
     Raises:
         ConfigError: The job is described in a way that cannot work; names the variable or argument.
         RendezvousError: The world did not form; names the ranks that are missing.
+        OutOfResources: This process has no more descriptors, threads or memory; names the limit.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"backend={backend!r} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
-    if auth not in ("token", "none"):
-        raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
+    if not isinstance(auth, str) or auth not in ("token", "none"):
+        raise ConfigError(f"auth={shown(auth)} is not valid (expected 'token' or 'none')")
     if auth == "none" and token is not None:
         raise ConfigError("auth='none' does not go with a token (leave one of them out)")
     if backend == "auto":
         backend = backend_of_choice()
-    resolved = (options or Options()).resolve()
-    made: LaneBackend
+    timeout = as_seconds(timeout)
+    resolved = options_of(options).resolve()
+    with naming_limits():
+        made = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
+    group = Group(made, _owns_backend=True)
+    close_at_exit(group)
+    return group
+
+
+def _join(
+    backend: str,
+    rank: int | None,
+    world_size: int | None,
+    master: str | Address | None,
+    token: str | bytes | None,
+    auth: Literal["token", "none"],
+    timeout: float,
+    options: Options,
+) -> LaneBackend:
     if backend == "mpi":
         if rank is not None or world_size is not None:
             raise ConfigError("backend='mpi' takes rank and world size from MPI (leave rank= and world_size= out)")
         from .backends.mpi import MpiBackend
 
-        made = MpiBackend(timeout=timeout, options=resolved, master=master, token=token, auth=auth)
+        made = MpiBackend(timeout=timeout, options=options, master=master, token=token, auth=auth)
         _apply_log_level(made.rank)
-    else:
-        launch = detect(rank=rank, world_size=world_size, master=master, token=token)
-        _apply_log_level(launch.rank)
-        made = _backend(backend, launch, auth, timeout, resolved)
-    group = Group(made, _owns_backend=True)
-    close_at_exit(group)
-    return group
+        return made
+    launch = detect(rank=rank, world_size=world_size, master=master, token=token)
+    _apply_log_level(launch.rank)
+    return _backend(backend, launch, auth, timeout, options)
 
 
 def _apply_log_level(rank: int) -> None:

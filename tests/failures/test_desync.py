@@ -8,12 +8,25 @@ CASES = {
     "another operation": ("g.all_reduce(x)", "g.barrier()"),
     "another root": ("g.broadcast(x, 1)", "g.broadcast(x, 0)"),
     "another size": ("g.all_reduce(x[:3])", "g.all_reduce(x)"),
+    "another shape": ("g.all_reduce(x.reshape(3, 2))", "g.all_reduce(x.reshape(2, 3))"),
+    "a shape of more dims": ("g.all_gather(x[:, None])", "g.all_gather(x)"),
+    "a scalar": ("g.broadcast(np.ones(()), 0)", "g.broadcast(np.ones(1), 0)"),
+    "another list": ("g.all_reduce_many([x, x])", "g.all_reduce_many([x, x.reshape(2, 3)])"),
     "another dtype": ("g.all_reduce(x.astype(np.int32))", "g.all_reduce(x)"),
     "another reduction": ("g.all_reduce(x, op='max')", "g.all_reduce(x)"),
     "another number of calls": ("g.barrier(); g.barrier()", "g.barrier(); g.broadcast(x, 2)"),
     "split": ("g.split(0)", "g.barrier()"),
     "asynchronous": ("g.all_reduce(x, async_op=True).wait()", "g.broadcast(x, 1, async_op=True).wait()"),
 }
+
+SHAPES = {
+    "another size": ("float32[3]", "float32[6]"),
+    "another shape": ("float32[3, 2]", "float32[2, 3]"),
+    "a shape of more dims": ("float32[6, 1]", "float32[6]"),
+    "a scalar": ("float64[]", "float64[1]"),
+    "another list": ("float32[6], float32[6]", "float32[6], float32[2, 3]"),
+}
+"""What the two sides must name."""
 
 SCRIPT = """
 world = init()
@@ -52,6 +65,8 @@ def test_every_member_is_told(worlds: Worlds) -> None:
             assert any(" in others" in words for words in both), (case, event)
             assert all("world0.py:" in words for words in both), (case, event)
             assert all(words in event["text"] for words in both), (case, event)
+            for shape in SHAPES.get(case, ()):
+                assert any(shape in words for words in both), (case, event)
     assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
 
 

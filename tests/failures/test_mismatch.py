@@ -22,6 +22,8 @@ from phalanx.testing import run_ranks
 RANKS = 3
 PROGRAMS = 170
 """For each of the backends below: more than 500 in all."""
+SHAPES = 20
+"""More of them, in which one rank's array has another shape and the same size."""
 KINDS = ("operation", "size", "dtype", "root", "reduction", "order", "missing", "missing at the end", "extra")
 OPERATIONS = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all", "barrier")
 HAVE_ROOT = ("reduce", "broadcast", "gather")
@@ -41,9 +43,11 @@ class Call:
     dtype: str
     root: int
     reduction: str
+    dims: int = 1
 
     def run(self, group: px.Group, timeout: float) -> None:
-        x = np.full(self.size * RANKS, group.rank + 1, self.dtype)
+        shape = (self.size * RANKS,) if self.dims == 1 else (RANKS, self.size)
+        x = np.full(shape, group.rank + 1, self.dtype)
         words: dict[str, Any] = {"timeout": timeout}
         if self.operation in HAVE_REDUCTION:
             words["op"] = self.reduction
@@ -86,6 +90,8 @@ def another(draw: random.Random, call: Call, kind: str) -> Call | None:
         return None
     if kind == "size":
         return replace(call, size=draw.choice([size for size in SIZES if size != call.size]))
+    if kind == "shape":
+        return replace(call, dims=3 - call.dims)
     if kind == "dtype":
         return replace(call, dtype=draw.choice([dtype for dtype in DTYPES if dtype != call.dtype]))
     if kind == "root" and call.operation in HAVE_ROOT:
@@ -98,7 +104,7 @@ def another(draw: random.Random, call: Call, kind: str) -> Call | None:
 def make(seed: int) -> tuple[str, int, int, list[Call], list[Call]]:
     """What kind of difference, the odd rank, at which call they part, everybody's program, the odd rank's."""
     draw = random.Random(seed)
-    kind = KINDS[seed % len(KINDS)]
+    kind = KINDS[seed % len(KINDS)] if seed % 1000 < PROGRAMS else "shape"
     while True:
         program = [random_call(draw) for _ in range(draw.randrange(2, 6))]
         odd = list(program)
@@ -167,7 +173,7 @@ def judge(rank: int, kind: str, odd_rank: int, parted: int, done: int, error: Ba
         return f"it was found at call {done} only"
     if f"rank {odd_rank} called" not in str(error):
         return "the rank that differs is not named"
-    place = re.compile(rf"#{parted + 1}( of \d+ \w+)? at test_mismatch\.py:\d+ in run")
+    place = re.compile(rf"#{parted + 1}( of \w+\[[\d, ]+\])? at test_mismatch\.py:\d+ in run")
     if not place.search(error.mine) or not place.search(error.theirs) or error.mine == error.theirs:
         return "where they parted is not named"
     return ""
@@ -180,7 +186,7 @@ def test_one_rank_differs_in_one_call(how: str) -> None:
     # nothing to wait for, and hears at the next call that has.
     arguments = (
         {"segment": 0, "tcp": 10_000, "simulated": 20_000}[how],
-        PROGRAMS,
+        PROGRAMS + SHAPES,
         how == "segment" and _native.available,
     )
     if how == "simulated":

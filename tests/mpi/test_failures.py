@@ -60,7 +60,7 @@ def test_a_rank_that_comes_late_is_named(mpirun: Starter) -> None:
     for one in found:
         assert one["error"] == "Timeout"
         assert "arrived: 0, 1; missing: 2" in one["text"]
-        assert "rank 2 is in no operation; it finished all_reduce(op=sum) #1 of 4 float32" in one["text"]
+        assert "rank 2 is in no operation; it finished all_reduce(op=sum) #1 of float32[4]" in one["text"]
 
 
 @pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
@@ -71,4 +71,4 @@ def test_another_operation_is_found_before_mpi_is_entered(mpirun: Starter) -> No
     found = seen(mpirun)
     assert found, job.err
     assert {one["error"] for one in found} <= {"Desync", "PeerLost"}  # the latter: who came last saw the others leave
-    assert any("of 4 float32" in one["text"] and "of 5 float32" in one["text"] for one in found)
+    assert any("of float32[4]" in one["text"] and "of float32[5]" in one["text"] for one in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from tests.rings.support import Pair
 from phalanx._native import core
 from phalanx.errors import ProtocolError
 from phalanx.transports import ring as rings
+from phalanx.transports import shared_memory
 from phalanx.transports.channel import Inbound
 from phalanx.transports.mailbox import Mailbox
 from phalanx.transports.stream import Stream
@@ -56,13 +58,13 @@ def _unsealed() -> int:
 def _wrong_size() -> int:
     fd = _unsealed()
     os.ftruncate(fd, 4096)
-    rings.fcntl.fcntl(fd, rings.fcntl.F_ADD_SEALS, rings._SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared_memory.SEALS)
     return fd
 
 
 def _wrong_nonce() -> int:
     fd = _unsealed()
-    rings.fcntl.fcntl(fd, rings.fcntl.F_ADD_SEALS, rings._SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared_memory.SEALS)
     return fd
 
 

@@ -98,8 +98,8 @@ def test_another_number_of_steps() -> None:
         return str(caught.value), first_line(body)
 
     for message, start in together(2, body):
-        assert f"all_reduce(op=sum) #9 of 72 float32 at test_failures.py:{start + 5} in body" in message
-        assert f"all_reduce(op=sum) #9 of 1 float32 at test_failures.py:{start + 6} in body" in message
+        assert f"all_reduce(op=sum) #9 of float32[72] at test_failures.py:{start + 5} in body" in message
+        assert f"all_reduce(op=sum) #9 of float32[1] at test_failures.py:{start + 6} in body" in message
 
 
 def test_the_line_of_a_call_that_another_thread_runs() -> None:

@@ -13,8 +13,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from ..arguments import shown
 from ..deadline import Deadline
-from ..errors import PeerLost, PhalanxError, Timeout
+from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Mailbox, Operation
 from ..transports.stream import Buffer
@@ -34,9 +35,15 @@ Outgoing = tuple[int, Sequence[Buffer], Operation]
 
 
 def as_lane_backend(backend: Backend) -> LaneBackend:
-    """The backend itself if it has lanes; else the one adapter of it, shared by all groups on it."""
+    """The backend itself if it has lanes; else the one adapter of it, shared by all groups on it.
+
+    Raises:
+        UsageError: It is no backend.
+    """
     if isinstance(backend, LaneBackend):
         return backend
+    if not isinstance(backend, Backend):
+        raise UsageError(f"backend={shown(backend)} is not valid (expected a phalanx.backends.Backend)")
     if backend._adapter is None:
         backend._adapter = AdaptedBackend(backend)
     return backend._adapter

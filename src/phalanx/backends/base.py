@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.classic import Message, star_barrier
+from ..arguments import as_rank, as_seconds
 from ..config import Options
 from ..deadline import Deadline
-from ..errors import Closed, InvalidRank, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
+from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
 from ..rendezvous.host import hostname
+from ..system_limits import naming_limits
 from ..transports.mailbox import BufferSink, Operation
 from ..transports.stream import Buffer
 from ..wire.classic import BARRIER
@@ -37,8 +39,11 @@ RAW_LANE = 0
 """The lane of `Backend.send` and `recv`; a group on the backend has lanes of its own."""
 
 
-def derive_context(parent: bytes, *parts: object) -> bytes:
-    """The identity of a group made from another: the same on all members, different for every group."""
+def derive_context(parent: bytes, *parts: str | int | tuple[int, ...] | None) -> bytes:
+    """The identity of a group made from another: the same on all members, different for every group.
+
+    Plain ints only: `repr` of NumPy's is another text.
+    """
     text = repr(parts).encode()
     return hashlib.blake2b(parent + text, digest_size=16, person=b"phalanx-context").digest()
 
@@ -150,7 +155,7 @@ class LaneBackend(Backend):
         """The world rank of each of this backend's ranks."""
         self.control = control
         self.context = context
-        self.timeout = timeout
+        self.timeout = as_seconds(timeout)
         self.options = options or Options()
         self.hosts: tuple[str, ...] = (hostname(),) * len(self.world_ranks)
         """The host name of each rank."""
@@ -190,7 +195,7 @@ class LaneBackend(Backend):
             raise UnsupportedOp("ferrotorch's ranks do not know Agent's messages (use phalanx.rpc.ClassicAgent)")
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
-    def next_context(self, label: str, key: object = None) -> bytes:
+    def next_context(self, label: str, key: tuple[int, ...] | None = None) -> bytes:
         """A fresh identity, the same on all ranks that ask for their n-th one of this kind."""
         with self._lock:
             number = self._counters[label, key] = self._counters.get((label, key), 0) + 1
@@ -210,41 +215,42 @@ class LaneBackend(Backend):
         if self._unusable is not None:
             raise Closed(self._unusable, rank=self.world_ranks[self._rank])
 
-    def check_peer(self, peer: int) -> None:
-        """Refuses a rank that cannot be talked to.
+    def check_peer(self, peer: int) -> int:
+        """A rank as a plain int; refuses one that cannot be talked to.
 
         Raises:
             InvalidRank: There is no such rank.
             SelfSend: It is this rank, and the backend has no way to itself.
         """
-        if not isinstance(peer, int) or not 0 <= peer < self.world_size:
-            raise InvalidRank(peer, self.world_size)
-        if peer == self._rank and not self.self_send:
-            raise SelfSend(peer)
+        rank = as_rank(peer, self.world_size)
+        if rank == self._rank and not self.self_send:
+            raise SelfSend(rank)
+        return rank
 
     # -- raw messages --------------------------------------------------------------------------------------------------
 
     def send(self, data: Any, dst: int, *, timeout: float | None = None) -> None:
         self.check_usable()
-        self.check_peer(dst)
+        dst = self.check_peer(dst)
         view = bytes_of(data, writable=False)
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
-        operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
+        with naming_limits():
+            operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
         self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
         self.check_usable()
-        self.check_peer(src)
+        src = self.check_peer(src)
         view = bytes_of(buffer, writable=True)
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
         operation = lane.post(src, 0, BufferSink(view))
         self._finish(lane, operation, deadline, f"recv of {len(view)} bytes from rank {src}", src)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
-        deadline = Deadline(self.timeout if timeout is None else timeout)
+        deadline = Deadline.of(timeout, self.timeout)
         for peer, sends in self.barrier_messages():
             if sends:
                 self.send(BARRIER, peer, timeout=deadline.remaining())
@@ -282,7 +288,8 @@ class LaneBackend(Backend):
 
     def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
         try:
-            lane.wait([operation], deadline)
+            with naming_limits():
+                lane.wait([operation], deadline)
         finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
             expired = lane.withdraw(operation)
         if expired:

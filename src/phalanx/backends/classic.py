@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ..arguments import shown
 from ..config import Options
 from ..deadline import Deadline
 from ..errors import ChannelClosed, ConfigError, NoConnection, PeerLost, PhalanxError, UnsupportedOp
@@ -46,7 +47,7 @@ def check_peers(peers: str) -> None:
         ConfigError: It is neither of the two.
     """
     if peers not in ("phalanx", "ferrotorch"):
-        raise ConfigError(f"peers={peers!r} is not valid (expected 'phalanx' or 'ferrotorch')")
+        raise ConfigError(f"peers={shown(peers)} is not valid (expected 'phalanx' or 'ferrotorch')")
 
 
 class ClassicWorld(ControlPlane):

@@ -51,6 +51,11 @@ class ControlPlane:
         self.directory_host: int | None = None
         """The rank that hosts the directory, if one does: when nobody answers, it is the one that does not."""
 
+    @property
+    def trouble(self) -> PhalanxError | None:
+        """Why this rank can accept no connection at present, if it cannot."""
+        return None
+
     # -- for groups --------------------------------------------------------------------------------------------------
 
     def watch(self, context: bytes, watcher: Watcher) -> None:

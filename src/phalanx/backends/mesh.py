@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..algorithms.classic import Message, ring_barrier
-from ..config import Launch, Options, detect, four_variables
+from ..arguments import as_rank, as_seconds, as_world_size, shown
+from ..config import Launch, Options, detect, four_variables, options_of
 from ..deadline import Deadline
 from ..errors import ConfigError
 from ..types import Address
@@ -57,13 +58,17 @@ class MeshBackend(LaneBackend):
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
-        options = options or Options.from_env()
+        options, timeout = options_of(options), as_seconds(timeout)
+        if not isinstance(wire, str):
+            raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
         check_peers(peers)
         if wire == "classic":
             from ..rendezvous.classic import form_mesh  # most worlds never need it
 
             if token is not None or options.tls is not None:
                 raise ConfigError("the classic wire has neither token nor TLS (use wire='phalanx')")
+            world_size = as_world_size(world_size, 2)
+            rank = as_rank(rank, world_size)
             connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(timeout))
             self._start(ClassicWorld(rank, world_size, connected, options, peers), timeout)
         elif wire == "phalanx":
@@ -76,7 +81,7 @@ class MeshBackend(LaneBackend):
             launch = detect(rank=rank, world_size=world_size, master=master, token=token)
             self._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options), timeout)
         else:
-            raise ConfigError(f"wire={wire!r} is not valid (expected 'phalanx' or 'classic')")
+            raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
 
     @classmethod
     def from_env(

@@ -113,9 +113,15 @@ class MeshWorld(ControlPlane):
         self.directory_seen_at = stream.peer_host
         self._client = ControlClient(self._reactor, stream, self.rank, options, self)
         port = self._acceptor.address.port
-        memory = memory_id(core.ABI) if core is not None and options.transport != "tcp" else ""
+        # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
+        shares = core is not None and options.transport != "tcp" and options.tls is None
+        memory = memory_id(core.ABI) if core is not None and shares else ""
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
         self.roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
+
+    @property
+    def trouble(self) -> PhalanxError | None:
+        return self._acceptor.trouble
 
     # -- what groups ask -----------------------------------------------------------------------------------------------
 
@@ -130,10 +136,9 @@ class MeshWorld(ControlPlane):
         return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
     def shares_memory_with(self, rank: int) -> bool:
-        """Whether that rank and this one can map each other's memory. With TLS everything stays inside TLS."""
+        """Whether that rank and this one can map each other's memory."""
         mine, other = self.roster[self.rank], self.roster[rank]
-        same = mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
-        return same and self.options.tls is None
+        return mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
 
     def dial_channel(self, key: LaneKey, rank: int, deadline: Deadline, check: Callable[[], None]) -> Stream:
         """Connects to what that rank has under `key`. `check` is called meanwhile, and may raise to end it.

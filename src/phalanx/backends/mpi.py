@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..config import Launch, Options, detect
+from ..arguments import as_seconds
+from ..config import Launch, Options, detect, options_of
 from ..deadline import Deadline
 from ..errors import ConfigError, MissingVariable
 from ..types import Address
@@ -67,7 +68,7 @@ class MpiBackend(LaneBackend):
         token: str | bytes | None = None,
         auth: Literal["token", "none"] = "token",
     ) -> None:
-        options = options or Options.from_env()
+        options, timeout = options_of(options), as_seconds(timeout)
         if auth not in ("token", "none"):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
         if auth == "none" and token is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
+from ..arguments import as_world_size
 from ..deadline import Deadline
-from ..errors import ChannelClosed, InvalidWorldSize, PhalanxError
+from ..errors import ChannelClosed, PhalanxError
 from ..rendezvous.causes import from_cause, to_cause
 from ..rendezvous.control import Statuses
 from ..transports.channel import Inbound
@@ -148,8 +149,7 @@ class SimulatedBackend(LaneBackend):
         Raises:
             InvalidWorldSize: `world_size` is below 1.
         """
-        if world_size < 1:
-            raise InvalidWorldSize(world_size)
+        world_size = as_world_size(world_size)
         world = _World(world_size)
         return [cls(rank, world, timeout=timeout) for rank in range(world_size)]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import Options
+from ..arguments import as_rank, as_seconds, as_world_size
+from ..config import Options, options_of
 from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
@@ -44,8 +45,11 @@ class TcpBackend(LaneBackend):
         options: Options | None = None,
     ) -> None:
         check_peers(peers)
+        options, timeout = options_of(options), as_seconds(timeout)
+        world_size = as_world_size(world_size, 2)
+        rank = as_rank(rank, world_size)
         streams = form_star(rank, world_size, master, Deadline(timeout))
-        self.world = ClassicWorld(rank, world_size, streams, options or Options.from_env(), peers)
+        self.world = ClassicWorld(rank, world_size, streams, options, peers)
         self.peers = peers
         super().__init__(
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..arguments import as_rank, as_ranks
 from ..errors import InvalidRank, InvalidWorldSize
 from .adapter import as_lane_backend
 from .base import Backend, LaneBackend
@@ -42,12 +43,10 @@ class SubBackend(LaneBackend):
     ) -> None:
         lanes = as_lane_backend(parent)
         lanes.check_usable()
-        chosen = list(dict.fromkeys(members)) if keep_order else sorted(set(members))
+        given = as_ranks(members, parent.world_size, "members")
+        chosen = list(dict.fromkeys(given)) if keep_order else sorted(set(given))
         if not chosen:
             raise InvalidWorldSize(0, "a sub-group needs at least one member")
-        for member in chosen:
-            if not 0 <= member < parent.world_size:
-                raise InvalidRank(member, parent.world_size)
         if parent.rank not in chosen:
             names = ", ".join(map(str, chosen))
             raise InvalidRank(parent.rank, len(chosen), f"rank {parent.rank} is not in this group (members: {names})")
@@ -80,9 +79,7 @@ class SubBackend(LaneBackend):
         Raises:
             InvalidRank: There is no such member.
         """
-        if not 0 <= local < self.world_size:
-            raise InvalidRank(local, self.world_size)
-        return self.members[local]
+        return self.members[as_rank(local, self.world_size)]
 
     def to_local(self, rank: int) -> int | None:
         """The member that is the parent's `rank`; None if it is not a member."""

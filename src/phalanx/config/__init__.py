@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .detect import Launch, detect, four_variables
 from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
-from .options import Options, TlsOptions
+from .options import Options, TlsOptions, options_of
 from .reader import adopt
 from .variables import VARIABLES, Variable
 
@@ -23,6 +23,7 @@ __all__ = [
     "four_variables",
     "inherited",
     "log_level",
+    "options_of",
     "pure",
     "runtime_dir",
     "snapshot",

@@ -8,13 +8,13 @@ world than was asked for is never made up.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import ConfigError, InvalidRank, InvalidWorldSize, MissingVariable
+from ..arguments import as_index
+from ..errors import ConfigError, InvalidRank, InvalidWorldSize, MissingVariable, UsageError
 from ..types import Address
 from . import meeting, slurm
 from .identity import digest
@@ -150,11 +150,9 @@ def _number(name: str, value: int | None) -> Setting | None:
     if value is None:
         return None
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return Setting(operator.index(value), f"{name}={value}")
-    except TypeError:
-        raise ConfigError(f"{name}={value!r} is not valid (expected a whole number)") from None
+        return Setting(as_index(value, name), f"{name}={value}")
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
 
 
 # -- rank and world size ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def master_from_argument(master: str | Address | None) -> Address | None:
     """
     if master is None:
         return None
-    address = Address.parse(master, what="master") if isinstance(master, str) else Address(*master)
+    address = Address.of(master, what="master")
     if not 1 <= address.port <= HIGHEST_PORT:
         expected = f"host:port, the port from 1 to {HIGHEST_PORT}"
         raise ConfigError(f"master={str(address)!r} is not valid (expected {expected})")

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from ..arguments import plain_number, shown
 from ..errors import ConfigError, MissingVariable
 from .algorithms import ALGORITHMS, parse_algorithms
 from .reader import HIGHEST_PORT, Reader, invalid, parse_flag, parse_integer
 
-__all__ = ["Options", "TlsOptions"]
+__all__ = ["Options", "TlsOptions", "options_of"]
 
 _T = TypeVar("_T")
 
@@ -53,7 +54,7 @@ class TlsOptions:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, str) or not value.strip():
-                raise ConfigError(f"tls.{field.name}={value!r} is not valid (expected the path of a PEM file)")
+                raise ConfigError(f"tls.{field.name}={shown(value)} is not valid (expected the path of a PEM file)")
 
 
 @_remember_what_was_given
@@ -90,7 +91,8 @@ class Options:
     """Bytes in one object that is sent by `send_object` and its kin."""
 
     transport: Literal["auto", "tcp"] = "auto"
-    """How ranks on one host talk: `"auto"` through shared memory where that is possible, `"tcp"` over TCP only."""
+    """How ranks on one host talk: `"auto"` through shared memory where that is possible, `"tcp"` over TCP only. With
+    `tls` no memory is shared."""
 
     segment_heap: int = 1 << 30
     """Bytes that `Group.empty` may give out, per rank and group. Memory is taken only as far as it is used."""
@@ -109,10 +111,15 @@ class Options:
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = getattr(self, name)
-            if not rule.valid(value):
-                raise ConfigError(f"{name}={value!r} is not valid (expected {rule.expected})")
+            pair = isinstance(value, tuple)
+            plain = tuple(map(plain_number, value)) if pair else plain_number(value)
+            if not _is_valid(rule, plain):
+                raise ConfigError(f"{name}={shown(value)} is not valid (expected {rule.expected})")
+            object.__setattr__(self, name, plain)
         if self.tls is not None and not isinstance(self.tls, TlsOptions):
-            raise ConfigError(f"tls={self.tls!r} is not valid (expected TlsOptions(certificate=, key=, ca=) or None)")
+            raise ConfigError(
+                f"tls={shown(self.tls)} is not valid (expected TlsOptions(certificate=, key=, ca=) or None)"
+            )
         if self.heartbeat >= self.heartbeat_timeout:
             raise ConfigError(
                 f"heartbeat={self.heartbeat:g} is not below heartbeat_timeout={self.heartbeat_timeout:g} "
@@ -145,6 +152,19 @@ class Options:
             ConfigError: A value is not valid.
         """
         return cls(**overrides).resolve(env)
+
+
+def options_of(given: Options | None) -> Options:
+    """What a caller gave; without it, what the environment says.
+
+    Raises:
+        ConfigError: It is something else, or a variable is not valid.
+    """
+    if given is None:
+        return Options.from_env()
+    if not isinstance(given, Options):
+        raise ConfigError(f"options={shown(given)} is not valid (expected phalanx.Options)")
+    return given
 
 
 # -- what is valid ---------------------------------------------------------------------------------------------------
@@ -233,11 +253,20 @@ _RULES: dict[str, _Rule] = {
     ),
     "max_message": _size_rule("PHALANX_MAX_MESSAGE"),
     "max_object": _size_rule("PHALANX_MAX_OBJECT"),
-    "transport": _Rule("PHALANX_TRANSPORT", str.lower, lambda value: value in TRANSPORTS, "'auto' or 'tcp'"),
+    "transport": _Rule(
+        "PHALANX_TRANSPORT", str.lower, lambda value: isinstance(value, str) and value in TRANSPORTS, "'auto' or 'tcp'"
+    ),
     "segment_heap": _size_rule("PHALANX_SEGMENT_HEAP"),
     "mpi_check": _Rule("PHALANX_MPI_CHECK", parse_flag, lambda value: isinstance(value, bool), "1 or 0"),
     "algorithm": _Rule("PHALANX_ALGORITHM", str, _valid_algorithm, f"NAME or OPERATION=NAME,... of {_ALGORITHM_NAMES}"),
 }
+
+
+def _is_valid(rule: _Rule, value: object) -> bool:
+    try:
+        return rule.valid(value) is True
+    except Exception:  # whatever the value's own comparisons raise
+        return False
 
 
 def _parse(rule: _Rule, text: str) -> object:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import shown
 from ..errors import ProtocolError, UnsupportedArray
 from ..wire.dtypes import count_bytes, describe_dtype, parse_dtype
 
@@ -77,6 +78,11 @@ class Adapted:
         self.finish = finish
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """How long it is in each dim."""
+        return self.array.shape
+
+    @property
     def description(self) -> Description:
         """What travels with it."""
         return Description(self.dtype, list(self.array.shape), self.library)
@@ -95,6 +101,8 @@ def memory_of(array: npt.NDArray[Any]) -> memoryview:
 def adapt(x: Any, *, write: bool) -> Adapted:
     """Makes contiguous NumPy memory of `x`, without a copy where that is possible.
 
+    Anything with a buffer, DLPack or the CUDA array interface is an array; what lies on a device is refused here.
+
     Args:
         write: Whether the memory will be written to.
 
@@ -108,34 +116,67 @@ def adapt(x: Any, *, write: bool) -> Adapted:
         return _adapt_torch(x, write)
     if library in ("jax", "jaxlib"):
         return _adapt_jax(x, write)
-    if isinstance(x, (bytes, bytearray, memoryview)):
-        adapted = _adapt_numpy(np.asarray(memoryview(x)), x, "numpy", write)
-        if write and isinstance(x, bytes):
-            adapted.finish = adapted.array.tobytes
-        return adapted
     if isinstance(x, np.generic):
         adapted = _adapt_numpy(np.array(x), x, "numpy", write)
         if write:  # a scalar cannot be written to: the array is a copy of it
             adapted.finish = lambda: adapted.array.view(x.dtype)[()]
         return adapted
-    raise UnsupportedArray(
-        f"{type(x).__name__} is not an array (expected NumPy, torch, JAX, bytearray or memoryview; send_object takes "
-        "lists, dicts and the like)"
-    )
+    return _adapt_numpy(_foreign(x), x, "numpy", write)
+
+
+def _foreign(x: Any) -> npt.NDArray[Any]:
+    """The memory of an object of any other type, by the protocols that it speaks.
+
+    Raises:
+        UnsupportedArray: It speaks none, or lies on a device.
+    """
+    kind = type(x)
+    try:
+        if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+            device = int(x.__dlpack_device__()[0])
+            if device == _DLPACK_CPU:
+                return np.from_dlpack(x)
+            raise UnsupportedArray(f"this {kind.__name__} lies on a device (DLPack type {device}), {_ON_DEVICE}")
+        if hasattr(kind, "__cuda_array_interface__"):
+            raise UnsupportedArray(f"this {kind.__name__} lies on a GPU, {_ON_DEVICE}")
+        view = memoryview(x)
+    except UnsupportedArray:
+        raise
+    except Exception as error:  # whatever a foreign type raises
+        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):
+            raise UnsupportedArray(
+                f"{kind.__name__} is not an array (expected NumPy, torch, JAX, or anything with a buffer or DLPack; "
+                "send_object takes lists, dicts and the like)"
+            ) from None
+        raise UnsupportedArray(f"this {kind.__name__} cannot be read as an array: {error}") from None
+    try:
+        return np.asarray(view)
+    except Exception as error:  # a format that NumPy does not know
+        raise UnsupportedArray(f"this {kind.__name__} of format {view.format!r} cannot be sent: {error}") from None
+
+
+_DLPACK_CPU = 1
+_ON_DEVICE = "which this backend cannot send (copy it to the CPU first)"
 
 
 def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bool) -> Adapted:
-    shown = array.dtype
-    dtype = _dtype_name(shown)
+    if type(array) is not np.ndarray:
+        if isinstance(array, np.ma.MaskedArray):
+            raise UnsupportedArray("a masked array cannot be sent (send x.filled(value), or x.data and x.mask)")
+        array = array.view(np.ndarray)  # what subclasses make of reshaping, viewing and assigning is their own
+    own = array.dtype
+    dtype = _dtype_name(own)
     if dtype == BFLOAT16:
         array = array.view(np.uint16)
     if not write:
         return Adapted(np.ascontiguousarray(array).reshape(array.shape), dtype, library, lambda: original)
     if not array.flags.writeable:
-        copy = array.copy()
-        return Adapted(copy, dtype, library, lambda: copy.view(shown))
+        copy = array.copy(order="C")
+        return Adapted(copy, dtype, library, lambda: _like(original, copy.view(own)))
     if array.flags.c_contiguous:
         return Adapted(array, dtype, library, lambda: original)
+    if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+        raise UnsupportedArray("several elements of the array are one place in memory, which cannot be written to")
     copy = np.ascontiguousarray(array)
 
     def write_back() -> Any:
@@ -143,6 +184,13 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
         return original
 
     return Adapted(copy, dtype, library, write_back)
+
+
+def _like(original: Any, result: npt.NDArray[Any]) -> Any:
+    """The new array that stands for one that cannot be written to, of the same kind."""
+    if isinstance(original, bytes):
+        return result.tobytes()
+    return result.view(type(original)) if isinstance(original, np.ndarray) else result
 
 
 @lru_cache
@@ -159,19 +207,33 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return described
 
 
+def dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """A dtype of which arrays can be sent.
+
+    Raises:
+        UnsupportedArray: It is none, or cannot be sent.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except Exception:  # NumPy raises several
+        raise UnsupportedArray(f"dtype={shown(dtype)} is not valid (expected a dtype of NumPy)") from None
+    _dtype_name(found)
+    return found
+
+
 def _adapt_torch(x: Any, write: bool) -> Adapted:
     torch = sys.modules["torch"]
     if not isinstance(x, torch.Tensor):
         raise UnsupportedArray(f"{type(x).__name__} is not an array (expected a torch.Tensor)")
     if x.device.type != "cpu":
         raise UnsupportedArray(f"a tensor on {x.device} cannot be sent by this backend (move it with .cpu())")
-    if x.layout != torch.strided or x.is_quantized:
-        raise UnsupportedArray("a sparse or quantized tensor cannot be sent (make it dense first)")
-    plain = x.detach().resolve_conj().resolve_neg()
-    bfloat16 = plain.dtype == torch.bfloat16
+    if x.layout != torch.strided or x.is_quantized or x.is_nested:
+        raise UnsupportedArray("a sparse, nested or quantized tensor cannot be sent (make it dense first)")
     try:
+        plain = x.detach().resolve_conj().resolve_neg()
+        bfloat16 = plain.dtype == torch.bfloat16
         array = plain.view(torch.int16).numpy().view(np.uint16) if bfloat16 else plain.numpy()
-    except (TypeError, RuntimeError) as error:
+    except Exception as error:  # a dtype that NumPy has not, or a tensor that has no memory
         raise UnsupportedArray(f"a tensor of {x.dtype} cannot be sent: {error}") from None
     adapted = _adapt_numpy(array, x, "torch", write)
     if bfloat16:
@@ -189,9 +251,14 @@ def _adapt_torch(x: Any, write: bool) -> Adapted:
 
 
 def _adapt_jax(x: Any, write: bool) -> Adapted:
-    if any(device.platform != "cpu" for device in x.devices()):
+    try:
+        on_device = any(device.platform != "cpu" for device in x.devices())
+        array = None if on_device else np.asarray(x)
+    except Exception as error:  # not an array, a value that is being traced, or an array that was deleted
+        words = str(error).split("\n", 1)[0]
+        raise UnsupportedArray(f"this {type(x).__name__} of JAX cannot be sent: {words}") from None
+    if array is None:
         raise UnsupportedArray("a JAX array on a device cannot be sent by this backend (jax.device_get it first)")
-    array = np.asarray(x)
     adapted = _adapt_numpy(array, array, "jax", write)
     if write:
         copy, dtype = adapted.array, array.dtype

@@ -142,7 +142,12 @@ class GroupCore:
             raise fresh(self._cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._timeout if timeout is None else timeout)
+        return Deadline.of(timeout, self._timeout)
+
+    @property
+    def _not_a_member(self) -> str:
+        """What to say of a rank that is not in this group."""
+        return f"rank {{}} is not in this group (ranks: {', '.join(map(str, range(self.world_size)))})"
 
     def fail(self, error: PhalanxError) -> None:
         """Breaks the group for good. Called by the control plane, from any thread."""
@@ -221,6 +226,9 @@ class GroupCore:
         head = f"{what} at {site}: not done within {deadline.seconds:g} s"
         if sequence is not None:
             head += f"; arrived: {', '.join(str(self.members[rank]) for rank in sorted(arrived))}"
+        trouble = self._control.trouble
+        if trouble is not None:
+            lines.append(f"  this rank, {self._world_rank}, cannot accept connections: {trouble}")
         names = [self.members[rank] for rank in missing]
         head += f"; {'missing' if sequence is not None else 'waiting for'}: {', '.join(map(str, names))}"
         return Timeout(

@@ -77,7 +77,10 @@ class Engine(ABC):
 
     @abstractmethod
     def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
-        """The r-th part of the reduction of all `source` to `target` of rank r; `source` stays as it is."""
+        """The r-th part of the reduction of all `source` to `target` of rank r, which may be that part of `source`.
+
+        The rest of `source` stays as it is.
+        """
 
     @abstractmethod
     def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
@@ -85,7 +88,10 @@ class Engine(ABC):
 
     @abstractmethod
     def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
-        """All `source`, one after another, to `target` on rank `dst`; elsewhere `target` is None."""
+        """All `source`, one after another, to `target` on rank `dst`; elsewhere `target` is None.
+
+        `source` may lie at its place in `target`.
+        """
 
     @abstractmethod
     def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-__all__ = ["fingerprint", "kind_of"]
+__all__ = ["extent_of", "fingerprint", "kind_of"]
 
 _MASK = (1 << 64) - 1
 
@@ -20,12 +20,21 @@ def kind_of(operation: str, dtype: str, reduction: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def fingerprint(operation: str, sequence: int, dtype: str, count: int, reduction: str, root: int) -> int:
+def fingerprint(operation: str, sequence: int, dtype: str, shape: tuple[int, ...], reduction: str, root: int) -> int:
     """The operation's number; never 0, which stands for none."""
     mark = kind_of(operation, dtype, reduction)
-    for part in (sequence, count, root):
-        mark = _mix(mark ^ _mix(part + 1))
+    for part in (sequence, extent_of(shape), root):
+        mark = _mix(mark ^ _mix(part + 1 & _MASK))
     return mark or 1
+
+
+@lru_cache(4096)
+def extent_of(shape: tuple[int, ...]) -> int:
+    """A shape as a number: arrays of (2, 3) and of (3, 2) are not alike."""
+    extent = len(shape)
+    for length in shape:
+        extent = _mix(extent ^ _mix(length + 1))
+    return extent
 
 
 def _mix(x: int) -> int:

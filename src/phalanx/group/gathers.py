@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import as_counts
 from ..errors import UsageError
 from .arrays import Adapted, Description, adapt, make
 from .engine import Engine
 from .lockstep import Lockstep, Turn
+from .overlap import check_gathered, check_parts, exchanged
 from .shapes import divided_shape, new_array, stacked_shape, target_for
 from .work import Work
 
@@ -43,7 +45,7 @@ class Gathers(Lockstep):
         return work
 
     def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Gives every member the array of rank `src`. All pass an array of the same dtype and size.
+        """Gives every member the array of rank `src`. All pass an array of the same dtype and shape.
 
         Returns:
             The array, changed in place; a new one where it cannot be written to.
@@ -51,16 +53,16 @@ class Gathers(Lockstep):
         Raises:
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
-        if self._express is not None and timeout is None and not async_op and type(src) is int:
+        if self._express is not None and timeout is None and not async_op:
             done = self._express.broadcast(x, src)
             if done is not None:
                 return done
         self._check()
-        self._check_member(src)
+        src = self._check_member(src)
         target = adapt(x, write=self.rank != src)
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp("broadcast", dtype=target.dtype, count=target.array.size, root=src)
+            engine = turn.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
             engine.broadcast(turn, target.array.reshape(-1), src)
             return target.finish()
 
@@ -71,10 +73,10 @@ class Gathers(Lockstep):
 
         Args:
             x: An array of the same dtype and shape on all ranks.
-            out: Is filled and returned; without it, a new array.
+            out: Is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
 
         Raises:
-            UsageError: `out` does not fit.
+            UsageError: `out` does not fit, or overlaps `x` otherwise.
             As `broadcast`.
         """
         if self._express is not None and timeout is None and not async_op and out is not None:
@@ -84,9 +86,10 @@ class Gathers(Lockstep):
         self._check()
         source = adapt(x, write=False)
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
+        check_gathered("all_gather", source.array, target.array, self.rank)
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_gather", dtype=source.dtype, count=source.array.size)
+            engine = turn.stamp("all_gather", dtype=source.dtype, shape=source.shape)
             counts = [source.array.size] * self.world_size
             engine.all_gather(turn, source.array.reshape(-1), target.array.reshape(-1), counts)
             return target.finish()
@@ -98,7 +101,7 @@ class Gathers(Lockstep):
 
         Args:
             x: An array of the same dtype and shape on all ranks.
-            out: On `dst`: is filled and returned; without it, a new array.
+            out: On `dst`: is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
 
         Returns:
             The result on `dst`, None elsewhere.
@@ -107,16 +110,17 @@ class Gathers(Lockstep):
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
         self._check()
-        self._check_member(dst)
+        dst = self._check_member(dst)
         source = adapt(x, write=False)
         target: Adapted | None = None
         if self.rank == dst:
             target = target_for(out, source, stacked_shape(source.array, self.world_size))
+            check_gathered("gather", source.array, target.array, self.rank)
         elif out is not None:
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp("gather", dtype=source.dtype, count=source.array.size, root=dst)
+            engine = turn.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
             everything = target.array.reshape(-1) if target is not None else None
             engine.gather(turn, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
             return target.finish() if target is not None else None
@@ -130,19 +134,20 @@ class Gathers(Lockstep):
 
         Args:
             x: On `src`: an array whose dim 0 is a multiple of the world size. Elsewhere it is not looked at.
-            out: Is filled and returned; without it, a new array.
+            out: Is filled and returned; without it, a new array. On `src` it may be exactly one of the parts of `x`.
 
         Raises:
-            UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has.
+            UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
             As `broadcast`.
         """
         self._check()
-        self._check_member(src)
+        src = self._check_member(src)
         target = adapt(out, write=True) if out is not None else None
         source: Adapted | None = None
         if self.rank == src:
             source = adapt(x, write=False)
-            target = target_for(out, source, divided_shape(source.array, self.world_size))
+            target = target_for(target, source, divided_shape(source.array, self.world_size))
+            check_parts("scatter", source.array, target.array, self.world_size)
 
         def body(turn: Turn) -> Any:
             engine = turn.stamp("scatter", root=src)
@@ -185,12 +190,12 @@ class Gathers(Lockstep):
 
         Args:
             x: Without counts its dim 0 is a multiple of the world size.
-            out: Is filled and returned; without it, a new array.
+            out: Is filled and returned; without it, a new array. It may be exactly `x`.
             send_counts: How many rows go to each rank. Given on all ranks or on none.
             recv_counts: How many rows come from each rank; found out if it is not given, checked if it is.
 
         Raises:
-            UsageError: The counts do not fit `x`, `out` or each other.
+            UsageError: The counts do not fit `x`, `out` or each other, or `x` and `out` overlap otherwise.
             As `broadcast`.
         """
         plain = out is not None and send_counts is None and recv_counts is None
@@ -204,50 +209,47 @@ class Gathers(Lockstep):
             if recv_counts is not None:
                 raise UsageError("recv_counts needs send_counts")
             target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
+            sent = exchanged("all_to_all", source, target.array)
 
             def even(turn: Turn) -> Any:
-                engine = turn.stamp("all_to_all", dtype=source.dtype, count=source.array.size)
-                count = source.array.size // self.world_size
+                engine = turn.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
+                count = sent.array.size // self.world_size
                 sizes = np.full((self.world_size, self.world_size), count)
-                engine.all_to_all(turn, source.array.reshape(-1), target.array.reshape(-1), sizes)
+                engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), sizes)
                 return target.finish()
 
             return self._run("all_to_all", even, timeout, async_op)
 
-        sending = self._check_counts("send_counts", send_counts)
-        receiving = None if recv_counts is None else self._check_counts("recv_counts", recv_counts)
-        if not source.array.ndim or int(sending.sum()) != source.array.shape[0]:
-            raise UsageError(f"send_counts add up to {int(sending.sum())}, but x has shape {source.array.shape}")
+        sending = as_counts(send_counts, self.world_size, "send_counts")
+        receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
+        if not source.array.ndim or sum(sending) != source.array.shape[0]:
+            raise UsageError(f"send_counts add up to {sum(sending)}, but x has shape {source.array.shape}")
         rest = source.array.shape[1:]
+        given = None if out is None else adapt(out, write=True)
+        if given is not None and receiving is not None:
+            given = target_for(given, source, (sum(receiving), *rest))
+        sent = source if given is None else exchanged("all_to_all", source, given.array)
 
         def uneven(turn: Turn) -> Any:
-            engine = turn.stamp("all_to_all(counts)", dtype=f"{source.dtype}{list(rest)}")
+            engine = turn.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
             rows = self._exchange_counts(turn, engine, sending, receiving)
             mine = rows[:, self.rank]
             shape = (int(mine.sum()), *rest)
             misfit: UsageError | None = None
             try:
-                target = target_for(out, source, shape)
+                target = target_for(given, sent, shape)
             except UsageError as error:  # raised once the others have what they wait for
-                target, misfit = new_array(source, shape), error
+                target, misfit = new_array(sent, shape), error
             width = int(np.prod(rest, dtype=np.int64))
-            engine.all_to_all(turn, source.array.reshape(-1), target.array.reshape(-1), rows * width)
+            engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
             if misfit is not None:
                 raise misfit
             return target.finish()
 
         return self._run("all_to_all(counts)", uneven, timeout, async_op)
 
-    def _check_counts(self, name: str, counts: Sequence[int]) -> npt.NDArray[np.int64]:
-        found = np.asarray(counts)
-        if found.shape != (self.world_size,) or found.dtype.kind not in "iu" or (found < 0).any():
-            raise UsageError(
-                f"{name}={list(counts)!r} is not valid (expected {self.world_size} whole numbers, 0 or more)"
-            )
-        return found.astype(np.int64)
-
     def _exchange_counts(
-        self, turn: Turn, engine: Engine, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
+        self, turn: Turn, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:
         """How many rows go from each rank (dim 0) to each (dim 1).
 
@@ -271,9 +273,7 @@ class Gathers(Lockstep):
             )
         return sent
 
-    def _known_counts(
-        self, sending: npt.NDArray[np.int64], receiving: npt.NDArray[np.int64] | None
-    ) -> npt.NDArray[np.int64]:
+    def _known_counts(self, sending: Sequence[int], receiving: Sequence[int] | None) -> npt.NDArray[np.int64]:
         """The same table with what this rank knows: its own row and column."""
         if receiving is None or receiving[self.rank] != sending[self.rank]:
             raise UsageError(

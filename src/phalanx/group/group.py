@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import as_index, as_shape
 from ..backends.adapter import as_lane_backend
 from ..backends.base import Backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import PhalanxError, UsageError
+from ..errors import PhalanxError
+from ..system_limits import naming_limits
+from .arrays import dtype_of
 from .object_collectives import ObjectCollectives
 from .point_to_point import PointToPoint
 from .reductions import Reductions
@@ -39,7 +42,8 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     """
 
     def __init__(self, backend: Backend, *, _owns_backend: bool = False) -> None:
-        super().__init__(as_lane_backend(backend))
+        with naming_limits():
+            super().__init__(as_lane_backend(backend))
         self._owns_backend = _owns_backend
 
     def __repr__(self) -> str:
@@ -68,10 +72,11 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             As `barrier`.
         """
         self._check()
-        if color is not None and not isinstance(color, int):
-            raise UsageError(f"color={color!r} is not valid (expected a whole number or None)")
-        if not isinstance(key, int):
-            raise UsageError(f"key={key!r} is not valid (expected a whole number)")
+        if isinstance(color, (bool, np.bool_)):  # a condition is a common color
+            color = int(color)
+        elif color is not None:
+            color = as_index(color, "color", "a whole number, a condition or None")
+        key = as_index(key, "key")
         everyone = self.all_gather_object((color, key), timeout=timeout)
         if color is None:
             return None
@@ -89,16 +94,17 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         first collective; if there was none yet, this call is one, and all members make it.
 
         Raises:
+            UsageError: The shape is not one, or arrays of the dtype cannot be sent.
             As `barrier`.
         """
         self._check()
+        wanted = dtype_of(dtype)
+        lengths = as_shape(shape, wanted.itemsize)
         if self._engine is None:
             self.barrier()
-        wanted = np.dtype(dtype)
-        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
         size = math.prod(lengths) * wanted.itemsize
         segment = self._engine.segment if self._engine is not None else None
-        memory = segment.empty(size) if segment is not None and not wanted.hasobject else None
+        memory = segment.empty(size) if segment is not None else None
         return np.empty(lengths, wanted) if memory is None else memory.view(wanted).reshape(lengths)
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -18,9 +17,14 @@ if TYPE_CHECKING:
     from .._core import Recorder
     from .call_site import CallSite
 
+    Record = tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]
+
 __all__ = ["Entry", "Journal", "describe"]
 
 KEPT = 256
+LONGEST_LIST = 200
+"""Characters of a list of arrays that an error shows."""
+BFLOAT16 = "bfloat16"
 _ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
 """What a verb calls the one rank that it names; `dst` for the others."""
 
@@ -37,15 +41,15 @@ class Entry:
         self.mark = 0
         """A collective's fingerprint."""
         self.on = ""
-        """How many elements of which dtype, where all ranks have the same."""
+        """The dtype and shape of the array, where all ranks have the same."""
         self.began = time.monotonic()
         self.ended: float | None = None
         self.caller = caller
 
     @classmethod
-    def of_record(cls, record: tuple[str, int, str, int, int, int, int, int, CallSite, float, float]) -> Entry:
+    def of_record(cls, record: Record) -> Entry:
         """What a quick path noted."""
-        verb, rank, op, tag, dtype, count, sequence, mark, caller, began, ended = record
+        verb, rank, op, tag, dtype, shape, sequence, mark, caller, began, ended = record
         words = []
         if rank >= 0:
             words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
@@ -55,7 +59,7 @@ class Entry:
             words.append(f"tag={tag}")
         entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
         entry.mark = mark
-        entry.on = f" of {count} {dtype_of_code(dtype).name}" if dtype >= 0 and sequence > 0 else ""
+        entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
         entry.began, entry.ended = began, ended or None
         return entry
 
@@ -109,10 +113,9 @@ class Journal:
             self._entries.append(entry)
         return entry
 
-    def stamp(self, entry: Entry, mark: int, dtype: str, count: int) -> int:
+    def stamp(self, entry: Entry, mark: int, dtype: str, shape: tuple[int, ...]) -> int:
         """Notes the fingerprint of a collective that begins to run, and returns it."""
-        with contextlib.suppress(TypeError):  # a list of them, or one that NumPy alone does not know
-            entry.on = f" of {count} {np.dtype(dtype).name if dtype != 'bfloat16' else dtype}" if dtype else ""
+        entry.on = _on(dtype, shape)
         entry.mark = mark
         return mark
 
@@ -156,6 +159,15 @@ class Journal:
             quick = [Entry.of_record(record) for record in self._recorder.records()]
             entries = sorted([*entries, *quick], key=lambda entry: entry.began)[-KEPT:]
         return entries
+
+
+def _on(dtype: str, shape: tuple[int, ...]) -> str:
+    if not dtype:
+        return ""
+    if "[" in dtype:  # a list of arrays, or what their rows have in common
+        return f" of {dtype if len(dtype) <= LONGEST_LIST else dtype[:LONGEST_LIST] + '…'}"
+    name = dtype if dtype == BFLOAT16 else np.dtype(dtype).name
+    return f" of {name}{list(shape)}"
 
 
 def describe(status: OperationStatus | None) -> str:

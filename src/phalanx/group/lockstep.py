@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core, dtype_of_code, plain_arrays
+from ..arguments import as_rank
 from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Desync, InvalidRank, PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
+from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from . import executor, segments
 from .core import GroupCore
@@ -126,10 +128,8 @@ class Lockstep(GroupCore):
 
         self._guarded(fail, entry, self._deadline(None))
 
-    def _check_member(self, rank: int) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            names = ", ".join(map(str, range(self.world_size)))
-            raise InvalidRank(rank, self.world_size, f"rank {rank} is not in this group (ranks: {names})")
+    def _check_member(self, rank: int) -> int:
+        return as_rank(rank, self.world_size, self._not_a_member)
 
     def _run(self, what: str, body: Callable[[Turn], Any], timeout: float | None, async_op: bool) -> Any:
         """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
@@ -142,14 +142,16 @@ class Lockstep(GroupCore):
                 operation=what,
             )
         try:
-            entry = self._journal.begin(what, collective=True)
-            if not async_op and (self._worker is None or self._worker.idle):
-                return self._guarded(body, entry, deadline)
-            if self._worker is None:
-                self._worker = _Worker()
+            at_once = not async_op and (self._worker is None or self._worker.idle)
+            if not at_once and self._worker is None:
+                with naming_limits():  # before the operation has a number: without a thread it never was
+                    self._worker = _Worker()
                 self._closers.insert(0, self._worker.stop)
                 if self._express is not None:
                     self._worker.hold_back(self._express)
+            entry = self._journal.begin(what, collective=True)
+            if at_once or self._worker is None:
+                return self._guarded(body, entry, deadline)
             work = Work(what, deadline)
             self._worker.add(work, lambda: self._guarded(body, entry, deadline))
         finally:
@@ -173,6 +175,9 @@ class Lockstep(GroupCore):
                 self._break(self._lost(error, entry))
             raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
+            limit = out_of_resources(interrupt)
+            if limit is not None:
+                self._break(self._lost(limit, entry))
             # The others are in the middle of it: the group cannot go on. Whether the interrupt ends this program or is
             # caught by it, they hear the same.
             lines = [*traceback.format_stack(), *traceback.format_tb(interrupt.__traceback__)]
@@ -223,7 +228,7 @@ class Lockstep(GroupCore):
         )
         return Desync(
             f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
-            "the same operations, with the same sizes, dtypes, roots and reductions, in the same order",
+            "the same operations, with the same shapes, dtypes, roots and reductions, in the same order",
             mine=mine,
             theirs=theirs,
             rank=self._world_rank,

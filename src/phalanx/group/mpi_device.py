@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import UnsupportedArray, UnsupportedOp, UsageError
-from ..types import ReduceOp
+from .reduction import name_of
 
 if TYPE_CHECKING:
     from .._core import Express
@@ -39,6 +39,8 @@ class _Device:
         self.dtype = np.dtype(found["typestr"])
         self.shape: tuple[int, ...] = tuple(found["shape"])
         self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.start = int(found["data"][0])
+        self.nbytes = self.size * self.dtype.itemsize
         strides = found.get("strides")
         expected = np.cumprod([self.dtype.itemsize, *reversed(self.shape[1:])])[::-1]
         if strides is not None and self.size and tuple(strides) != tuple(expected):
@@ -89,28 +91,28 @@ class DeviceExpress:
         """In place."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.all_reduce(x, op)
-        return self._reduce("all_reduce", f"all_reduce(op={_name_of(op)})", "Allreduce", x, x, _name_of(op), None)
+        return self._reduce("all_reduce", f"all_reduce(op={name_of(op)})", "Allreduce", x, x, name_of(op), None)
 
     def reduce(self, x: Any, root: int, op: Any) -> Any:
         """In place on the root."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.reduce(x, root, op)
-        self._group._check_member(root)
-        name = _name_of(op)
+        root = self._group._check_member(root)
+        name = name_of(op)
         return self._reduce("reduce", f"reduce(dst={root}, op={name})", "Reduce", x, x, name, root)
 
     def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.reduce_scatter(x, op, out)
-        name = _name_of(op)
+        name = name_of(op)
         return self._reduce("reduce_scatter", f"reduce_scatter(op={name})", "Reduce_scatter_block", x, out, name, None)
 
     def broadcast(self, x: Any, root: int) -> Any:
         """In place."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.broadcast(x, root)
-        self._group._check_member(root)
+        root = self._group._check_member(root)
         device = _Device(x)
 
         def body(turn: Turn, engine: MpiEngine) -> None:
@@ -178,7 +180,7 @@ class DeviceExpress:
         root: int = 0,
     ) -> None:
         def stamped(turn: Turn) -> None:
-            engine = turn.stamp(verb, dtype=device.dtype.str, count=device.size, reduction=reduction, root=root)
+            engine = turn.stamp(verb, dtype=device.dtype.str, shape=device.shape, reduction=reduction, root=root)
             body(turn, cast("MpiEngine", engine))
 
         self._group._check()
@@ -186,14 +188,9 @@ class DeviceExpress:
         self._group._run(what, stamped, None, False)
 
 
-def _name_of(op: Any) -> str:
-    try:
-        return ReduceOp(op).value
-    except ValueError:
-        raise UnsupportedOp(f"op={op!r} is not a reduction") from None
-
-
 def _check_pair(source: _Device, target: _Device, fits: bool) -> None:
+    if source.start < target.start + target.nbytes and target.start < source.start + source.nbytes:
+        raise UsageError("x and out overlap, which MPI cannot do in the memory of a GPU (pass a copy)")
     if source.dtype != target.dtype or not fits:
         raise UsageError(
             f"out is {target.dtype.name}{list(target.shape)}, which does not fit x, {source.dtype.name}"

@@ -200,15 +200,16 @@ class MpiEngine(Engine):
 
     def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(source, reduction)
+        if np.may_share_memory(source, target):  # of what MPI may do in place, only its first part could be the result
+            source = source.copy()
         self.do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
         reduction.finish(target, self.size)
 
     def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         word, width = self._word(source)
         lengths = [count * source.itemsize // width for count in counts]
-        start = sum(counts[: self.rank])
         mine: Any = [_bytes(source), word]
-        if _same_memory(source, target[start : start + counts[self.rank]]):
+        if np.may_share_memory(source, target):
             mine = self.in_place
         if len(set(lengths)) == 1:
             self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], word])
@@ -220,7 +221,10 @@ class MpiEngine(Engine):
         lengths = [count * source.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
         everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, word]
-        self.do(turn, "Gather" if even else "Gatherv", [_bytes(source), word], everything, dst)
+        mine: Any = [_bytes(source), word]
+        if target is not None and np.may_share_memory(source, target):
+            mine = self.in_place
+        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
 
     def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
         word, width = self._word(target)
@@ -290,7 +294,3 @@ def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:
 
 def _parts(flat: Flat) -> list[Flat]:
     return [flat[start : start + _MOST] for start in range(0, max(1, flat.size), _MOST)]
-
-
-def _same_memory(a: Flat, b: Flat) -> bool:
-    return bool(a.size) and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]

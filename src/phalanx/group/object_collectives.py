@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import shown
 from ..errors import UsageError
 from ..wire import codec
 from .engine import Engine, split
@@ -38,7 +39,7 @@ class ObjectCollectives(Gathers):
             As `broadcast`.
         """
         self._check()
-        self._check_member(src)
+        src = self._check_member(src)
         mine = self._encode(obj, allow_pickle) if self.rank == src else None
 
         def body(turn: Turn) -> Any:
@@ -87,7 +88,7 @@ class ObjectCollectives(Gathers):
             As `broadcast_object`.
         """
         self._check()
-        self._check_member(dst)
+        dst = self._check_member(dst)
         mine = self._encode(obj, allow_pickle)
 
         def body(turn: Turn) -> list[Any] | None:
@@ -116,13 +117,16 @@ class ObjectCollectives(Gathers):
             As `broadcast_object`.
         """
         self._check()
-        self._check_member(src)
+        src = self._check_member(src)
         encoded: list[_Encoded] | None = None
+        given: list[Any] = []
         if self.rank == src:
-            if objs is None or len(objs) != self.world_size:
-                found = "None" if objs is None else str(len(objs))
-                raise UsageError(f"scatter_object got {found} objects on rank {src} (expected {self.world_size})")
-            encoded = [self._encode(obj, allow_pickle) for obj in objs]
+            if not isinstance(objs, Sequence) or isinstance(objs, (str, bytes, bytearray, memoryview)):
+                raise UsageError(f"objs={shown(objs)} is not valid on rank {src} (expected a list of objects)")
+            given = list(objs)
+            if len(given) != self.world_size:
+                raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
+            encoded = [self._encode(obj, allow_pickle) for obj in given]
 
         def body(turn: Turn) -> Any:
             engine = turn.stamp("scatter_object", root=src)
@@ -134,8 +138,8 @@ class ObjectCollectives(Gathers):
             everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
             mine = np.empty(counts[self.rank], np.uint8)
             engine.scatter(turn, everything, mine, src, counts)
-            if objs is not None and self.rank == src:
-                return objs[self.rank]
+            if self.rank == src:
+                return given[self.rank]
             return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
 
         return self._run(f"scatter_object(src={src})", body, timeout, async_op)

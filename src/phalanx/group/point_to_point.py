@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import as_index, as_rank
 from ..backends.base import fresh
 from ..deadline import Deadline
-from ..errors import ChannelClosed, InvalidRank, PeerLost, Timeout, UsageError
+from ..errors import ChannelClosed, PeerLost, Timeout, UsageError
+from ..system_limits import naming_limits
 from ..transports.channel import Outgoing
 from ..transports.mailbox import Envelope, Operation, Receive
 from ..transports.ring_channel import last_handed_over
@@ -17,6 +19,7 @@ from .arrays import adapt
 from .core import GroupCore
 from .journal import Entry
 from .messages import ArraySink, NewArraySink, ObjectSink
+from .overlap import exchanged
 from .work import Work
 
 __all__ = ["PointToPoint"]
@@ -57,7 +60,7 @@ class PointToPoint(GroupCore):
             except BaseException:
                 self._take_back()
                 raise
-        self._check_target(dst, tag)
+        dst, tag = self._check_target(dst, tag)
         return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
 
     def recv(
@@ -98,7 +101,7 @@ class PointToPoint(GroupCore):
             except BaseException:
                 self._take_back()
                 raise
-        self._check_source(src, tag)
+        src, tag = self._check_source(src, tag)
         return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
@@ -124,17 +127,25 @@ class PointToPoint(GroupCore):
     ) -> Any:
         """Sends and receives at the same time, so that two ranks can exchange arrays of any size.
 
+        Args:
+            x: As of `send`.
+            out: As of `recv`. It may be exactly `x`.
+
         Returns:
             What `recv(out, src, tag=tag)` would.
 
         Raises:
             As `send` and `recv`.
         """
-        self._check_target(dst, tag)
-        self._check_source(src, tag)
+        dst, tag = self._check_target(dst, tag)
+        src, tag = self._check_source(src, tag)
         adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
+        sink: NewArraySink | ArraySink = NewArraySink(self._naming)
+        if out is not None:
+            target = adapt(out, write=True)
+            adapted = exchanged("sendrecv", adapted, target.array)
+            sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
         source = "any" if src is None else src
         entry = self._journal.begin(
@@ -144,7 +155,8 @@ class PointToPoint(GroupCore):
         receive: Receive | None = None
         try:
             receive = self._messages.post(src, tag, sink)
-            outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+            with naming_limits():
+                outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
         except BaseException:
             if receive is not None:
                 self._messages.withdraw(receive)
@@ -174,7 +186,7 @@ class PointToPoint(GroupCore):
             UsageError: There is something else in the object; the message says what and where.
             As `send`.
         """
-        self._check_target(dst, tag)
+        dst, tag = self._check_target(dst, tag)
         encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
         what = _to("send_object", dst, tag)
         deadline = self._deadline(timeout)
@@ -198,7 +210,7 @@ class PointToPoint(GroupCore):
             UsageError: The object holds something pickled, and `allow_pickle` is not set here.
             As `recv`.
         """
-        self._check_source(src, tag)
+        src, tag = self._check_source(src, tag)
         sink = ObjectSink(self._limits, self._naming, allow_pickle=allow_pickle)
         deadline = self._deadline(timeout)
         return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
@@ -241,25 +253,23 @@ class PointToPoint(GroupCore):
         sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
         return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
 
-    def _check_target(self, dst: int, tag: int) -> None:
+    def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
         self._check()
-        self._check_rank(dst)
-        if not isinstance(tag, int) or not 0 <= tag <= MAX_TAG:
-            raise UsageError(f"tag={tag!r} is not valid (expected a whole number from 0 to {MAX_TAG})")
+        rank = as_rank(dst, self.world_size, self._not_a_member)
+        self._backend.check_peer(rank)
+        expected = f"a whole number from 0 to {MAX_TAG}"
+        number = as_index(tag, "tag", expected)
+        if not 0 <= number <= MAX_TAG:
+            raise UsageError(f"tag={tag!r} is not valid (expected {expected})")
+        return rank, number
 
-    def _check_source(self, src: int | None, tag: int) -> None:
-        self._check_target(self._some_peer if src is None else src, tag)
+    def _check_source(self, src: int | None, tag: int) -> tuple[int | None, int]:
+        rank, number = self._check_target(self._some_peer if src is None else src, tag)
+        return (None if src is None else rank), number
 
     @property
     def _some_peer(self) -> int:
         return self.rank if self.world_size == 1 or self._backend.self_send else (self.rank + 1) % self.world_size
-
-    def _check_rank(self, rank: int) -> None:
-        try:
-            self._backend.check_peer(rank)
-        except InvalidRank:
-            names = ", ".join(map(str, range(self.world_size)))
-            raise InvalidRank(rank, self.world_size, f"rank {rank} is not in this group (ranks: {names})") from None
 
     def _check_size(self, size: int) -> None:
         limit = self._backend.options.max_message
@@ -279,7 +289,8 @@ class PointToPoint(GroupCore):
     ) -> Work | None:
         entry = self._journal.begin(what, collective=False)
         try:
-            operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
+            with naming_limits():
+                operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
         except BaseException:
             entry.end()
             raise
@@ -322,10 +333,11 @@ class PointToPoint(GroupCore):
         lane = self._messages
         try:
             try:
-                lane.wait(operations, deadline)
-                if any(isinstance(operation.error, UsageError) for operation in operations):
-                    # What came does not fit, which is no reason to cut short what is sent.
-                    lane.wait([operation for operation in operations if operation.error is None], deadline)
+                with naming_limits():
+                    lane.wait(operations, deadline)
+                    if any(isinstance(operation.error, UsageError) for operation in operations):
+                        # What came does not fit, which is no reason to cut short what is sent.
+                        lane.wait([operation for operation in operations if operation.error is None], deadline)
             finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
                 expired = [operation for operation in operations if lane.withdraw(operation)]
             failed = next((operation.error for operation in operations if operation.error is not None), None)
@@ -359,7 +371,8 @@ class PointToPoint(GroupCore):
 
         operation.on_done(finished)
         try:
-            lane.move_in_background(operation, deadline, expire)
+            with naming_limits():
+                lane.move_in_background(operation, deadline, expire)
         except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
             lane.withdraw(operation)
             raise

@@ -7,11 +7,25 @@ from typing import Any
 import numpy.typing as npt
 
 from .._native import divide_in_place, valid_ops
+from ..arguments import shown
 from ..errors import UnsupportedOp
 from ..types import ReduceOp
 from .arrays import BFLOAT16, Adapted
 
-__all__ = ["Reduction"]
+__all__ = ["Reduction", "name_of"]
+
+
+def name_of(op: str | ReduceOp) -> str:
+    """The name of a reduction.
+
+    Raises:
+        UnsupportedOp: There is none of that name.
+    """
+    try:
+        return ReduceOp(op).value
+    except (ValueError, TypeError):  # also of what cannot be hashed
+        valid = ", ".join(repr(known.value) for known in ReduceOp)
+        raise UnsupportedOp(f"op={shown(op)} is not a reduction (expected one of {valid})") from None
 
 
 class Reduction:
@@ -22,11 +36,7 @@ class Reduction:
     """
 
     def __init__(self, op: str | ReduceOp, array: Adapted) -> None:
-        try:
-            self.name = ReduceOp(op).value
-        except ValueError:
-            valid = ", ".join(repr(known.value) for known in ReduceOp)
-            raise UnsupportedOp(f"op={op!r} is not a reduction (expected one of {valid})") from None
+        self.name = name_of(op)
         self.dtype = BFLOAT16 if array.dtype == BFLOAT16 else None
         """The name of the elements' type, where the memory cannot say it."""
         possible = valid_ops(self.dtype or array.array.dtype)

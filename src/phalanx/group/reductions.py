@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import UnsupportedArray
 from ..types import ReduceOp
 from .arrays import Adapted, adapt
 from .lockstep import Lockstep, Turn
-from .reduction import Reduction
+from .overlap import check_parts
+from .reduction import Reduction, name_of
 from .shapes import divided_shape, target_for
 
 __all__ = ["Reductions"]
@@ -25,7 +27,7 @@ class Reductions(Lockstep):
         """Combines the arrays of all members, element by element; everybody gets the same bits.
 
         Args:
-            x: An array of the same dtype and size on all ranks.
+            x: An array of the same dtype and shape on all ranks.
             op: `"sum"`, `"mean"`, `"prod"`, `"min"`, `"max"`, `"band"`, `"bor"` or `"bxor"`.
 
         Returns:
@@ -44,7 +46,7 @@ class Reductions(Lockstep):
         reduction = Reduction(op, target)
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_reduce", dtype=target.dtype, count=target.array.size, reduction=reduction.name)
+            engine = turn.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
             engine.all_reduce(turn, target.array.reshape(-1), reduction)
             return target.finish()
 
@@ -67,15 +69,19 @@ class Reductions(Lockstep):
             As `all_reduce`.
         """
         self._check()
-        targets = [adapt(x, write=True) for x in arrays]
+        name = name_of(op)
+        try:
+            given = list(arrays)
+        except TypeError:
+            raise UnsupportedArray(f"{type(arrays).__name__} is not a list of arrays") from None
+        targets = [adapt(x, write=True) for x in given]
         by_dtype: dict[str, list[Adapted]] = {}
         for target in targets:
             by_dtype.setdefault(target.dtype, []).append(target)
         reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
-        name = ReduceOp(op).value
 
         def body(turn: Turn) -> list[Any]:
-            layout = ",".join(f"{target.dtype}{target.array.size}" for target in targets)
+            layout = ", ".join(f"{target.description}" for target in targets)
             engine = turn.stamp("all_reduce_many", dtype=layout, reduction=name)
             for dtype, group in by_dtype.items():
                 together = np.concatenate([target.array.reshape(-1) for target in group])
@@ -106,19 +112,17 @@ class Reductions(Lockstep):
         Raises:
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._express is not None and timeout is None and not async_op and type(dst) is int:
+        if self._express is not None and timeout is None and not async_op:
             done = self._express.reduce(x, dst, op)
             if done is not None:
                 return done
         self._check()
-        self._check_member(dst)
+        dst = self._check_member(dst)
         target = adapt(x, write=self.rank == dst)
         reduction = Reduction(op, target)
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp(
-                "reduce", dtype=target.dtype, count=target.array.size, reduction=reduction.name, root=dst
-            )
+            engine = turn.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
             engine.reduce(turn, target.array.reshape(-1), dst, reduction)
             return target.finish()
 
@@ -136,11 +140,11 @@ class Reductions(Lockstep):
         """Combines the arrays of all members and gives rank r the r-th part of the result, cut along dim 0.
 
         Args:
-            x: Its dim 0 is a multiple of the world size.
-            out: Is filled and returned; without it, a new array.
+            x: An array of the same dtype and shape on all ranks. Its dim 0 is a multiple of the world size.
+            out: Is filled and returned; without it, a new array. It may be exactly one of the parts of `x`.
 
         Raises:
-            UsageError: Dim 0 cannot be cut, or `out` does not fit.
+            UsageError: Dim 0 cannot be cut, or `out` does not fit, or overlaps `x` otherwise.
             As `all_reduce`.
         """
         if self._express is not None and timeout is None and not async_op and out is not None:
@@ -151,10 +155,13 @@ class Reductions(Lockstep):
         source = adapt(x, write=False)
         reduction = Reduction(op, source)
         target = target_for(out, source, divided_shape(source.array, self.world_size))
+        # A part that belongs to another rank is written while that rank may still read it.
+        elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
+        parts = source.array.copy() if elsewhere else source.array
 
         def body(turn: Turn) -> Any:
-            engine = turn.stamp("reduce_scatter", dtype=source.dtype, count=source.array.size, reduction=reduction.name)
-            engine.reduce_scatter(turn, source.array.reshape(-1), target.array.reshape(-1), reduction)
+            engine = turn.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+            engine.reduce_scatter(turn, parts.reshape(-1), target.array.reshape(-1), reduction)
             return target.finish()
 
         return self._run(f"reduce_scatter(op={reduction.name})", body, timeout, async_op)

@@ -1,19 +1,15 @@
 """How the members of a group come to share memory, in its first collective.
 
-The first of the members on a host makes an anonymous file in memory (a memfd: it has no name to guess, to leak or to
-clean up) and tells the others its process and descriptor over the group's own channels, which are authenticated. They
-open it through /proc, which the kernel allows to the same user only, make sure that it is the one that was meant, and
-map it. Then all tell all whether they could; if one could not, the whole group goes on without.
+The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
+descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
+could; if one could not, the whole group goes on without.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hmac
 import logging
 import os
-import secrets
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,6 +21,7 @@ from .._native import core
 from ..algorithms import Recv, Schedule, Send, Step
 from ..backends.base import LaneBackend
 from ..backends.lane import Lane
+from ..transports.shared_memory import make_memory, open_memory
 from . import executor
 from .fingerprint import fingerprint
 from .network_engine import NetworkEngine
@@ -50,7 +47,6 @@ PATIENCE = (2000, 1000)
 LITTLE_PATIENCE = (20, 4)
 """The same where there are fewer cores than ranks."""
 _OFFER = struct.Struct("<?QQQQ16s")
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
 def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
@@ -72,7 +68,7 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `executor.run`.
     """
     setup = Turn(turn.group, turn.entry, turn.deadline)
-    setup.mark = fingerprint("share memory", 0, "", lane.size, "", 0)
+    setup.mark = fingerprint("share memory", 0, "", (lane.size,), "", 0)
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:
@@ -103,16 +99,7 @@ def _make(ranks: int, heap: int) -> tuple[int, bytes]:
     """The descriptor of new memory, and what the others need to find it."""
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
-    size = core.segment_bytes(ranks, slot, heap)
-    fd = os.memfd_create("phalanx-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        nonce = secrets.token_bytes(16)
-        os.pwrite(fd, nonce, 0)
-    except BaseException:
-        os.close(fd)
-        raise
+    fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
     return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, nonce)
 
 
@@ -128,12 +115,8 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         raise OSError("there is none")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
         raise OSError(f"it is said to have slots of {slot} and heaps of {heap} bytes")
-    fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS  # or another could cut it off under our feet
-        fits = os.fstat(fd).st_size == core.segment_bytes(ranks, slot, heap)
-        if not sealed or not fits or not hmac.compare_digest(os.pread(fd, 16, 0), nonce):
-            raise OSError(f"descriptor {number} of process {pid} is another file")
         cores = len(os.sched_getaffinity(0))
         spins, yields = PATIENCE if ranks <= cores else LITTLE_PATIENCE
         segment: Segment = core.Segment(fd, rank, ranks, slot, heap, spins, yields)

@@ -42,12 +42,15 @@ def new_array(like: Adapted, shape: Shape) -> Adapted:
 def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
     """Where a result of this shape goes: into `out`, or into a new array of the same library and dtype.
 
+    Args:
+        out: An array, also one that is adapted already.
+
     Raises:
         UsageError: `out` has another dtype or number of elements.
     """
     if out is None:
         return new_array(like, shape)
-    target = adapt(out, write=True)
+    target = out if isinstance(out, Adapted) else adapt(out, write=True)
     if target.dtype != like.dtype or target.array.size != math.prod(shape):
         wanted = Description(like.dtype, list(shape), like.library)
         raise UsageError(f"out is {target.description}, but the result is {wanted}")

@@ -26,10 +26,18 @@ class Turn:
         self.mark = 0
         """The operation's fingerprint, which everything that is sent for it carries."""
 
-    def stamp(self, operation: str, *, dtype: str = "", count: int = 0, reduction: str = "", root: int = 0) -> Engine:
+    def stamp(
+        self,
+        operation: str,
+        *,
+        dtype: str = "",
+        shape: tuple[int, ...] = (),
+        reduction: str = "",
+        root: int = 0,
+    ) -> Engine:
         """Says what must be the same on all ranks, and returns what will move the data."""
-        mark = fingerprint(operation, self.entry.sequence, dtype, count, reduction, root)
-        self.mark = self.group._journal.stamp(self.entry, mark, dtype, count)
+        mark = fingerprint(operation, self.entry.sequence, dtype, shape, reduction, root)
+        self.mark = self.group._journal.stamp(self.entry, mark, dtype, shape)
         return self.group._engine_for(self)
 
     def look_around(self) -> None:
@@ -39,8 +47,12 @@ class Turn:
 
         Raises:
             FingerprintMismatch: A member is in another operation.
+            OutOfResources: A member that has not connected yet cannot, because this rank has no more descriptors.
         """
         group = self.group
+        lane, trouble = group._collectives, group._control.trouble
+        if trouble is not None and any(not lane.inbound(rank) for rank in range(lane.size) if rank != lane.rank):
+            raise trouble
         # Some may be ahead: those tell what they had under this number. Others may be behind.
         for name, status in group._control.statuses(group._context, self.entry.sequence).replies.items():
             if name in group.members and group._journal.contradicts(status):

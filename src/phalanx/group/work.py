@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ..arguments import as_seconds, shown
 from ..deadline import Deadline
 from ..errors import Timeout, UsageError
 
@@ -45,9 +46,11 @@ class Work:
             Timeout: It is not done yet.
             PhalanxError: Whatever the operation raised.
         """
+        if timeout is not None:
+            as_seconds(timeout)
         if not self._finished.is_set():
             # The operation ends itself at its deadline; a little later is still within it.
-            deadline = Deadline(timeout) if timeout is not None else Deadline(self._deadline.remaining() + 1.0)
+            deadline = Deadline.of(timeout, self._deadline.remaining() + 1.0)
             if self._drive is not None:
                 self._drive(deadline)
             if not self._finished.wait(deadline.remaining()):
@@ -84,7 +87,12 @@ class Work:
 
         That thread has other work to do, perhaps for the whole process, so a callback should be short and not wait. An
         exception of the callback is logged.
+
+        Raises:
+            UsageError: It cannot be called.
         """
+        if not callable(callback):
+            raise UsageError(f"callback={shown(callback)} is not valid (expected a function of the work)")
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)

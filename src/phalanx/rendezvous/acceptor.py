@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from ..config.options import Options
-from ..errors import ProtocolError
+from ..errors import OutOfResources, ProtocolError
+from ..system_limits import out_of_resources
 from ..transports.reactor import READ, WRITE, Reactor
 from ..transports.stream import Stream, StreamEnded, TlsStream
 from ..transports.tcp import server_stream
@@ -23,6 +24,9 @@ logger = logging.getLogger("phalanx.rendezvous")
 
 ACCEPT_BURST = 64
 """Connections taken in one turn, so that a flood cannot keep the thread from its other work."""
+
+STUCK = 1.0
+"""Seconds without a descriptor for a new connection after which it is a trouble: somebody may close a file soon."""
 
 _REFUSALS = {
     Status.VERSION: "it speaks another version of the protocol",
@@ -71,6 +75,9 @@ class Acceptor:
         self._welcome = welcome
         self._pending: dict[int, _Pending] = {}  # in the order in which they came
         self._closed = False
+        self._stuck: OSError | None = None
+        """Why the last try to accept a connection failed."""
+        self._stuck_since = 0.0
         self.address = Address(*listener.getsockname()[:2])
         reactor.call_soon(self._start)
         reactor.call_soon(self._drop_slow)
@@ -89,6 +96,14 @@ class Acceptor:
         for pending in list(self._pending.values()):
             self._drop(pending, None)
 
+    @property
+    def trouble(self) -> OutOfResources | None:
+        """The limit for whose sake no connection could be accepted for a while."""
+        error = self._stuck
+        if error is None or time.monotonic() - self._stuck_since < STUCK:
+            return None
+        return out_of_resources(error)
+
     def abandon(self) -> None:
         """In a forked child: closes the descriptors only."""
         with contextlib.suppress(OSError):
@@ -105,11 +120,15 @@ class Acceptor:
             except ConnectionError:  # it went away while it was in the queue
                 continue
             except OSError as error:
-                # Out of descriptors, mostly. Pause instead of turning in a circle.
-                logger.warning("%s: cannot accept: %s", self._name, error)
+                # Out of descriptors, mostly. Pause instead of turning in a circle, and say it once.
+                if self._stuck is None:
+                    logger.warning("%s: cannot accept connections: %s", self._name, out_of_resources(error) or error)
+                    self._stuck = error
+                    self._stuck_since = time.monotonic()
                 self._reactor.forget(self._listener.fileno())
                 self._reactor.call_later(0.1, self._start)
                 return
+            self._stuck = None
             if len(self._pending) >= self._options.max_pending_handshakes:
                 self._drop(self._least_promising(), "too many handshakes at once; it was the oldest")
             try:

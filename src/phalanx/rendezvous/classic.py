@@ -38,7 +38,7 @@ def _check(rank: int, world_size: int, master: str | Address | None) -> Address:
         raise InvalidRank(rank, world_size)
     if master is None:
         raise MissingVariable("MASTER_ADDR", "a classic world needs a master address (host:port)")
-    return master if isinstance(master, Address) else Address.parse(master, what="master")
+    return Address.of(master, what="master")
 
 
 def form_star(rank: int, world_size: int, master: str | Address | None, deadline: Deadline) -> dict[int, Stream]:
@@ -68,7 +68,7 @@ def form_mesh(
         WorldNotFormed: Not all came in time.
     """
     address = _check(rank, world_size, master)
-    bind = bind_addr if isinstance(bind_addr, Address) else Address.parse(bind_addr, what="bind_addr")
+    bind = Address.of(bind_addr, what="bind_addr")
     streams: dict[int, Stream] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listening(bind))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import as_index, as_seconds
 from ..errors import PeerLost, PhalanxError, UsageError
 
 __all__ = ["FAILED_AT", "Died", "Failure", "RankFailed", "capture", "check_count", "first_cause", "noting", "to_error"]
@@ -144,13 +145,14 @@ def _typed(error: Exception, message: str, cause: Failure) -> RankFailed | None:
     return found
 
 
-def check_count(n: int, timeout: float) -> None:
-    """Refuses what cannot be run.
+def check_count(n: int, timeout: float) -> tuple[int, float]:
+    """The number of ranks and the seconds as plain numbers.
 
     Raises:
         UsageError: There is no rank, or no time.
     """
-    if not isinstance(n, int) or n < 1:
+    if as_index(n, "n", "a number of ranks, 1 or more") < 1:
         raise UsageError(f"n={n!r} is not valid (expected a number of ranks, 1 or more)")
-    if not timeout > 0:
+    if not as_seconds(timeout) > 0:
         raise UsageError(f"timeout={timeout!r} is not valid (expected seconds, more than 0)")
+    return as_index(n, "n"), as_seconds(timeout)

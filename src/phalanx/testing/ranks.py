@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from ..arguments import as_ranks, shown
 from ..backends.base import DEFAULT_TIMEOUT
 from ..backends.simulated import SimulatedBackend
 from ..config import Options
-from ..errors import UsageError
+from ..errors import InvalidRank, UsageError
 from ..group import Group
 from .failures import check_count, noting
 from .processes import run_processes
@@ -56,12 +57,15 @@ def run_ranks(
         UsageError: The arguments do not fit together.
         ConfigError: There is no such backend.
     """
-    check_count(n, timeout)
-    outside = [rank for rank in may_die if not 0 <= rank < n]
-    if outside:
-        raise UsageError(f"may_die={sorted(may_die)} is not valid (expected ranks from 0 to {n - 1})")
+    n, timeout = check_count(n, timeout)
+    if not callable(fn):
+        raise UsageError(f"fn={shown(fn)} is not valid (expected a function of a group)")
+    try:
+        may_die = as_ranks(may_die, n, "may_die")
+    except InvalidRank:
+        raise UsageError(f"may_die={shown(may_die)} is not valid (expected ranks from 0 to {n - 1})") from None
     patience = min(DEFAULT_TIMEOUT, timeout / 2)
-    if backend != "simulated":
+    if not isinstance(backend, str) or backend != "simulated":
         return run_processes(
             n, fn, args, backend=backend, timeout=timeout, patience=patience, options=options, env=env, may_die=may_die
         )

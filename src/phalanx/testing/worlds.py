@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import shown
 from ..backends import MeshBackend, SimulatedBackend, TcpBackend
 from ..backends.base import LaneBackend
-from ..config import Launch, Options
+from ..config import Launch, Options, options_of
 from ..errors import ConfigError
 from ..rendezvous.directory import Directory
 from ..types import Address
@@ -47,9 +48,15 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
     Raises:
         ConfigError: There is no such kind of world.
     """
+    options = None if options is None else options_of(options)
     if callable(backend):
         with _reserved_port("127.0.0.1") as master:
             yield Place("factory", world_size, master, None, options, backend)
+    elif not isinstance(backend, str) or backend not in KINDS:
+        names = ", ".join(map(repr, KINDS))
+        raise ConfigError(
+            f"backend={shown(backend)} is not valid (expected one of {names}, or a function that makes one)"
+        )
     elif backend in ("mesh", "mesh-ipv6"):
         token = secrets.token_hex(16).encode()
         host = "::1" if backend == "mesh-ipv6" else "127.0.0.1"
@@ -58,12 +65,9 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
             yield Place(backend, world_size, directory.address, token, options)
         finally:
             directory.close()
-    elif backend in ("mesh-classic", "tcp"):
+    else:
         with _reserved_port("127.0.0.1") as master:
             yield Place(backend, world_size, master, None, options)
-    else:
-        names = ", ".join(map(repr, KINDS))
-        raise ConfigError(f"backend={backend!r} is not valid (expected one of {names}, or a function that makes one)")
 
 
 @contextlib.contextmanager
@@ -110,7 +114,7 @@ def join(place: Place, rank: int, timeout: float) -> LaneBackend:
         launcher="arguments",
         job="",
     )
-    return MeshBackend.from_launch(launch, auth="token", timeout=timeout, options=options or Options.from_env())
+    return MeshBackend.from_launch(launch, auth="token", timeout=timeout, options=options_of(options))
 
 
 @contextlib.contextmanager
@@ -129,7 +133,7 @@ def open_world(
         ConfigError: There is no such backend, or not for so many ranks.
         RendezvousError: The world did not form.
     """
-    check_count(n, timeout)
+    n, timeout = check_count(n, timeout)
     if backend == "simulated":
         simulated = SimulatedBackend.create_group(n, timeout=timeout)
         try:

@@ -303,7 +303,7 @@ class Gathers(Reductions):
             sent, received = self._rows(part, dtype, 2).reshape(2, self.group.world_size, -1)
             for row, values in zip(sent, sources, strict=True):
                 row[:] = values[part]
-            self.group.all_to_all(sent, received, timeout=seconds)
+            self.group.all_to_all(sent.reshape(-1), received.reshape(-1), timeout=seconds)
             for row, memory in zip(received, targets, strict=True):
                 memory.array[part] = row
         for memory in targets:

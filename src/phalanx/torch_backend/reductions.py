@@ -152,7 +152,7 @@ class Reductions(GroupBase):
             rows = self._rows(part, target.dtype)
             for row, values in zip(rows, sources, strict=True):
                 row[:] = values[part]
-            self.group.reduce_scatter(rows, how.name, target[part], timeout=left)
+            self.group.reduce_scatter(rows.reshape(-1), how.name, target[part], timeout=left)
         _divide(output, how)
         return True
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..arguments import LONGEST
 from ..group import call_site
 from .errors import translated
 
@@ -33,7 +34,7 @@ def seconds_of(timeout: Any) -> float | None:
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    return seconds if seconds > 0 else None
+    return min(seconds, LONGEST) if seconds > 0 else None
 
 
 class Finished(dist.Work):  # type: ignore[misc]  # torch is not typed here

@@ -12,13 +12,10 @@ last words (a goodbye, or why a group is broken) go over it, because a ring may 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import logging
 import os
-import secrets
 import select
-import stat
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +24,7 @@ import msgspec
 from .._native import core
 from ..errors import ProtocolError
 from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Kind, pack_header
+from .shared_memory import NONCE_BYTES, NotTheMemory, make_memory, open_memory
 from .stream import Buffer, Stream, StreamEnded
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ ENOUGH = 16
 """Looks at the socket in a row, in case that the other side never ceases to wake."""
 SWITCH = pack_header(Kind.RING, 0, 0, 0)
 _LAST_WORDS = HEADER_SIZE + MAX_DESCRIPTION
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -196,12 +193,9 @@ def make_ring(stream: Stream) -> tuple[RingOut, int, bytes] | None:
     The descriptor stays open until the other side has opened it, and then belongs to whoever asked.
     """
     assert core is not None
-    nonce = secrets.token_bytes(16)
     memory = -1
     try:
-        memory = os.memfd_create("phalanx-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(memory, core.RING_CONTROL_BYTES + SIZE)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        memory, nonce = make_memory("phalanx-ring", core.RING_CONTROL_BYTES + SIZE)
         ring = core.RingOut(memory, SIZE, stream.fd, nonce)
     except OSError as error:
         if memory >= 0:
@@ -270,13 +264,13 @@ def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"not the offer of a ring: {error}") from None
     possible = 4096 <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
-    if len(offer.nonce) != 16 or not possible or not 0 <= offer.fd < 1 << 31:
+    if len(offer.nonce) != NONCE_BYTES or not possible or not 0 <= offer.fd < 1 << 31:
         raise ProtocolError(f"not the offer of a ring: {offer.size} bytes in descriptor {offer.fd}")
     if core is None:
         return None
     try:
         ring = _map(offer, pid, stream)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotTheMemory):
         ring = None
     except OSError as error:
         _warn_once(f"the shared memory that process {pid} offers cannot be opened: {error}")
@@ -287,24 +281,14 @@ def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
 
 
 def _map(offer: Offer, pid: int, stream: Stream) -> RingIn | None:
-    """The ring, or None if that descriptor is something else.
+    """The ring; None if it is another's by now.
 
     Raises:
         OSError: The descriptor cannot be opened, or not be mapped.
     """
     assert core is not None
-    # First without touching what is there: opening a device or a pipe could do things, or wait.
-    path = os.open(f"/proc/{pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    memory = open_memory(pid, offer.fd, core.RING_CONTROL_BYTES + offer.size, offer.nonce)
     try:
-        if not stat.S_ISREG(os.fstat(path).st_mode):
-            return None
-        memory = os.open(f"/proc/self/fd/{path}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(path)
-    try:
-        # Without the seals, another could cut the memory off under our feet. Files on disk have none.
-        if not _is_sealed(memory) or os.fstat(memory).st_size != core.RING_CONTROL_BYTES + offer.size:
-            return None
         ring: RingIn = core.RingIn(memory, offer.size, stream.fd)
     finally:
         os.close(memory)
@@ -312,13 +296,6 @@ def _map(offer: Offer, pid: int, stream: Stream) -> RingIn | None:
         return ring
     ring.abandon()
     return None
-
-
-def _is_sealed(fd: int) -> bool:
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:
-        return False
 
 
 @functools.cache

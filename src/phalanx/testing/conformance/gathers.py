@@ -103,3 +103,91 @@ def refused(backend: Any) -> None:
             for verb in (group.gather, group.reduce, group.scatter, group.broadcast_object, group.gather_object):
                 assert expect(InvalidRank, verb, np.zeros(RANKS), rank).value == rank
         assert group.all_reduce(np.ones(1)).tolist() == [RANKS]
+
+
+@check(ranks=RANKS)
+def in_place(backend: Any) -> None:
+    """What users of MPI and torch do in place gives what it gives with an array apart, short and long."""
+    with Group(backend) as group:
+        for count in (2, 20_000):
+            for array in (np.empty, group.empty):
+                _in_place(group, count, array)
+
+
+def _in_place(group: Group, count: int, array: Any) -> None:
+    me = group.rank
+    mine = np.arange(RANKS * count, dtype=np.int64).reshape(RANKS * count, 1) + 1000 * me
+    total = np.sum([mine + 1000 * (rank - me) for rank in range(RANKS)], axis=0)
+
+    def new() -> Any:
+        x = array((RANKS * count, 1), np.int64)
+        x[:] = mine
+        return x
+
+    def part(x: Any, rank: int) -> Any:
+        return x[rank * count : (rank + 1) * count]
+
+    everyone = np.concatenate([part(mine, rank) + 1000 * (rank - me) for rank in range(RANKS)])
+    x = new()
+    assert group.all_gather(part(x, me), x) is x
+    assert same(x, everyone), "all_gather of this rank's part of out"
+    for root in (0, RANKS - 1):
+        x = new()
+        gathered = group.gather(part(x, me), root, x if me == root else None)
+        assert gathered is None if me != root else same(x, everyone), "gather of the root's part of out"
+        x = new()
+        out = part(x, me)
+        group.scatter(x if me == root else None, root, out)
+        assert same(out, part(mine, me) + 1000 * (root - me)), "scatter to the root's part of x"
+    for where in (me, 0):  # as NCCL does it, and as MPI does
+        x = new()
+        out = part(x, where)
+        group.reduce_scatter(x, "sum", out)
+        assert same(out, part(total, me)), f"reduce_scatter to part {where} of x"
+    exchanged = np.concatenate([part(mine, me) + 1000 * (rank - me) for rank in range(RANKS)])
+    x = new()
+    assert group.all_to_all(x, x) is x
+    assert same(x, exchanged), "all_to_all with x as out"
+    x = new()
+    group.all_to_all(x, x, send_counts=[count] * RANKS)
+    assert same(x, exchanged), "all_to_all by counts with x as out"
+    x = new()
+    if _is_connected(group):
+        group.sendrecv(x, (me + 1) % RANKS, x, (me - 1) % RANKS)
+        assert same(x, mine + 1000 * ((me - 1) % RANKS - me)), "sendrecv with x as out"
+
+
+def _is_connected(group: Group) -> bool:
+    return group.backend.topology == "full"
+
+
+@check(ranks=RANKS)
+def overlapping(backend: Any) -> None:
+    """Arrays that overlap in any other way are refused before anything is sent, whatever objects share the memory."""
+    with Group(backend) as group:
+        me = group.rank
+        peer, source = ((me + 1) % RANKS, (me - 1) % RANKS) if _is_connected(group) else (0, 0)
+        for count in (4, 20_000):
+            memory = bytearray(8 * (RANKS + 1) * count)
+            base = np.frombuffer(memory, np.int64)
+            whole, shifted, other = base[: RANKS * count], base[1 : RANKS * count + 1], (me + 1) % RANKS
+            mine = memoryview(memory)[8 : 8 * (count + 1)].cast("q")  # the same memory as another object
+            calls: list[Any] = [
+                lambda whole=whole, other=other, count=count: group.all_gather(
+                    whole[other * count : (other + 1) * count], whole
+                ),
+                lambda whole=whole, mine=mine: group.all_gather(mine, whole),
+                lambda whole=whole, mine=mine: group.gather(mine, group.rank, whole),
+                lambda whole=whole, mine=mine: group.scatter(whole, group.rank, mine),
+                lambda whole=whole, mine=mine: group.reduce_scatter(whole, "sum", mine),
+                lambda whole=whole, shifted=shifted: group.all_to_all(whole, shifted),
+                lambda whole=whole, shifted=shifted, count=count: group.all_to_all(
+                    whole, shifted, send_counts=[count] * RANKS
+                ),
+            ]
+            if _is_connected(group):
+                calls.append(lambda whole=whole, shifted=shifted: group.sendrecv(whole, peer, shifted, source))
+            for call in calls:
+                error = expect(UsageError, call)
+                assert "overlap" in str(error), error
+            assert group.all_reduce(np.ones(1)).tolist() == [RANKS]
