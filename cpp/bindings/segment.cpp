@@ -212,8 +212,16 @@ void phalanx::bind_segment(nb::module_& m) {
              nb::arg("mark"), nb::arg("deadline"))
         .def("all_to_all", &all_to_all)
         .def("empty", &empty)
-        .def("abort", [](SharedSegment& s) { s.segment.abort(); })
-        .def("leave", [](SharedSegment& s) { s.segment.leave(); })
+        .def("abort",
+             [](SharedSegment& s) {
+                 s.segment.abort();
+                 s.memory->retire();
+             })
+        .def("leave",
+             [](SharedSegment& s) {
+                 s.segment.leave();
+                 s.memory->retire();
+             })
         .def("flush", &flush)
         .def("blamed", [](const SharedSegment& s, int outcome) { return s.ops.blamed(static_cast<Outcome>(outcome)); });
 }

@@ -24,14 +24,24 @@ public:
 
     std::optional<std::size_t> take(std::size_t bytes) {
         const std::lock_guard guard(lock_);
-        return heap_.take(bytes);
+        const auto start = retired_ ? std::nullopt : heap_.take(bytes);
+        if (start) ++arrays_;
+        return start;
     }
 
     // Also gives the pages back to the machine, unless they are this process's alone: then nobody gets that place again.
     void give_back(std::byte* heap, std::size_t start, std::size_t bytes) {
-        if (!mapping_.release(heap + start, bytes)) return;
+        const bool reusable = mapping_.release(heap + start, bytes);
         const std::lock_guard guard(lock_);
-        heap_.give_back(start, bytes);
+        if (reusable) heap_.give_back(start, bytes);
+        if (--arrays_ == 0 && retired_) mapping_.forget();
+    }
+
+    // There will be no more operations, and no more arrays.
+    void retire() {
+        const std::lock_guard guard(lock_);
+        retired_ = true;
+        if (arrays_ == 0) mapping_.forget();
     }
 
     bool detach(std::byte* at, std::size_t bytes) { return mapping_.detach(at, bytes); }
@@ -40,6 +50,8 @@ private:
     Mapping mapping_;
     std::mutex lock_;
     Heap heap_;
+    std::size_t arrays_ = 0;
+    bool retired_ = false;
 };
 
 class SharedSegment {

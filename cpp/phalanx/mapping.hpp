@@ -49,6 +49,13 @@ public:
 
     std::byte* at() const noexcept { return at_; }
 
+    // Nobody in this process needs what lies here any more, though it stays mapped: a child need not see it.
+    void forget() noexcept {
+        const std::lock_guard guard(registry().lock);
+        if (fd_ >= 0) ::close(fd_);
+        fd_ = -1;
+    }
+
     // Puts private pages in the place of those that hold these bytes; what they contain stays. False if there is no memory
     // for it. Only for bytes that no other thread of this process writes meanwhile.
     bool detach(std::byte* first, std::size_t bytes) {
@@ -58,7 +65,7 @@ public:
         const std::size_t end = std::min(bytes_, (static_cast<std::size_t>(first - at_) + bytes + page - 1) / page * page);
         const std::size_t length = end - start;
         const std::lock_guard guard(registry().lock);
-        if (fd_ < 0) return true;  // a child, where everything is private
+        if (private_) return true;
         detached_.reserve(detached_.size() + 1);
         void* copy = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (copy == MAP_FAILED) return false;
@@ -77,7 +84,7 @@ public:
     bool release(std::byte* first, std::size_t bytes) noexcept {
         const std::lock_guard guard(registry().lock);
         const auto start = static_cast<std::size_t>(first - at_);
-        const bool shared = fd_ >= 0 && std::none_of(detached_.begin(), detached_.end(), [&](const auto& part) {
+        const bool shared = !private_ && std::none_of(detached_.begin(), detached_.end(), [&](const auto& part) {
             return part.first < start + bytes && start < part.second;
         });
         madvise(first, bytes, shared ? MADV_REMOVE : MADV_DONTNEED);
@@ -106,26 +113,29 @@ private:
 
     // In a forked child, before anything else runs there.
     void become_private() noexcept {
-        if (fd_ < 0) return;  // it was private in the parent
+        if (private_) return;  // as it was in the parent
         std::size_t from = 0;
         for (const auto& [start, end] : detached_) {
             if (from < start) replace(from, start);
             from = std::max(from, end);
         }
         if (from < bytes_) replace(from, bytes_);
-        ::close(fd_);
+        if (fd_ >= 0) ::close(fd_);
         fd_ = -1;
+        private_ = true;
     }
 
     void replace(std::size_t start, std::size_t end) noexcept {
-        void* at = mmap(at_ + start, end - start, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_,
-                        static_cast<off_t>(start));
+        const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (fd_ < 0 ? MAP_ANONYMOUS : 0);
+        void* at = mmap(at_ + start, end - start, PROT_READ | PROT_WRITE, flags, fd_,
+                        fd_ < 0 ? 0 : static_cast<off_t>(start));
         if (at == MAP_FAILED) munmap(at_ + start, end - start);  // better that the child has nothing than that it disturbs
     }
 
     std::byte* at_ = nullptr;
     std::size_t bytes_;
-    int fd_;  // -1 in a forked child
+    int fd_;                // what a child maps again; -1 once nobody needs it
+    bool private_ = false;  // in a forked child
     std::vector<std::pair<std::size_t, std::size_t>> detached_;  // from where to where, sorted
 };
 

@@ -150,8 +150,11 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
                 self._control.abort(f"it raised {_name(error)}", text)
-        with contextlib.suppress(() if error is None else Desync):  # it must not hide what the program raised
+        if error is None:
             self.close()
+        else:
+            with contextlib.suppress(Desync):  # it must not hide what the program raised
+                self.close()
 
 
 def _is_success(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._native import core, dtype_of_code, plain_arrays
 from ..backends.base import LaneBackend, fresh
@@ -177,12 +177,12 @@ class Lockstep(GroupCore):
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except executor.DeadlinePassed as passed:
-            self._break(self._timed_out(entry.name, entry.site, deadline, passed.waiting, entry.sequence))
+            self._give_up(entry, deadline, passed.waiting)
         except executor.FingerprintMismatch as mismatch:
             self._break(self._desync(entry, mismatch.peer))
         except Timeout as error:  # a member did not even answer when it was called
             silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
-            self._break(self._timed_out(entry.name, entry.site, deadline, silent, entry.sequence))
+            self._give_up(entry, deadline, silent)
         except PhalanxError as error:
             if self._cause is None:
                 self._break(self._lost(error, entry))
@@ -201,6 +201,17 @@ class Lockstep(GroupCore):
             raise
         finally:
             entry.end()
+
+    def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
+        """Raises the error for a collective whose deadline has passed.
+
+        The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
+        """
+        names = [self.members[rank] for rank in waiting]
+        words = f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s; missing: "
+        arrived = [name for name in self.members if name not in names]
+        self._collectives.fail(Timeout(words + ", ".join(map(str, names)), missing=names, arrived=arrived))
+        self._break(self._timed_out(entry.name, entry.site, deadline, waiting, entry.sequence))
 
     def _lost(self, error: PhalanxError, entry: Entry) -> PhalanxError:
         """A member that closed the group on purpose breaks a collective as much as one that died."""

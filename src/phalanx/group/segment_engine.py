@@ -47,7 +47,7 @@ def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], l
     if outcome == BROKEN:
         name = lane.members[ranks[0]]
         raise lane.await_error(CAUSE_WAIT) or PhalanxError(
-            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came to it, and has not said why",
+            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came, and has not said why",
             peer=name,
         )
     raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
