@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
+
 import pytest
 from tests.failures.ranks import Worlds, assert_lost, worlds  # noqa: F401
 
 from phalanx import _native
+from phalanx.transports.waker import Waker
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "world.close(); sys.exit(0)"])
@@ -277,3 +281,15 @@ def test_an_exception_that_leaves_a_child_does_not_end_the_world(worlds: Worlds)
     world.wait("went on")
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
     assert "RuntimeError: of the child" in world[0].errors
+
+
+def test_a_child_does_not_wake_its_parent() -> None:
+    waker = Waker()
+    pid = os.fork()
+    if pid == 0:
+        waker.set()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    poller = select.poll()
+    poller.register(waker.fd, select.POLLIN)
+    assert poller.poll(0) == [], "a byte that its owner knows nothing of keeps it awake for ever"
