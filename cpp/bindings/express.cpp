@@ -69,8 +69,8 @@ struct Array {
 
 class Express {
 public:
-    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, interrupt)` raises what it
-    // means that an operation did not go well; an interrupt that is a number is an error of MPI's. `mpi`: None where the segment
+    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, sequence, blamed,
+    // interrupt)` raises what it means that an operation did not go well; an interrupt that is a number is an error of MPI's. `mpi`: None where the segment
     // moves the data.
     Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
             nb::object failed, double timeout, nb::object mpi)
@@ -89,7 +89,7 @@ public:
     int paused = 0;  // operations under way in another thread, which come first
 
     nb::object barrier() {
-        return run({Verb::barrier, -1, -1, -1, {}, 0}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); },
+        return run({Verb::barrier, -1, -1, -1, {}, 0}, {}, {}, Py_True, [&](const Call& call) { return s_.ops.barrier(call); },
                    [] { return 0; });
     }
 
@@ -98,7 +98,7 @@ public:
         const int root = rank_of(src);
         if (root < 0 || !look(x, rank() != root, array)) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(array.dtype, array.items)) return nb::none();
-        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.shape, array.bytes}, x,
+        return run({Verb::broadcast, root, static_cast<int>(array.dtype), -1, array.shape, array.bytes}, array, {}, x,
                    [&](const Call& call) { return s_.ops.broadcast(call, array.data, array.bytes, root); },
                    [&] { return mpi_->broadcast(array.data, array.items, array.dtype, root); });
     }
@@ -108,7 +108,7 @@ public:
         Combine how;
         const int code = look(x, true, array) ? combine(array.dtype, op, how) : -1;
         if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
-        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.shape, array.bytes}, x,
+        return run({Verb::all_reduce, -1, static_cast<int>(array.dtype), code, array.shape, array.bytes}, array, {}, x,
                    [&](const Call& call) { return s_.ops.all_reduce(call, array.data, array.items, how); },
                    [&] {
                        const int error = mpi_->all_reduce(array.data, array.items, array.dtype, code);
@@ -123,7 +123,7 @@ public:
         if (root < 0 || !look(x, rank() == root, array)) return nb::none();
         const int code = combine(array.dtype, op, how);
         if (code < 0 || !mpi_can_combine(array.dtype, code, array.items)) return nb::none();
-        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.shape, array.bytes}, x,
+        return run({Verb::reduce, root, static_cast<int>(array.dtype), code, array.shape, array.bytes}, array, {}, x,
                    [&](const Call& call) { return s_.ops.reduce(call, array.data, array.items, how, root); },
                    [&] {
                        const bool mine = rank() == root;
@@ -138,9 +138,8 @@ public:
         if (source.bytes * ranks() != target.bytes) return nb::none();
         if (!source.apart_from(target) && (mpi_ != nullptr || !source.is_part_of(target, rank()))) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(source.dtype, target.items)) return nb::none();
-        counts_.assign(ranks(), source.bytes);
-        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.shape, target.bytes}, out,
-                   [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, counts_); },
+        return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.shape, target.bytes}, source, target, out,
+                   [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, Lengths(source.bytes)); },
                    [&] { return mpi_->all_gather(source.data, target.data, source.items, source.dtype); });
     }
 
@@ -152,7 +151,7 @@ public:
         if (!source.apart_from(target) && (mpi_ != nullptr || !target.is_part_of(source, rank()))) return nb::none();
         const int code = combine(source.dtype, op, how);
         if (code < 0 || !mpi_can_combine(source.dtype, code, source.items)) return nb::none();
-        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.shape, source.bytes}, out,
+        return run({Verb::reduce_scatter, -1, static_cast<int>(source.dtype), code, source.shape, source.bytes}, source, target, out,
                    [&](const Call& call) {
                        return s_.ops.reduce_scatter(call, source.data, target.data, target.items, how);
                    },
@@ -168,9 +167,10 @@ public:
         if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
         if (!source.divides(ranks()) || source.bytes != target.bytes || !source.apart_from(target)) return nb::none();
         if (mpi_ != nullptr && !mpi_->can_move(source.dtype, source.items)) return nb::none();
-        counts_.assign(ranks() * ranks(), source.bytes / ranks());
-        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.shape, source.bytes}, out,
-                   [&](const Call& call) { return s_.ops.all_to_all(call, source.data, target.data, counts_); },
+        return run({Verb::all_to_all, -1, static_cast<int>(source.dtype), -1, source.shape, source.bytes}, source, target, out,
+                   [&](const Call& call) {
+                       return s_.ops.all_to_all(call, source.data, target.data, Lengths(source.bytes / ranks()));
+                   },
                    [&] {
                        return mpi_->all_to_all(source.data, target.data, source.items / ranks(), source.dtype);
                    });
@@ -238,24 +238,31 @@ private:
         return known;
     }
 
-    template <class F, class G>
-    nb::object run(const What& what, nb::handle result, F operation, G by_mpi) {
-        const std::uint64_t fixed = kind(what);
-        if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
+    Record& note(const What& what, std::uint64_t sequence, std::uint64_t mark) {
         Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
-        const std::uint64_t sequence = ++recorder_.sequence;
         record.rank = what.root;
         if (what.op >= 0) record.op = op_names[what.op];
         record.dtype = what.dtype;
         record.dims = what.shape.dims;
         std::copy_n(what.shape.lengths, what.shape.dims, record.shape.begin());
         record.sequence = sequence;
-        record.mark = fingerprint(fixed, sequence, extent_of(what.shape.lengths, what.shape.dims),
-                                  what.root < 0 ? 0 : what.root);
+        record.mark = mark;
+        return record;
+    }
+
+    template <class F, class G>
+    nb::object run(const What& what, const Array& x, const Array& out, nb::handle result, F operation, G by_mpi) {
+        const std::uint64_t fixed = kind(what);
+        if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
+        const std::uint64_t sequence = ++recorder_.sequence;
+        const std::uint64_t mark = 
+            fingerprint(fixed, sequence, extent_of(what.shape.lengths, what.shape.dims), what.root < 0 ? 0 : what.root);
+        Record& record = note(what, sequence, mark);
+        const std::int64_t began_ns = record.began_ns;
         PyThreadState* state = nullptr;
         Call call;
-        call.mark = record.mark;
-        call.bound.deadline_ns = record.began_ns + timeout_ns_;
+        call.mark = mark;
+        call.bound.deadline_ns = began_ns + timeout_ns_;
         call.bound.interrupted = signal_raised;
         call.bound.held = &state;
         Outcome outcome;
@@ -283,11 +290,28 @@ private:
                 outcome = Outcome::interrupted;
             }
         }
-        if (record.sequence == sequence) record.ended_ns = monotonic_ns();  // the ring may have come round
-        turn_.release();
-        if (outcome == Outcome::done) return nb::borrow(result);
+        const bool kept = record.sequence == sequence;  // the ring may have come round
+        if (kept) record.ended_ns = monotonic_ns();
+        if (outcome == Outcome::done) {
+            turn_.release();
+            return nb::borrow(result);
+        }
         if (outcome == Outcome::interrupted && interrupt.is_none()) interrupt = nb::borrow(nb::python_error().value());
-        in_interpreter([&] { return failed_(static_cast<int>(outcome), interrupt); });
+        if (!kept) {  // an error has to say what failed
+            Record& again = note(what, sequence, mark);
+            again.began_ns = began_ns;
+            again.ended_ns = monotonic_ns();
+        }
+        // While it is still this operation's turn: another thread's would change it.
+        const nb::object blamed = nb::cast(s_.ops.blamed(outcome));
+        bool detached = false;
+        {
+            const WithoutGil released;
+            detached = s_.detach({{x.data, x.bytes}, {out.data, out.bytes}});
+        }
+        turn_.release();
+        if (!detached && interrupt.is_none()) interrupt = nb::borrow(PyExc_MemoryError)();
+        in_interpreter([&] { return failed_(static_cast<int>(outcome), sequence, blamed, interrupt); });
         throw std::logic_error("an operation failed, and nobody said so");
     }
 
@@ -301,7 +325,6 @@ private:
     std::int64_t timeout_ns_;
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};
-    std::vector<std::size_t> counts_;
     nb::object mpi_owner_;
     MpiCalls* mpi_;
 };

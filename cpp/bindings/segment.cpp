@@ -5,6 +5,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
+#include <new>
+#include <system_error>
+
 #include "buffer.hpp"
 #include "gil.hpp"
 #include "module.hpp"
@@ -24,14 +28,19 @@ Call call_of(std::uint64_t mark, double deadline) {
     return call;
 }
 
+// The arrays are those that others may reach.
 template <class F>
-int run(F operation) {
+int run(SharedSegment& s, std::initializer_list<const Buffer*> arrays, F operation) {
     Outcome outcome;
+    bool detached = true;
     {
         const WithoutGil released;
         outcome = operation();
+        if (outcome != Outcome::done)
+            for (const Buffer* array : arrays) detached = s.detach({{array->data(), array->bytes()}}) && detached;
     }
     if (outcome == Outcome::interrupted) throw nb::python_error();  // what the signal's handler raised
+    if (!detached) throw std::bad_alloc();
     return static_cast<int>(outcome);
 }
 
@@ -54,26 +63,32 @@ std::size_t total(const Counts& counts) {
 }
 
 int barrier(SharedSegment& s, std::uint64_t mark, double deadline) {
-    return run([&] { return s.ops.barrier(call_of(mark, deadline)); });
+    return run(s, {}, [&] { return s.ops.barrier(call_of(mark, deadline)); });
 }
 
 int broadcast(SharedSegment& s, nb::handle x, int root, std::uint64_t mark, double deadline) {
     const Buffer buffer(x, s.segment.rank() == root ? PyBUF_SIMPLE : PyBUF_WRITABLE);
-    return run([&] { return s.ops.broadcast(call_of(mark, deadline), buffer.data(), buffer.bytes(), root); });
+    return run(s, {&buffer}, [&] {
+        return s.ops.broadcast(call_of(mark, deadline), buffer.data(), buffer.bytes(), root);
+    });
 }
 
 int all_reduce(SharedSegment& s, nb::handle x, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
                double deadline) {
     const Buffer buffer(x, PyBUF_WRITABLE);
     const Combine how = combine_of(dtype, op, divisor);
-    return run([&] { return s.ops.all_reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how); });
+    return run(s, {&buffer}, [&] {
+        return s.ops.all_reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how);
+    });
 }
 
 int reduce_to(SharedSegment& s, nb::handle x, int root, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
            double deadline) {
     const Buffer buffer(x, s.segment.rank() == root ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     const Combine how = combine_of(dtype, op, divisor);
-    return run([&] { return s.ops.reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how, root); });
+    return run(s, {&buffer}, [&] {
+        return s.ops.reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how, root);
+    });
 }
 
 int reduce_scatter(SharedSegment& s, nb::handle x, nb::handle out, int dtype, int op, std::int64_t divisor,
@@ -82,7 +97,7 @@ int reduce_scatter(SharedSegment& s, nb::handle x, nb::handle out, int dtype, in
     const Buffer target(out, PyBUF_WRITABLE);
     const Combine how = combine_of(dtype, op, divisor);
     need(source.bytes() == target.bytes() * s.segment.ranks());
-    return run([&] {
+    return run(s, {&source, &target}, [&] {
         return s.ops.reduce_scatter(call_of(mark, deadline), source.data(), target.data(), items(target, how), how);
     });
 }
@@ -93,7 +108,9 @@ int all_gather(SharedSegment& s, nb::handle x, nb::handle out, const Counts& cou
     const Buffer target(out, PyBUF_WRITABLE);
     need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == source.bytes() &&
          total(counts) == target.bytes());
-    return run([&] { return s.ops.all_gather(call_of(mark, deadline), source.data(), target.data(), counts); });
+    return run(s, {&source, &target}, [&] {
+        return s.ops.all_gather(call_of(mark, deadline), source.data(), target.data(), counts);
+    });
 }
 
 int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts, int root, std::uint64_t mark,
@@ -103,7 +120,9 @@ int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts,
     const bool receives = s.segment.rank() == root;
     const Buffer target(receives ? out : nb::borrow(x), receives ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     need(!receives || total(counts) == target.bytes());
-    return run([&] { return s.ops.gather(call_of(mark, deadline), source.data(), target.data(), counts, root); });
+    return run(s, {&source, &target}, [&] {
+        return s.ops.gather(call_of(mark, deadline), source.data(), target.data(), counts, root);
+    });
 }
 
 int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts, int root, std::uint64_t mark,
@@ -113,7 +132,9 @@ int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts
     const bool sends = s.segment.rank() == root;
     const Buffer source(sends ? x : nb::borrow(out), PyBUF_SIMPLE);
     need(!sends || total(counts) == source.bytes());
-    return run([&] { return s.ops.scatter(call_of(mark, deadline), source.data(), target.data(), counts, root); });
+    return run(s, {&source, &target}, [&] {
+        return s.ops.scatter(call_of(mark, deadline), source.data(), target.data(), counts, root);
+    });
 }
 
 int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& sizes, std::uint64_t mark,
@@ -130,7 +151,13 @@ int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& siz
         received += sizes[i * n + rank];
     }
     need(sent == source.bytes() && received == target.bytes());
-    return run([&] { return s.ops.all_to_all(call_of(mark, deadline), source.data(), target.data(), sizes); });
+    return run(s, {&source, &target}, [&] {
+        return s.ops.all_to_all(call_of(mark, deadline), source.data(), target.data(), sizes);
+    });
+}
+
+int flush(SharedSegment& s, double deadline) {
+    return run(s, {}, [&] { return s.ops.flush(call_of(0, deadline).bound); });
 }
 
 // Bytes in this rank's heap as a NumPy array that gives them back when it is collected; None if there is no room.
@@ -154,7 +181,6 @@ nb::object empty(SharedSegment& s, std::size_t bytes) {
     return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(heap + *start, {bytes}, owner));
 }
 
-
 }  // namespace
 
 void phalanx::bind_segment(nb::module_& m) {
@@ -164,7 +190,14 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("__init__",
              [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins,
                 int yields) {
-                 new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields});
+                 if (ranks >= Verdict::everybody) throw nb::value_error("a segment is for fewer ranks");
+                 try {
+                     new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields});
+                 } catch (const std::system_error& error) {
+                     errno = error.code().value();
+                     PyErr_SetFromErrno(PyExc_OSError);
+                     throw nb::python_error();
+                 }
              },
              nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"),
              nb::arg("spins"), nb::arg("yields"))
@@ -180,9 +213,16 @@ void phalanx::bind_segment(nb::module_& m) {
              nb::arg("mark"), nb::arg("deadline"))
         .def("all_to_all", &all_to_all)
         .def("empty", &empty)
-        .def("abort", [](SharedSegment& s) { s.segment.abort(); })
-        .def("leave", [](SharedSegment& s) { s.segment.leave(); })
-        .def_prop_ro("leaver", [](const SharedSegment& s) { return s.segment.leaver(); })
-        .def_prop_ro("culprit", [](const SharedSegment& s) { return s.ops.culprit(); })
-        .def_prop_ro("missing", [](const SharedSegment& s) { return s.segment.missing(); });
+        .def("abort",
+             [](SharedSegment& s) {
+                 s.segment.abort();
+                 s.memory->retire();
+             })
+        .def("leave",
+             [](SharedSegment& s) {
+                 s.segment.leave();
+                 s.memory->retire();
+             })
+        .def("flush", &flush)
+        .def("blamed", [](const SharedSegment& s, int outcome) { return s.ops.blamed(static_cast<Outcome>(outcome)); });
 }

@@ -2,36 +2,18 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <sys/mman.h>
 
+#include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 #include "phalanx/collectives.hpp"
 #include "phalanx/heap.hpp"
+#include "phalanx/mapping.hpp"
 
 namespace phalanx {
-
-class Mapping {
-public:
-    Mapping(int fd, std::size_t bytes) : bytes_(bytes) {
-        void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (at == MAP_FAILED) {
-            PyErr_SetFromErrno(PyExc_OSError);
-            throw nanobind::python_error();
-        }
-        at_ = static_cast<std::byte*>(at);
-    }
-    ~Mapping() { munmap(at_, bytes_); }
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-
-    std::byte* at() const noexcept { return at_; }
-
-private:
-    std::byte* at_ = nullptr;
-    std::size_t bytes_;
-};
 
 // The memory and this rank's heap in it; lives as long as the last array.
 class SharedMemory {
@@ -42,20 +24,34 @@ public:
 
     std::optional<std::size_t> take(std::size_t bytes) {
         const std::lock_guard guard(lock_);
-        return heap_.take(bytes);
+        const auto start = retired_ ? std::nullopt : heap_.take(bytes);
+        if (start) ++arrays_;
+        return start;
     }
 
-    // Also gives the pages back to the machine.
+    // Also gives the pages back to the machine, unless they are this process's alone: then nobody gets that place again.
     void give_back(std::byte* heap, std::size_t start, std::size_t bytes) {
-        madvise(heap + start, bytes, MADV_REMOVE);
+        const bool reusable = mapping_.release(heap + start, bytes);
         const std::lock_guard guard(lock_);
-        heap_.give_back(start, bytes);
+        if (reusable) heap_.give_back(start, bytes);
+        if (--arrays_ == 0 && retired_) mapping_.forget();
     }
+
+    // There will be no more operations, and no more arrays.
+    void retire() {
+        const std::lock_guard guard(lock_);
+        retired_ = true;
+        if (arrays_ == 0) mapping_.forget();
+    }
+
+    bool detach(std::byte* at, std::size_t bytes) { return mapping_.detach(at, bytes); }
 
 private:
     Mapping mapping_;
     std::mutex lock_;
     Heap heap_;
+    std::size_t arrays_ = 0;
+    bool retired_ = false;
 };
 
 class SharedSegment {
@@ -64,6 +60,15 @@ public:
         : memory(std::make_shared<SharedMemory>(fd, layout)),
           segment(memory->at(), layout, rank, patience),
           ops(segment) {}
+
+    // After an operation has failed: puts its arrays out of everybody's reach, also of a rank that is stopped in the middle
+    // of writing to them. The group is broken for good, so nobody needs to share them again. False if there is no memory.
+    bool detach(std::initializer_list<std::pair<std::byte*, std::size_t>> arrays) {
+        bool all = true;
+        for (const auto& [at, bytes] : arrays)
+            if (segment.offset_of(at, bytes) != 0 && !memory->detach(at, bytes)) all = false;
+        return all;
+    }
 
     std::shared_ptr<SharedMemory> memory;
     Segment segment;

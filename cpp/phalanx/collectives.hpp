@@ -12,7 +12,8 @@
 // A short broadcast is the exception: its root does not wait, and the others wait for the root alone. What it shows lies
 // in a note of its own, and is written again only when everybody has read it, 64 steps later. Before any other operation
 // a rank waits until all have caught up, so that the above holds again. Two ranks that both take themselves for the root
-// would not notice it there: so what a rank shows next also stands for the broadcasts before.
+// would not notice it there: so a root claims the step, and the second one finds the first one's claim. What a rank shows
+// next also stands for the broadcasts before, because the others may have taken either of them for the root.
 //
 // An array in the rank's heap is not copied: the others read it where it lies.
 #pragma once
@@ -43,11 +44,51 @@ struct Combine {
     std::int64_t divisor = 1;
 };
 
+// Bytes of parts: of each its own, or the same of all.
+class Lengths {
+public:
+    explicit constexpr Lengths(std::size_t same) noexcept : same_(same) {}
+    Lengths(std::span<const std::size_t> each) noexcept : each_(each) {}
+    Lengths(const std::vector<std::size_t>& each) noexcept : each_(each) {}
+
+    std::size_t operator[](int i) const noexcept { return each_.empty() ? same_ : each_[i]; }
+    std::size_t longest() const noexcept {
+        return each_.empty() ? same_ : *std::max_element(each_.begin(), each_.end());
+    }
+    std::size_t sum_before(int i) const noexcept {
+        if (each_.empty()) return i * same_;
+        std::size_t sum = 0;
+        for (int k = 0; k < i; ++k) sum += each_[k];
+        return sum;
+    }
+    // One row of a square matrix.
+    Lengths row(int i, int columns) const noexcept {
+        return each_.empty() ? *this : Lengths(each_.subspan(i * columns, columns));
+    }
+
+private:
+    std::span<const std::size_t> each_;
+    std::size_t same_ = 0;
+};
+
 class Collectives {
 public:
     explicit Collectives(Segment& segment) : s_(segment), homes_(segment.ranks()) {}
 
     int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
+
+    // The ranks that an operation failed because of.
+    std::vector<int> blamed(Outcome outcome) const {
+        if (outcome == Outcome::timed_out) return s_.missing();
+        if (outcome == Outcome::mismatch) return {culprit_};
+        if (outcome == Outcome::left) return {s_.leaver()};
+        if (outcome == Outcome::broken) return {s_.breaker()};
+        return {};
+    }
+
+    // Before the group is closed: waits until everybody has taken part in the last short broadcast that this rank was the
+    // root of, or will not.
+    Outcome flush(const Bound& bound) { return shown_ != 0 ? s_.watch(shown_, bound) : Outcome::done; }
 
     Outcome barrier(const Call& call) {
         if (const Outcome late = catch_up(call); late != Outcome::done) return late;
@@ -67,18 +108,17 @@ public:
     }
 
     // `counts`: bytes of each rank's part.
-    Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts) {
+    Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts) {
         return gather(call, source, target, counts, -1);
     }
 
     // On everybody with `root` -1; elsewhere `target` is not touched.
-    Outcome gather(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts,
-                   int root) {
-        const std::size_t longest = *std::max_element(counts.begin(), counts.end());
+    Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
+        const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
         const Shape shape{longest, s_.layout().slot_bytes, longest, -1};
         const bool receives = root < 0 || rank() == root;
-        std::byte* own = receives ? target + sum_before(counts, rank()) : nullptr;
+        std::byte* own = receives ? target + counts.sum_before(rank()) : nullptr;
         bool own_done = false;
         return exchange(
             call, shape, source, [&](int r) { return counts[r]; },
@@ -95,17 +135,16 @@ public:
                 if (!receives) return;
                 each_other([&](int r) {
                     const std::size_t count = part(counts[r], from, size);
-                    copy(target + sum_before(counts, r) + from, shown(r, from, 0), count);
+                    copy(target + counts.sum_before(r) + from, shown(r, from, 0), count);
                 });
                 if (!own_done) copy(own + from, source + from, part(mine, from, size));
             });
     }
 
     // `source` on `root` only.
-    Outcome scatter(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> counts,
-                    int root) {
-        const std::size_t longest = *std::max_element(counts.begin(), counts.end());
-        const std::size_t total = sum_before(counts, ranks());
+    Outcome scatter(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
+        const std::size_t longest = counts.longest();
+        const std::size_t total = counts.sum_before(ranks());
         const std::size_t region = region_bytes(1);
         const Shape shape{longest, region, ranks() * longest, root};
         return exchange(
@@ -118,7 +157,7 @@ public:
                                     part(counts[r], from, size));
             },
             [&](auto shown, std::size_t from, std::size_t size) {
-                const std::size_t start = sum_before(counts, rank());
+                const std::size_t start = counts.sum_before(rank());
                 const std::size_t count = part(counts[rank()], from, size);
                 if (rank() == root)
                     copy(target + from, source + start + from, count);
@@ -128,14 +167,14 @@ public:
     }
 
     // `sizes`: bytes from rank i to rank j, row by row.
-    Outcome all_to_all(const Call& call, const std::byte* source, std::byte* target, std::span<const std::size_t> sizes) {
-        const auto row = [&](int r) { return sizes.subspan(r * ranks(), ranks()); };
-        const std::size_t longest = *std::max_element(sizes.begin(), sizes.end());
+    Outcome all_to_all(const Call& call, const std::byte* source, std::byte* target, const Lengths& sizes) {
+        const auto row = [&](int r) { return sizes.row(r, ranks()); };
+        const std::size_t longest = sizes.longest();
         const std::size_t region = region_bytes(1);
         const std::size_t stride = std::min(region, longest);
         const Shape shape{longest, region, ranks() * longest, -1};
         return exchange(
-            call, shape, source, [&](int r) { return sum_before(row(r), ranks()); },
+            call, shape, source, [&](int r) { return row(r).sum_before(ranks()); },
             [&](std::byte* to, std::size_t from, std::size_t size) {
                 std::size_t start = 0;
                 for (int r = 0; r < ranks(); start += row(rank())[r++])
@@ -149,9 +188,9 @@ public:
                 };
                 each_other([&](int r) {
                     const std::size_t count = part(row(r)[rank()], from, size);
-                    copy(place(r), shown(r, sum_before(row(r), rank()) + from, rank() * stride), count);
+                    copy(place(r), shown(r, row(r).sum_before(rank()) + from, rank() * stride), count);
                 });
-                const std::byte* own = source + sum_before(row(rank()), rank()) + from;
+                const std::byte* own = source + row(rank()).sum_before(rank()) + from;
                 copy(place(rank()), own, part(row(rank())[rank()], from, size));
             });
     }
@@ -227,12 +266,6 @@ private:
         return total > from ? std::min(size, total - from) : 0;
     }
 
-    static std::size_t sum_before(std::span<const std::size_t> counts, int rank) noexcept {
-        std::size_t sum = 0;
-        for (int r = 0; r < rank; ++r) sum += counts[r];
-        return sum;
-    }
-
     // A slot is cut into one region for each rank; each holds whole items, and begins on a cache line where it can.
     std::size_t region_bytes(std::size_t item) const noexcept {
         const std::size_t unit = std::max(cache_line, item);
@@ -267,9 +300,13 @@ private:
                 const Outcome outcome = s_.wait(step - notes, call.bound);
                 if (outcome != Outcome::done) return outcome;
             }
+            if (const int other = s_.claim_root(step); other >= 0) return mismatch(step, other);
             note.mark.store(shown_mark(call), std::memory_order_relaxed);
             copy(note.data, x, bytes);
             s_.hurry();
+            shown_ = step;
+            // Who gave this broadcast up before it was shown has told the others so.
+            if (const Outcome outcome = s_.may_take(step); outcome != Outcome::done) return outcome;
         } else {
             const std::uint64_t mark = shown_mark(call);
             Note& mine = s_.note(rank(), step);
@@ -281,11 +318,10 @@ private:
                        note.wanted.load(std::memory_order_relaxed) != mark;
             };
             const Outcome outcome = s_.wait_for(root, step, call.bound, waits_itself);
-            if (outcome != Outcome::done) return outcome;
-            if (!s_.reached(root, step) || note.mark.load(std::memory_order_relaxed) != mark) {
-                culprit_ = root;
-                return Outcome::mismatch;
-            }
+            if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
+            if (!s_.reached(root, step) || note.mark.load(std::memory_order_relaxed) != mark)
+                return mismatch(step, root);
+            if (outcome == Outcome::broken) return outcome;
             copy(x, note.data, bytes);
             s_.arrive();
         }
@@ -298,21 +334,28 @@ private:
         return passed_ == 0 ? call.mark : mix(passed_ ^ mix(call.mark));
     }
 
+    // Another rank is in another operation: nobody may succeed in this one.
+    Outcome mismatch(std::uint64_t step, int culprit) noexcept {
+        culprit_ = culprit;
+        s_.give_up(step);
+        return Outcome::mismatch;
+    }
+
     // Takes the operation's first step and waits for everybody; only then is anything of theirs looked at.
     Outcome meet(const Call& call) {
-        if (s_.aborted()) return Outcome::aborted;  // others must not take it for one that came
+        // Before it is taken: others must not take this rank for one that came.
+        Outcome outcome = s_.may_take(s_.step() + 1);
+        if (outcome != Outcome::done) return outcome;
         const std::uint64_t mark = shown_mark(call);
         s_.next_line().mark.store(mark, std::memory_order_relaxed);
         s_.arrive();
-        const Outcome outcome = s_.wait(s_.step(), call.bound);
-        if (outcome != Outcome::done) return outcome;
-        for (int r = 0; r < ranks(); ++r) {
-            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) == mark) continue;
-            culprit_ = r;
-            return Outcome::mismatch;
-        }
-        passed_ = 0;
-        return Outcome::done;
+        outcome = s_.wait(s_.step(), call.bound);
+        if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
+        // All have come: where their operations differ, each can say so itself, also if another was the first to see it.
+        for (int r = 0; r < ranks(); ++r)
+            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) != mark) return mismatch(s_.step(), r);
+        if (outcome == Outcome::done) passed_ = shown_ = 0;
+        return outcome;
     }
 
     // After the first step: whose arrays lie in heaps. True if all that matter do.
@@ -464,6 +507,7 @@ private:
     int culprit_ = -1;
     bool ahead_ = false;        // a short broadcast was the last operation: others may be behind
     std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
+    std::uint64_t shown_ = 0;   // the step of the last of them that this rank was the root of
     std::vector<std::byte*> homes_;
     std::vector<const std::byte*> sources_;
 };

@@ -8,6 +8,11 @@
 //   Header | Board of rank 0, 1, ... | notes of rank 0, 1, ... | slots of rank 0, 1, ... | heap of rank 0, 1, ...
 //
 // The heaps hold the arrays of `Group.empty`. They are large and empty: pages exist once they are touched.
+//
+// A wait that ends badly ends badly for all. Who gives up at step s says so in the verdict, and then looks once more
+// whether everybody has come. Whoever finds that all have reached s reads the verdict before it goes on. Both the steps
+// and the verdict are in one order for all, so either the late rank sees the verdict and fails as well, or the rank whose
+// time was over sees the late one and goes on.
 #pragma once
 
 #include <array>
@@ -55,11 +60,43 @@ struct alignas(2 * cache_line) Board {
     Shared<std::uint32_t> left;  // whether the rank has closed its group
 };
 
+// Whether a step was given up, in one word; 0 while none was. A verdict is open until somebody has looked whether those
+// came who were awaited, and stays for good if they did not. The step is cut short: ranks are never far apart.
+class Verdict {
+public:
+    static constexpr int everybody = 0xffff;
+
+    constexpr explicit Verdict(std::uint64_t word) noexcept : word_(word) {}
+    constexpr Verdict(std::uint64_t step, int rank, int awaited, bool open) noexcept
+        : word_((step & steps) << 34 | static_cast<std::uint64_t>(rank & 0xffff) << 18 |
+                static_cast<std::uint64_t>(awaited & 0xffff) << 2 | (open ? 1U : 2U)) {}
+
+    constexpr std::uint64_t word() const noexcept { return word_; }
+    constexpr bool open() const noexcept { return (word_ & 3) == 1; }
+    constexpr int rank() const noexcept { return static_cast<int>(word_ >> 18 & 0xffff); }     // who gave up
+    constexpr int awaited() const noexcept { return static_cast<int>(word_ >> 2 & 0xffff); }  // and whom it waited for
+    constexpr Verdict final() const noexcept { return Verdict((word_ & ~std::uint64_t{3}) | 2); }
+
+    // The whole count of the step, given one that is near.
+    constexpr std::uint64_t step(std::uint64_t near) const noexcept {
+        const std::uint64_t ahead = ((word_ >> 34) - near) & steps;
+        return ahead <= steps / 2 ? near + ahead : near + ahead - (steps + 1);
+    }
+
+private:
+    static constexpr std::uint64_t steps = (std::uint64_t{1} << 30) - 1;
+    std::uint64_t word_;
+};
+
 struct Header {
     std::array<unsigned char, 16> nonce;
     alignas(cache_line) Bell bell;
     alignas(cache_line) Shared<std::uint32_t> leavers;  // how many ranks have
+    Shared<std::uint64_t> verdict;                 // beside it: a wait reads both
+    // Who was the root of a short broadcast last, by its step: the step and the rank.
+    alignas(cache_line) Shared<std::uint64_t> roots[notes];
 };
+static_assert(sizeof(Header) <= page);
 
 // How large the parts are: the same on all ranks.
 struct Layout {
@@ -149,6 +186,21 @@ public:
         return wait(step, limits, rank, rank + 1, hopeless);
     }
 
+    // The same, without a part in it: if the wait ends badly, nothing has failed. `broken` if somebody gave that step up.
+    Outcome watch(std::uint64_t step, const Bound& limits) {
+        Bound bound = limits;
+        bound.aborted = &aborted_;
+        const auto over = [&] {
+            const Verdict verdict(header().verdict.load(std::memory_order_seq_cst));
+            const bool given_up = verdict.word() != 0 && !verdict.open() && verdict.step(step) <= step;
+            return all_reached(step) || given_up || find_leaver(0, layout_.ranks, step);
+        };
+        leaver_ = -1;
+        const Outcome outcome = wait_until(header().bell, patience_, bound, over);
+        if (outcome != Outcome::done || all_reached(step)) return outcome;
+        return leaver_ >= 0 ? Outcome::left : Outcome::broken;
+    }
+
     bool reached(int rank, std::uint64_t step) const noexcept {
         return line(rank, step).step.load(std::memory_order_seq_cst) >= step;
     }
@@ -158,6 +210,28 @@ public:
         Bell& bell = header().bell;
         if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
     }
+
+    // This rank takes itself for the root of a short broadcast. Another rank that did so at the same step; -1 if none.
+    int claim_root(std::uint64_t step) noexcept {
+        constexpr int bits = 16;
+        const std::uint64_t mine = step << bits | static_cast<std::uint64_t>(rank_);
+        const std::uint64_t before = header().roots[step % notes].exchange(mine, std::memory_order_seq_cst);
+        return before >> bits == step && before != mine ? static_cast<int>(before & ((1 << bits) - 1)) : -1;
+    }
+
+    // Fails this step for everybody who is not done with it.
+    void give_up(std::uint64_t step) noexcept {
+        settle(Outcome::mismatch, step, Verdict::everybody);
+        wake_sleepers();
+    }
+
+    // Whether an operation may take that step: `aborted` here, or `broken` because another rank gave it up.
+    Outcome may_take(std::uint64_t step) noexcept {
+        if (aborted()) return Outcome::aborted;
+        return settle(Outcome::done, step, Verdict::everybody);
+    }
+
+    int breaker() const noexcept { return breaker_; }  // after `broken`: the rank that gave up
 
     // The ranks that the last wait was for and that had not come.
     std::vector<int> missing() const {
@@ -217,7 +291,44 @@ private:
             outcome = wait_until(header().bell, patience_, bound, ready, crowded);
             if (bound.after_long != nullptr) bound.after_long(bound.held);
         }
-        return leaver_ < 0 ? outcome : Outcome::left;
+        if (leaver_ >= 0) outcome = Outcome::left;
+        if (outcome == Outcome::done && known < last) return outcome;  // hopeless: the caller knows why
+        return settle(outcome, step, last - first == layout_.ranks ? Verdict::everybody : first);
+    }
+
+    // How a wait ends for all ranks alike. Time that is over when everybody has come after all was not over.
+    Outcome settle(Outcome outcome, std::uint64_t step, int awaited) noexcept {
+        Shared<std::uint64_t>& shared = header().verdict;
+        for (Outcome now = outcome;;) {
+            std::uint64_t word = shared.load(std::memory_order_seq_cst);
+            if (word == 0) {
+                if (now == Outcome::done) return now;
+                const Verdict mine(step, rank_, awaited, now == Outcome::timed_out);
+                if (!shared.compare_exchange_strong(word, mine.word(), std::memory_order_seq_cst)) continue;
+                if (!mine.open()) return now;
+                decide(mine, step);
+                if (has_come(awaited, step)) now = Outcome::done;
+            } else if (const Verdict found(word); found.open()) {
+                decide(found, step);  // not left to the one that opened it: it may be stopped
+            } else if (now != Outcome::done || found.step(step) > step) {
+                return now;
+            } else if (found.rank() == rank_ && outcome != Outcome::done) {
+                return outcome;
+            } else {
+                breaker_ = found.rank();
+                return Outcome::broken;
+            }
+        }
+    }
+
+    void decide(Verdict verdict, std::uint64_t near) noexcept {
+        std::uint64_t word = verdict.word();
+        const bool moot = has_come(verdict.awaited(), verdict.step(near));
+        header().verdict.compare_exchange_strong(word, moot ? 0 : verdict.final().word(), std::memory_order_seq_cst);
+    }
+
+    bool has_come(int awaited, std::uint64_t step) const noexcept {
+        return awaited == Verdict::everybody ? all_reached(step) : reached(awaited, step);
     }
 
     Header& header() const noexcept { return *reinterpret_cast<Header*>(base_); }
@@ -248,6 +359,7 @@ private:
     std::uint64_t waited_for_ = 0;
     std::pair<int, int> awaited_{0, 0};
     int leaver_ = -1;
+    int breaker_ = -1;
     Shared<std::uint32_t> aborted_{0};
 };
 

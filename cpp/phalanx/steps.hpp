@@ -4,6 +4,7 @@
 // and goes on to the next step by itself. Whatever is not as expected (an end, another frame) it leaves to the caller.
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -48,7 +49,8 @@ struct Step {
 class Steps {
 public:
     // The numbers are shared with src/phalanx/group/native_steps.py.
-    enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused };
+    // `hung_up`: all is done, but somebody has closed its connection.
+    enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused, hung_up };
 
     static constexpr std::size_t scratch_bytes = 256 << 10;  // of a piece that is reduced: it stays in the cache
     static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
@@ -61,6 +63,8 @@ public:
         inbound_.reserve(in.size());
         for (const int fd : out) outbound_.push_back(Outbound{fd});
         for (const int fd : in) inbound_.push_back(Inbound{fd});
+        for (const auto* fds : {&out, &in})
+            for (const int fd : *fds) polled_.push_back({fd, POLLRDHUP, 0});
         begin();
     }
 
@@ -105,7 +109,7 @@ public:
                 if (moved_bytes >= slice) return Outcome::more;
             }
         }
-        return Outcome::done;
+        return anyone_hung_up() ? Outcome::hung_up : Outcome::done;
     }
 
     // Which channel has ended or brought another frame, and the error number, 0 for an orderly end.
@@ -147,6 +151,9 @@ private:
         Recv recv;
         std::unique_ptr<std::byte[]> received;
     };
+
+    // Whether one of the connections was closed by the other side, whatever it had sent before.
+    bool anyone_hung_up() noexcept { return ::poll(polled_.data(), polled_.size(), 0) > 0; }
 
     FrameHeader expected(std::size_t size) const noexcept {
         FrameHeader header;
@@ -308,6 +315,7 @@ private:
     std::vector<Outbound> outbound_;
     std::vector<Inbound> inbound_;
     std::vector<Late> late_;
+    std::vector<pollfd> polled_;
     std::uint64_t mark_;
     Dtype dtype_;
     Op op_;

@@ -20,7 +20,7 @@
 namespace phalanx {
 
 // The numbers are shared with src/phalanx/group/segment_engine.py.
-enum class Outcome : int { done, timed_out, aborted, interrupted, mismatch, left };
+enum class Outcome : int { done, timed_out, aborted, interrupted, mismatch, left, broken };
 
 inline std::int64_t monotonic_ns() noexcept {
     timespec now{};

@@ -172,14 +172,69 @@ void mismatch(Rank& me) {
     CHECK(me.ops.culprit() == (odd ? 0 : me.ranks() - 1));
 }
 
-// Two ranks that both broadcast: nobody reads what the second one shows, so the next operation has to tell.
+// Two ranks that both broadcast, though neither waits for the other: the second one finds out, and the first one when it
+// looks whether everybody has come.
 void two_roots(Rank& me) {
     std::vector<std::int32_t> x(4, me.rank());
-    const int root = me.rank() == me.ranks() - 1 ? me.rank() : 0;
+    const int last = me.ranks() - 1;
+    const int root = me.rank() == last ? last : 0;
     Call call = me.call();
     call.mark = fingerprint(1, me.sequence, 4, root);
-    CHECK(me.ops.broadcast(call, bytes_of(x), 16, root) == Outcome::done);
-    CHECK(me.ops.all_reduce(me.call(), bytes_of(x), 4, sum) == Outcome::mismatch);
+    const Outcome outcome = me.ops.broadcast(call, bytes_of(x), 16, root);
+    if (root != me.rank()) {  // it may have read what rank 0 showed before anybody noticed
+        CHECK(outcome == Outcome::done || outcome == Outcome::broken || outcome == Outcome::timed_out);
+    } else if (outcome == Outcome::mismatch) {
+        CHECK(me.ops.culprit() == (root == 0 ? last : 0));
+    } else {
+        CHECK(outcome == Outcome::done);
+        CHECK(me.ops.flush(call.bound) == Outcome::broken);
+        CHECK(me.ops.all_reduce(me.call(1, second / 5), bytes_of(x), 4, sum) != Outcome::done);
+    }
+}
+
+// A rank that comes late to what another has given up does not succeed, whatever it is.
+void late(Rank& me, int what, std::atomic<int>& given_up) {
+    CHECK(me.ops.barrier(me.call()) == Outcome::done);
+    const std::size_t count = what == 1 ? 4 : 30000;
+    auto x = values_of(me.rank(), count, 1);
+    std::vector<std::int32_t> all(count * me.ranks());
+    const bool comes_late = me.rank() == me.ranks() - 1;
+    while (comes_late && given_up != me.ranks() - 1) sched_yield();
+    const Call call = me.call(1, comes_late ? 60 * second : second / 20);
+    Outcome outcome = Outcome::done;
+    if (what == 0) outcome = me.ops.barrier(call);
+    if (what == 1) outcome = me.ops.broadcast(call, bytes_of(x), 4 * count, me.ranks() - 1);
+    if (what == 2) outcome = me.ops.all_reduce(call, bytes_of(x), count, sum);
+    if (what == 3) outcome = me.ops.all_gather(call, bytes_of(x), bytes_of(all), Lengths(4 * count));
+    CHECK(outcome == (comes_late ? Outcome::broken : Outcome::timed_out));
+    if (comes_late) CHECK(me.segment.breaker() >= 0 && me.segment.breaker() < me.ranks() - 1);
+    if (!comes_late) ++given_up;
+}
+
+struct Tally {
+    std::atomic<int> ready{0}, done{0};
+};
+
+// A deadline that passes just when the last rank comes: all succeed, or none does.
+void close_call(Rank& me, Tally& tally, int turn) {
+    ++tally.ready;
+    while (tally.ready < me.ranks()) sched_yield();
+    const std::int64_t wait = 20'000;
+    const std::int64_t began = monotonic_ns();
+    const bool comes_late = me.rank() == turn % me.ranks();
+    while (comes_late && monotonic_ns() < began + wait + (turn % 40 - 20) * 500) relax();
+    if (me.ops.barrier(me.call(1, comes_late ? second : wait)) == Outcome::done) ++tally.done;
+}
+
+// A step that was given up stays near enough to be told from those after it, also when its count has been cut.
+void verdicts() {
+    for (const std::uint64_t step : {std::uint64_t{1}, std::uint64_t{1} << 30, (std::uint64_t{1} << 40) - 3}) {
+        const Verdict open(step, 3, 7, true);
+        CHECK(open.open() && !open.final().open() && open.final().word() != 0);
+        CHECK(open.final().rank() == 3 && open.final().awaited() == 7);
+        for (const int away : {-64, -1, 0, 1, 64})
+            if (away >= 0 || step > 64) CHECK(open.step(step + away) == step);
+    }
 }
 
 // Each takes another one for the root: all would wait.
@@ -232,6 +287,7 @@ int main() {
         for (const int ranks : {1, 2, 3, 4, 7})
             for (const Layout& layout : {small, large})
                 world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
+    verdicts();
     for (const int ranks : {2, 3, 4}) {
         world(ranks, large, Patience{100, 1}, heap_arrays);
         world(ranks, large, Patience{100, 1}, mismatch);
@@ -240,6 +296,16 @@ int main() {
         world(ranks, large, Patience{100, 1}, many_broadcasts);
         world(ranks, large, Patience{100, 1}, missing_rank);
         world(ranks, large, Patience{100, 1}, aborted);
+        for (int what = 0; what < 4; ++what) {
+            std::atomic<int> given_up{0};
+            world(ranks, large, Patience{100, 1}, [&](Rank& me) { late(me, what, given_up); });
+        }
+    }
+    for (int turn = 0; turn < 300; ++turn) {
+        const int ranks = 2 + turn % 2;
+        Tally tally;
+        world(ranks, Layout{0, 64, 0}, Patience{100, 1}, [&](Rank& me) { close_call(me, tally, turn); });
+        CHECK(tally.done == 0 || tally.done == ranks);
     }
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

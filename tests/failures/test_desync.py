@@ -113,3 +113,82 @@ def test_a_desync_in_a_sub_group_leaves_other_groups_alone(worlds: Worlds) -> No
         assert event["peer"] in (0, 1)
     world.wait("went on")
     assert world.finish() == [0] * 4, "".join(rank.errors for rank in world)
+
+
+ROOTS = """
+world = init()
+for turn, after in enumerate(AFTER):
+    group = world.subgroup([0, 1])
+    group.barrier()
+    x = np.full(4, float(world.rank))
+    world.barrier()
+    def program():
+        if world.rank == SECOND[turn]:
+            hear()
+        group.broadcast(x, world.rank)  # each takes itself for the root
+        say("root")
+        if after == "message" and world.rank == 0: group.send(x, 1)
+        if after == "message" and world.rank == 1: group.recv(np.zeros(4), 0)
+        if after == "collective": group.barrier()
+        if after == "with":
+            with group:
+                pass
+        group.close()
+        say("closed")
+    expect(program, "told")
+    expect(group.close, "closed again")
+    world.barrier()
+with world.subgroup([0, 1]) as group:
+    group.barrier()
+    try:
+        with group:
+            if world.rank == 1: hear()
+            group.broadcast(np.ones(4), world.rank)
+            raise KeyError("of the program")
+    except BaseException as error:
+        tell_error("masked", error)
+world.barrier()
+"""
+
+
+def test_two_ranks_that_take_themselves_for_the_root(worlds: Worlds) -> None:
+    # A root waits for nobody: at the latest its close has to tell.
+    after = ["close", "message", "collective", "with", "close"]
+    second = [1, 1, 1, 1, 0]
+    world = worlds(2, ROOTS, AFTER=after, SECOND=second, host="parent")
+    for turn, _ in enumerate(after, 1):
+        first = world[1 - second[turn - 1]]
+        first.wait("root", count=sum(1 - s == first.number for s in second[:turn]))
+        world[second[turn - 1]].tell()
+        for rank in world:
+            event = rank.wait("told", count=turn)
+            assert event["type"] == "Desync", (turn, rank.number, event)
+            assert {"broadcast(src=0)", "broadcast(src=1)"} == {
+                words.split(" #")[0] for words in (event["mine"], event["theirs"])
+            }
+            assert rank.wait("closed again", count=turn)["type"] == "", "told once"
+    world[1].tell()
+    assert world[0].wait("masked")["type"] == "KeyError"
+    assert world[1].wait("masked")["type"] == "Desync"
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_a_root_that_has_gone_before_the_other_calls(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        group = world.subgroup([0, 1])
+        group.barrier()
+        if world.rank == 1: hear()
+        expect(lambda: group.broadcast(np.ones(4), world.rank))
+        group.close()
+        say("closed")
+        world.barrier()
+        """,
+        host="parent",
+    )
+    world[0].wait("closed")  # it has waited a moment, and nobody came
+    world[1].tell()
+    assert (world[0].wait("raised")["type"], world[1].wait("raised")["type"]) == ("", "Desync")
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
+
 import pytest
 from tests.failures.ranks import Worlds, assert_lost, worlds  # noqa: F401
+
+from phalanx import _native
+from phalanx.transports.waker import Waker
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "world.close(); sys.exit(0)"])
@@ -100,6 +106,75 @@ def test_a_child_that_outlives_its_parent_keeps_nothing_alive(worlds: Worlds, ch
     for rank in survivors:
         assert_lost(rank.wait("raised"), victim, killed)
     worlds.leaves_children = True
+
+
+@pytest.mark.skipif(not _native.available, reason="without the core there is no shared memory (PHALANX_PURE is set)")
+def test_a_child_does_what_it_likes_with_arrays_in_shared_memory(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        def child(body):
+            pid = os.fork()
+            if pid == 0:
+                body()
+                os._exit(0)
+            return pid
+        def sums(*arrays):
+            return [float(x.sum()) for x in arrays]
+
+        a = world.empty(1 << 16, np.float32)
+        kept = world.empty(1 << 16, np.float32)
+        a[:] = kept[:] = 1.0
+        world.barrier()
+        def drop():
+            global a
+            del a
+        os.waitpid(child(drop), 0)
+        say("dropped", sums=sums(a, kept))
+
+        def write():
+            say("child", sums=sums(a, kept))
+            a[:] = 99.0
+            kept[:1] = 99.0
+            if os.fork() == 0:  # a child of the child
+                a[:] = 98.0
+                os._exit(0)
+            os.wait()
+            expect(lambda: world.all_reduce(a), "refused")
+            expect(lambda: world.empty(3), "refused")
+        os.waitpid(child(write), 0)
+        say("written", sums=sums(a, kept))
+
+        gate, go = os.pipe()
+        def drop_later():
+            global a
+            os.read(gate, 1)
+            del a
+        pid = child(drop_later)
+        del a
+        b = world.empty(1 << 16, np.float32)  # where the other was
+        b[:] = 5.0
+        os.write(go, b"x")
+        os.waitpid(pid, 0)
+        say("reused", sums=sums(b))
+
+        world.all_reduce(b)
+        say("reduced", sums=sums(b))
+        world.close()
+        os.waitpid(child(lambda: say("closed child", sums=sums(b))), 0)
+        """,
+    )
+    whole = float(1 << 16)
+    for rank in world:
+        assert rank.wait("dropped")["sums"] == [whole, whole]
+        assert rank.wait("child")["sums"] == [whole, whole]
+        assert [rank.wait("refused", count=count)["type"] for count in (1, 2)] == ["Closed", "Closed"]
+        assert rank.wait("written")["sums"] == [whole, whole]
+        assert rank.wait("reused")["sums"] == [5 * whole]
+        assert rank.wait("reduced")["sums"] == [10 * whole]
+        assert rank.wait("closed child")["sums"] == [10 * whole]
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
 def test_children_that_are_forked_in_the_middle_of_everything(worlds: Worlds) -> None:
@@ -206,3 +281,15 @@ def test_an_exception_that_leaves_a_child_does_not_end_the_world(worlds: Worlds)
     world.wait("went on")
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
     assert "RuntimeError: of the child" in world[0].errors
+
+
+def test_a_child_does_not_wake_its_parent() -> None:
+    waker = Waker()
+    pid = os.fork()
+    if pid == 0:
+        waker.set()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    poller = select.poll()
+    poller.register(waker.fd, select.POLLIN)
+    assert poller.poll(0) == [], "a byte that its owner knows nothing of keeps it awake for ever"

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import resource
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +76,32 @@ def test_without_room_for_it_all_use_tcp_and_one_says_so(poor: int) -> None:
         assert len(warned) == (1 if rank == poor else 0), lines
 
 
-def nothing_to_find(group: px.Group) -> tuple[list[str], list[str]]:
-    group.barrier()
+def segments_open() -> int:
     files = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
             files.append(os.readlink(f"/proc/self/fd/{name}"))
-    named = [path.name for path in Path("/dev/shm").iterdir()] if Path("/dev/shm").is_dir() else []
+    return sum("phalanx-segment" in name for name in files)
+
+
+def nothing_to_find(group: px.Group) -> tuple[list[int], list[str]]:
     group.barrier()
-    return [name for name in files if "phalanx-segment" in name], [name for name in named if "phalanx" in name]
+    named = [path.name for path in Path("/dev/shm").iterdir()] if Path("/dev/shm").is_dir() else []
+    counts = [segments_open()]
+    with group.subgroup([0, 1]) as both:
+        both.barrier()
+        array = both.empty(10)
+        counts.append(segments_open())
+    counts.append(segments_open())
+    del array
+    counts.append(segments_open())
+    group.barrier()
+    return counts, [name for name in named if "phalanx" in name]
 
 
-def test_it_has_no_name_and_takes_no_descriptor() -> None:
-    assert run(2, nothing_to_find) == [([], [])] * 2
+def test_it_has_no_name_and_takes_one_descriptor() -> None:
+    # A forked child needs the descriptor to have pages of its own, as long as there is a group or an array.
+    assert run(2, nothing_to_find) == [([1, 2, 2, 1], [])] * 2
 
 
 def arrays(group: px.Group) -> list[Any]:
@@ -150,3 +165,30 @@ def mixed(group: px.Group) -> list[float]:
 
 def test_quick_and_general_calls_meet() -> None:
     assert run(2, mixed) == [[1.0] * 14 + [2.0] * 2] * 2
+
+
+def threads_at_once(group: px.Group) -> list[Any]:
+    small, big = np.full(1, group.rank + 1.0), np.full(50_000, 10.0 + group.rank)
+    guarded = np.full(200_000, -7.0)
+    target, everything = guarded[:2], np.empty(100_000)
+    group.barrier()
+    if group.rank == 0:
+        first = threading.Thread(target=group.all_gather, args=(small, target))
+        first.start()
+        while not group.status().running:
+            time.sleep(0.001)
+        # Declined, because the first one has not come back yet. It must leave no trace.
+        assert group._express is not None
+        assert group._express.all_gather(big, everything) is None
+        assert group._express.all_to_all(np.zeros(100_000), everything) is None
+        group.send(np.ones(1), 1)
+        first.join()
+    else:
+        group.recv(np.ones(1), 0)
+        group.all_gather(small, target)
+    group.all_gather(big, everything)
+    return [*target, int(np.count_nonzero(guarded[2:] != -7.0)), everything[0], everything[-1]]
+
+
+def test_a_call_that_another_thread_waits_in_is_left_alone() -> None:
+    assert run(2, threads_at_once) == [[1.0, 2.0, 0, 10.0, 11.0]] * 2

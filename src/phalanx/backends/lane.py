@@ -212,6 +212,30 @@ class Lane(ABC):
         if not any(channel.src == src and not channel.ended for channel in self.inbound(src)):
             self.mailbox.gone(src, ChannelClosed(self.members[src], "it has left the world"))
 
+    def check_members(self) -> None:
+        """Refuses to go on if a member has found the group broken, as far as this rank can see without waiting.
+
+        Raises:
+            PhalanxError: The member's reason.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def await_error(self, seconds: float) -> BaseException | None:
+        """Why the lane has ended, after waiting so long to be told; None if it has not."""
+        deadline = Deadline(seconds)
+        waker = Waker.take()
+        self.add_sleeper(waker)
+        try:
+            while True:
+                waker.clear()
+                if self.error is not None or deadline.expired:
+                    return self.error
+                sleep(waker, (), deadline)
+        finally:
+            self.remove_sleeper(waker)
+            waker.give_back()
+
     def interrupt_with(self, interrupt: Callable[[bool], None]) -> None:
         """Has `interrupt(on_purpose)` called when the lane ends.
 

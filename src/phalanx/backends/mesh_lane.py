@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import select
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .._native import core, plain_arrays
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PhalanxError, ProtocolError
+from ..errors import ChannelClosed, PhalanxError, ProtocolError, Timeout
 from ..rendezvous.causes import in_brief, to_cause
 from ..transports.channel import Inbound
+from ..transports.direct import outbound_over
 from ..transports.mailbox import Operation
 from ..transports.ring import open_offer
 from ..transports.ring_channel import RingInbound, RingOutbound
@@ -40,6 +42,11 @@ PATIENT = (300, 100)
 """How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
 CROWDED = (0, 4)
 """The same where there are more ranks than cores, and whoever is waited for may need this very core."""
+
+HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""What a poll tells of a connection that the other side has closed, also if there is something left to read."""
+ACCOUNT_WAIT = 1.0
+"""Seconds to wait for the whole account of a timeout, for which the rank that gave up asks everybody."""
 
 
 class MeshLane(Lane):
@@ -148,8 +155,34 @@ class MeshLane(Lane):
     def _sending_ended(self, dst: int, ended: Exception, goodbye: bool) -> PhalanxError:
         return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
 
+    def check_members(self) -> None:
+        super().check_members()
+        with self._guard:
+            inbound = {c.stream.fd: c for c in self._inbound.values() if not c.ended}
+            outbound = {c.stream.fd: c for c in self._outbound.values() if not c.ended}
+        poller = select.poll()
+        for fd in (*inbound, *outbound):
+            poller.register(fd, HUNG_UP)
+        closed = [fd for fd, _ in poller.poll(0)]
+        said: list[bytes] = []
+        for fd in closed:
+            if fd in inbound:
+                while inbound[fd].pump():
+                    pass
+                said.append(inbound[fd].last_word)
+            else:
+                outbound_over(outbound[fd], StreamEnded("the connection was closed by the other side"))
+                said.append(outbound[fd].last_word)
+        # A member that said goodbye, or died, may have been done with its part.
+        if any(said) and self.error is not None:
+            raise self.error
+
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
         error = super().told(rank, last_word)
+        if isinstance(error, Timeout):  # in brief: the whole account comes by the directory
+            known = self.await_error(ACCOUNT_WAIT)
+            if isinstance(known, PhalanxError):
+                return known
         # What breaks the group for one member breaks it for all, also where no directory can say so.
         self._world.on_break(self._key[0], rank, to_cause(error))
         return self.error if isinstance(self.error, PhalanxError) else error

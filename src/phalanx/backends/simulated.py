@@ -105,6 +105,13 @@ class _LocalLane(Lane):
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
 
+    def check_members(self) -> None:
+        super().check_members()
+        with self._world.lock:
+            broken = [m for m, rank in enumerate(self.members) if self._world.closed.get((*self._name, rank))]
+        if broken:
+            raise self._why_closed(broken[0])
+
     def _why_closed(self, member: int) -> PhalanxError:
         """What to say of a member whose lane has ended: it may have closed its group, or found it broken."""
         rank = self.members[member]

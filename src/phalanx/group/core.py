@@ -44,6 +44,8 @@ class GroupCore:
         """What the quick paths note of their operations."""
         self._journal = Journal(self._recorder)
         self._cause: PhalanxError | None = None
+        self._told = False
+        """Whether the program was told that the group is broken."""
         self._closed = False
         self._asking = threading.RLock()
         self._asked = (-math.inf, Statuses(None))
@@ -139,6 +141,7 @@ class GroupCore:
             raise Closed("this group was closed", rank=self._world_rank)
         self._backend.check_usable()
         if self._cause is not None:
+            self._told = True
             raise fresh(self._cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
@@ -174,6 +177,7 @@ class GroupCore:
         self.fail(error)
         if known is None:
             self._control.break_group(self._context, error)
+        self._told = True
         raise fresh(known or error, error.operation or "", self._world_rank) from None
 
     # -- what to say ---------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def run(
 
     Raises:
         DeadlinePassed, FingerprintMismatch: See there.
-        PhalanxError: As the lane fails.
+        PhalanxError: As the lane fails; also if all is done here, but another rank has given the operation up.
     """
     if not schedule.steps:  # a rank that is alone
         return
@@ -78,6 +78,7 @@ def run(
             return
         for step in schedule.steps:
             _run_step(step, job)
+        lane.check_members()
     finally:
         job.end()
 
@@ -91,6 +92,9 @@ def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
             job.waker.clear()
         outcome = native.move(looks, piece)
         if outcome == native_steps.DONE:
+            return
+        if outcome == native_steps.HUNG_UP:
+            job.lane.check_members()
             return
         if outcome == native_steps.BLOCKED:
             patience.sleep(native.polled, native.waiting)
@@ -225,19 +229,24 @@ def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> No
             job.sources.pop(transfer.chunk, None)
         receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.mark)))
     operations: list[Operation] = list(receives)
-    for send in step.sends:
-        payload = [memory(job.current(send.chunk))]
-        operations.append(lane.start_send(send.peer, Kind.STEP, job.mark, b"", payload, job.deadline))
-    finished = _wait(job, operations)
-    for operation in operations:
-        if operation.error is not None:
-            if isinstance(operation.error, FingerprintMismatch) and isinstance(operation, Receive):
-                assert operation.envelope is not None
-                raise FingerprintMismatch(lane.source_of(operation.envelope))
-            raise operation.error
-    if not finished:
-        waiting = [t.peer for t, r in zip(step.recvs, receives, strict=True) if not r.done]
-        raise DeadlinePassed(waiting or [send.peer for send in step.sends])
+    try:
+        for send in step.sends:
+            payload = [memory(job.current(send.chunk))]
+            operations.append(lane.start_send(send.peer, Kind.STEP, job.mark, b"", payload, job.deadline))
+        finished = _wait(job, operations)
+        for operation in operations:
+            if operation.error is not None:
+                if isinstance(operation.error, FingerprintMismatch) and isinstance(operation, Receive):
+                    assert operation.envelope is not None
+                    raise FingerprintMismatch(lane.source_of(operation.envelope))
+                raise operation.error
+        if not finished:
+            waiting = [t.peer for t, r in zip(step.recvs, receives, strict=True) if not r.done]
+            raise DeadlinePassed(waiting or [send.peer for send in step.sends])
+    except BaseException:
+        for receive in receives:  # another thread may be in the middle of writing to their memory
+            lane.withdraw(receive)
+        raise
     for transfer, received in reductions:
         job.finish(transfer, received)
 

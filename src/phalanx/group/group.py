@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ..arguments import as_index, as_shape
 from ..backends.adapter import as_lane_backend
-from ..backends.base import Backend
+from ..backends.base import Backend, fresh
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import PhalanxError
+from ..errors import Desync, PhalanxError
 from ..system_limits import naming_limits
 from .arrays import dtype_of
 from .object_collectives import ObjectCollectives
@@ -119,7 +119,13 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         self._control.abort(f"it aborted the world: {reason}", "")
 
     def close(self) -> None:
-        """Sends what is still to be sent, says goodbye, and gives everything back. May be called twice."""
+        """Sends what is still to be sent, says goodbye, and gives everything back. May be called twice.
+
+        Raises:
+            Desync: This rank was in another operation than another rank, and no call has said so yet. The root of a
+                short broadcast does not wait for the others, so it may learn only now that another rank took itself for
+                the root.
+        """
         if self._backend.forked:
             return  # the locks below may be held by threads that exist only in the parent
         with self._lock:
@@ -129,11 +135,14 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         try:
             if self._cause is None and not self._backend.is_unusable:
                 self._messages.flush(Deadline(self._timeout))
+                self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
             self._release()
             self._express = self._engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
+        if isinstance(self._cause, Desync) and not self._told:
+            raise fresh(self._cause, "close", self._world_rank)
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +156,11 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
                 self._control.abort(f"it raised {_name(error)}", text)
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(Desync):  # it must not hide what the program raised
+                self.close()
 
 
 def _is_success(error: BaseException) -> bool:

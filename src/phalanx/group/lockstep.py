@@ -7,7 +7,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._native import core, dtype_of_code, plain_arrays
 from ..arguments import as_rank
@@ -23,7 +23,7 @@ from .fingerprint import kind_of
 from .host_engine import HostEngine
 from .journal import Entry
 from .network_engine import NetworkEngine
-from .segment_engine import SegmentEngine, raise_outcome
+from .segment_engine import SegmentEngine, raise_outcome, wait_for_receivers
 from .turn import Turn
 from .work import Work
 
@@ -99,10 +99,10 @@ class Lockstep(GroupCore):
         assert self._recorder is not None
         reference = weakref.ref(self)
 
-        def failed(outcome: int, interrupt: BaseException | int | None) -> None:
+        def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
             group = reference()
             if group is not None:
-                group._express_failed(outcome, interrupt)
+                group._express_failed(outcome, sequence, blamed, interrupt)
 
         express: Express = core.Express(
             segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
@@ -114,19 +114,39 @@ class Lockstep(GroupCore):
         else:
             self._express.plain = express  # type: ignore[union-attr]
 
-    def _express_failed(self, outcome: int, interrupt: BaseException | int | None) -> None:
-        """Raises what a quick path's failure means, as the general path would."""
-        entry = max((entry for entry in self._journal.recent() if entry.collective), key=lambda entry: entry.sequence)
+    def _express_failed(
+        self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
+    ) -> None:
+        """Raises what a quick path's failure means, as the general path would.
+
+        Args:
+            sequence: The operation's number. Another thread may have begun the next one since.
+            blamed: The segment's ranks that it failed because of.
+        """
+        entry = self._journal.at(sequence)
+        assert entry is not None
 
         def fail(_turn: Turn) -> None:
             engine = self._engine
             if engine is not None and interrupt is not None:
                 raise engine.explain(interrupt)
             if engine is not None and engine.meeting is not None:
-                raise_outcome(outcome, engine.meeting, engine.members, self._collectives)
+                raise_outcome(outcome, blamed, engine.members, self._collectives)
             self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))
+
+    def _wait_for_receivers(self) -> None:
+        """Before the group is closed: see `segment_engine.wait_for_receivers`."""
+        if self._worker is not None:
+            self._worker.stop()
+        segment = self._engine.segment if self._engine is not None else None
+        if segment is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
+            return
+        try:
+            wait_for_receivers(segment, self._collectives, min(CLOSING_WAIT, self._timeout))
+        finally:
+            self._turn.release()
 
     def _check_member(self, rank: int) -> int:
         return as_rank(rank, self.world_size, self._not_a_member)
@@ -164,15 +184,16 @@ class Lockstep(GroupCore):
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except executor.DeadlinePassed as passed:
-            self._break(self._timed_out(entry.name, entry.site, deadline, passed.waiting, entry.sequence))
+            self._give_up(entry, deadline, passed.waiting)
         except executor.FingerprintMismatch as mismatch:
             self._break(self._desync(entry, mismatch.peer))
         except Timeout as error:  # a member did not even answer when it was called
             silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
-            self._break(self._timed_out(entry.name, entry.site, deadline, silent, entry.sequence))
+            self._give_up(entry, deadline, silent)
         except PhalanxError as error:
             if self._cause is None:
                 self._break(self._lost(error, entry))
+            self._told = True
             raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
             limit = out_of_resources(interrupt)
@@ -190,6 +211,17 @@ class Lockstep(GroupCore):
             raise
         finally:
             entry.end()
+
+    def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
+        """Raises the error for a collective whose deadline has passed.
+
+        The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
+        """
+        names = [self.members[rank] for rank in waiting]
+        words = f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s; missing: "
+        arrived = [name for name in self.members if name not in names]
+        self._collectives.fail(Timeout(words + ", ".join(map(str, names)), missing=names, arrived=arrived))
+        self._break(self._timed_out(entry.name, entry.site, deadline, waiting, entry.sequence))
 
     def _lost(self, error: PhalanxError, entry: Entry) -> PhalanxError:
         """A member that closed the group on purpose breaks a collective as much as one that died."""
@@ -242,6 +274,8 @@ def _kind_of(verb: str, dtype: int, reduction: str) -> int:
     return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
 
 
+CLOSING_WAIT = 1.0
+"""Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
 """How many operations a rank may have run ahead before it notices that it is alone."""
 

@@ -63,7 +63,7 @@ class SharedGate(Gate):
     def enter(self, turn: Turn) -> None:
         outcome = self._segment.barrier(turn.mark, turn.deadline.at)
         if outcome != DONE:
-            raise_outcome(outcome, self._segment, self._members, self._lane)
+            raise_outcome(outcome, self._segment.blamed(outcome), self._members, self._lane)
 
 
 class MessageGate(Gate):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeRun", "start"]
 
-DONE, BLOCKED, MORE, INBOUND_ENDED, OUTBOUND_ENDED, REFUSED = range(6)
+DONE, BLOCKED, MORE, INBOUND_ENDED, OUTBOUND_ENDED, REFUSED, HUNG_UP = range(7)
 KEPT = 256
 """Plans that are kept."""
 
@@ -128,6 +128,8 @@ class NativeRun:
     def move(self, looks: int, piece: int) -> int:
         """Moves what goes now: `DONE`, `BLOCKED` if nothing does, or `MORE`.
 
+        `HUNG_UP` if all is done, but a rank has closed its connection since.
+
         Raises:
             FingerprintMismatch: A rank is in another operation.
             PhalanxError: As the lane fails.
@@ -146,7 +148,7 @@ class NativeRun:
         finally:
             for leave in self._leave:
                 leave(None, None, None)
-        if outcome > MORE:
+        if MORE < outcome < HUNG_UP:
             self._fail(outcome)
         return outcome
 

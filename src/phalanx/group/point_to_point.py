@@ -383,6 +383,7 @@ class PointToPoint(GroupCore):
         if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
             self.fail(error)
             self._control.break_group(self._context, error)
+        self._told = self._told or self._cause is not None
         return fresh(error, f"{entry.name} at {entry.site}", self._world_rank)
 
     def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:

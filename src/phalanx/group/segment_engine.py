@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,25 +21,45 @@ from .turn import Turn
 if TYPE_CHECKING:
     from .._core import Segment
 
-__all__ = ["SegmentEngine", "raise_outcome"]
+__all__ = ["SegmentEngine", "raise_outcome", "wait_for_receivers"]
 
-DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT = range(6)  # Outcome in cpp/phalanx/waiting.hpp
+DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT, BROKEN = range(7)  # Outcome in cpp/phalanx/waiting.hpp
+
+CAUSE_WAIT = 2.0
+"""Seconds a rank waits to be told why another gave an operation up, which may have to ask around first."""
 
 
-def raise_outcome(outcome: int, segment: Segment, members: Sequence[int], lane: Lane) -> NoReturn:
+def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], lane: Lane) -> NoReturn:
     """Says in Python how an operation in a segment ended that did not go well.
 
     Args:
+        blamed: The segment's ranks that it failed because of; see `Segment.blamed`.
         members: The group's rank of each of the segment's.
         lane: What was aborted, if the operation was.
     """
+    ranks = [members[rank] for rank in blamed]
     if outcome == TIMED_OUT:
-        raise DeadlinePassed([members[rank] for rank in segment.missing])
+        raise DeadlinePassed(ranks)
     if outcome == MISMATCH:
-        raise FingerprintMismatch(members[segment.culprit])
+        raise FingerprintMismatch(ranks[0])
     if outcome == LEFT:
-        raise ChannelClosed(lane.members[members[segment.leaver]], "it has closed this group")
+        raise ChannelClosed(lane.members[ranks[0]], "it has closed this group")
+    if outcome == BROKEN:
+        name = lane.members[ranks[0]]
+        raise lane.await_error(CAUSE_WAIT) or PhalanxError(
+            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came, and has not said why",
+            peer=name,
+        )
     raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
+
+
+def wait_for_receivers(segment: Segment, lane: Lane, seconds: float) -> None:
+    """Before a group is closed: waits a moment until everybody has come to the last short broadcast of this rank.
+
+    Its root has not waited. If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+    """
+    if segment.flush(time.monotonic() + seconds) == BROKEN:
+        lane.await_error(CAUSE_WAIT)
 
 
 class SegmentEngine(Engine):
@@ -59,7 +80,7 @@ class SegmentEngine(Engine):
     def _do(self, turn: Turn, operation: Callable[..., int], *arguments: Any) -> None:
         outcome = operation(*arguments, turn.mark, turn.deadline.at)
         if outcome != DONE:
-            raise_outcome(outcome, self.segment, self.members, self._lane)
+            raise_outcome(outcome, self.segment.blamed(outcome), self.members, self._lane)
 
     def _how(self, flat: Flat, reduction: Reduction) -> tuple[int, int, int]:
         divisor = self.size if reduction.name == "mean" else 1

@@ -274,6 +274,11 @@ class Outbound:
         """Why the other side found its group broken, if it said so before it closed."""
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._ended is not None
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return not self._queue

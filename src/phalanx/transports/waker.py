@@ -49,7 +49,12 @@ class Waker:
         _spare().append(self)
 
     def set(self) -> None:
-        """Wakes the owner, now or at its next wait."""
+        """Wakes the owner, now or at its next wait.
+
+        Does nothing in a forked child: its descriptor is the parent's, where nobody would know of the byte.
+        """
+        if self._pid != os.getpid():
+            return
         # A full counter or pipe is set already; a closed one belongs to a thread that has ended.
         with contextlib.suppress(OSError):
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
