@@ -326,7 +326,7 @@ FIELDS = {
     "port_range": [3, "1-2", (1,), (2, 1), (0, 5), (1.0, 2), (True, 2), np.array([1, 2]), {}],
     "transport": [None, 3, "ring", [], np.ones(2), np.array(["auto"])],
     "interface": [3, "", "a b", [], np.ones(2)],
-    "algorithm": [3, "ring", [], {}, np.ones(2)],
+    "algorithm": [3, "rings", [], {}, np.ones(2)],
     "mpi_check": [None, 1, "1", np.bool_(True), []],
     "tls": [3, "x", {}, []],
 }
