@@ -184,7 +184,6 @@ def _mixed(world: px.Group) -> Any:
         [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).bfloat16()]
     )
     wrapped = px.parallel.DDP(model, world)
-    wrapped._begin()
     loss = sum((layer.weight * (world.rank + 1)).sum() + layer.bias.sum() for layer in model)
     loss.backward()
     return [(str(p.grad.dtype), float(p.grad.float().mean())) for p in model.parameters()]
