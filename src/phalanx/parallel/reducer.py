@@ -244,7 +244,7 @@ class Pass:
         reducer.ended()
         if not (even_if_empty or self._any_ready or self._may_leave_out):
             return  # torch.autograd.grad: it makes gradients, but adds them to none
-        if self._awaited and not self._may_leave_out:
+        if self._awaited and not (self._may_leave_out or self._only_zeros):
             self._problem = self._problem or self._unused()
         try:
             while self._sent < len(reducer.buckets):
