@@ -935,7 +935,9 @@ def _judge(row: Case, group: px.Group) -> str:
             wanted = _mean(_flat(row.train(Trial(rank, size, lambda module, **_: Plain(module), False))))
         try:
             found = _flat(row.train(Trial(rank, size, of_phalanx, True)))
-            ours = group.all_gather_object([bytes(_plain(value).reshape(-1).view(torch.uint8).numpy()) for value in found])
+            ours = group.all_gather_object(
+                [bytes(_plain(value).reshape(-1).view(torch.uint8).numpy()) for value in found]
+            )
         except Exception as error:
             return f"rank {rank}: {type(error).__name__}: {error}"
     if len(found) != len(wanted):
