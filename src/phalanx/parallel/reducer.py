@@ -230,7 +230,8 @@ class Pass:
             self._awaited.discard(place)
             self._awaited_in[index] -= 1
         if reducer.early:
-            while self._sent < len(reducer.buckets) and not self._awaited_in[self._sent]:
+            # The last one is complete when backward is over, or nearly: then this thread averages it without another.
+            while self._sent < len(reducer.buckets) - 1 and not self._awaited_in[self._sent]:
                 self._send(wait=False)
 
     def finish(self, *, even_if_empty: bool = False) -> None:
