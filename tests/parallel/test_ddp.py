@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,15 @@ def test_lists_and_dicts_of_arrays() -> None:
     shards = [shard for *_, shard in everyone]
     assert [rest[:3] for rest in everyone] == [([1.0] * 3, [[2.0] * 2] * 2, [1.0, 1.0])] * 3
     assert shards == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_dict_stays_what_it_is() -> None:
+    def mean(world: px.Group) -> Any:
+        grads = defaultdict(list, {"b": [np.full(1, float(world.rank))], "a": []})
+        averaged = px.parallel.average_gradients(grads, world)
+        return type(averaged).__name__, list(averaged), averaged["b"][0].tolist()
+
+    assert run_ranks(2, mean) == [("defaultdict", ["b", "a"], [0.5])] * 2
 
 
 def test_what_is_no_array_is_refused() -> None:
