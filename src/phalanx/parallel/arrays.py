@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,6 +119,10 @@ def _name(value: Any, named: dict[str, Any], where: str) -> None:
 def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         made = {key: _rebuild(value[key], leaf) for key in sorted(value, key=str)}
+        if isinstance(value, dict):  # also one whose class is not made of pairs, as defaultdict
+            same = copy.copy(value)
+            same.update(made)
+            return same
         return type(value)((key, made[key]) for key in value)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_rebuild(item, leaf) for item in value))

@@ -1,7 +1,8 @@
-"""Gradients in a few long runs of memory: each parameter's gradient is a view, so that nothing is copied.
+"""Buckets: gradients travel together in a few long runs of memory.
 
 A bucket holds parameters of one dtype, in the reverse of their order in the model: roughly the order in which backward
-finishes them. Where the group has a segment, buckets lie in it, and the ranks reduce them where they are.
+finishes them. Its memory is never a gradient itself, so nothing that the program does to gradients can disturb an
+operation under way. Where the group has a segment, buckets lie in it, and the ranks reduce them where they are.
 """
 
 from __future__ import annotations
@@ -22,52 +23,84 @@ ALIGN = 64
 
 
 class Bucket:
-    """Some parameters, and one tensor that holds all of their gradients."""
+    """Some parameters, and one tensor with room for all of their gradients."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], group: Group, first: int) -> None:
         self.parameters = list(parameters)
+        self.first = first
+        """The place of the first of them among all parameters in buckets."""
+        self._group = group
         dtype = self.parameters[0].dtype
         item = self.parameters[0].element_size()
         step = max(1, ALIGN // item)
         starts, length = [], 0
         for parameter in self.parameters:
             starts.append(length)
-            length += -(-parameter.numel() // step) * step
-        self.flat = _memory(group, length * item).view(dtype)
-        self.views = [
-            self.flat[start : start + parameter.numel()].view_as(parameter)
+            length += max(1, -(-parameter.numel() // step)) * step
+        self._flat = _memory(group, length * item).view(dtype)
+        self._views = [
+            self._flat[start : start + parameter.numel()].view(parameter.shape)
             for start, parameter in zip(starts, self.parameters, strict=True)
         ]
-        self.missing: set[int] = set()
-        """Places of parameters whose gradients are not ready in this pass."""
-        self.work: Work | None = None
+        # The sum of large values of float16 overflows where their mean does not: they are divided before.
+        self._share = 1 / group.world_size if dtype == torch.float16 else None
+        self._op = "mean" if self._share is None else "sum"
 
     @property
     def nbytes(self) -> int:
         """Bytes of all gradients."""
-        return int(self.flat.numel() * self.flat.element_size())
+        return int(self._flat.numel() * self._flat.element_size())
 
-    def begin(self) -> None:
-        """A pass begins: all gradients are awaited, and those that were set to None are zero again."""
-        self.missing = set(range(len(self.parameters)))
-        self.work = None
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is None:
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def fill(self, taking_part: Sequence[bool]) -> list[torch.nn.Parameter]:
+        """Copies the gradients in; zeros for those that are None and for parameters that do not take part.
+
+        Returns:
+            Parameters whose gradients have no dense memory. Zeros stand for them.
+        """
+        grads, views, strange = [], [], []
+        for parameter, view, takes_part in zip(self.parameters, self._views, taking_part, strict=True):
+            grad = parameter.grad if takes_part else None
+            if grad is not None and grad.layout != torch.strided:
+                strange.append(parameter)
+                grad = None
+            if grad is None:
                 view.zero_()
-                parameter.grad = view
+            else:
+                grads.append(grad)
+                views.append(view)
+        if grads:
+            torch._foreach_copy_(views, grads)
+        if self._share is not None:
+            self._flat.mul_(self._share)
+        return strange
 
-    def ready(self, place: int) -> bool:
-        """A gradient is complete; True if all are."""
-        parameter, view = self.parameters[place], self.views[place]
-        grad = parameter.grad
-        if grad is None:
-            view.zero_()
-        elif grad.data_ptr() != view.data_ptr() or grad.shape != view.shape:
-            # Somebody set a gradient of its own.
-            view.copy_(grad)
-        parameter.grad = view
-        self.missing.discard(place)
-        return not self.missing
+    def clear(self) -> None:
+        """Makes all gradients zero."""
+        self._flat.zero_()
+
+    def average(self, *, timeout: float | None) -> None:
+        """Replaces the gradients by their mean over all ranks."""
+        self._group.all_reduce(self._flat, op=self._op, timeout=timeout)
+
+    def average_later(self, *, timeout: float | None) -> Work:
+        """As `average`, without waiting for the others."""
+        work: Work = self._group.all_reduce(self._flat, op=self._op, timeout=timeout, async_op=True)
+        return work
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def give_out(self, wanted: Sequence[bool]) -> None:
+        """Copies the gradients of those parameters back to where the program looks for them."""
+        grads, views = [], []
+        for parameter, view, is_wanted in zip(self.parameters, self._views, wanted, strict=True):
+            if not is_wanted:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            grads.append(parameter.grad)
+            views.append(view)
+        if grads:
+            torch._foreach_copy_(grads, views)
 
 
 def _memory(group: Group, nbytes: int) -> torch.Tensor:
@@ -83,16 +116,17 @@ def _memory(group: Group, nbytes: int) -> torch.Tensor:
 
 def make_buckets(parameters: Sequence[torch.nn.Parameter], group: Group, bucket_bytes: int) -> list[Bucket]:
     """Cuts parameters into buckets; the last parameters of the model come first."""
-    by_dtype: dict[torch.dtype, list[list[torch.nn.Parameter]]] = {}
     order: list[list[torch.nn.Parameter]] = []
+    last: dict[torch.dtype, list[torch.nn.Parameter]] = {}
     room: dict[torch.dtype, int] = {}
     for parameter in reversed(parameters):
-        runs = by_dtype.setdefault(parameter.dtype, [])
-        size = parameter.numel() * parameter.element_size()
-        if not runs or room[parameter.dtype] < size:
-            runs.append([])
-            order.append(runs[-1])
-            room[parameter.dtype] = bucket_bytes
-        runs[-1].append(parameter)
-        room[parameter.dtype] -= size
-    return [Bucket(run, group) for run in order]
+        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
+        if dtype not in last or room[dtype] < size:
+            last[dtype], room[dtype] = [], bucket_bytes
+            order.append(last[dtype])
+        last[dtype].append(parameter)
+        room[dtype] -= size
+    buckets: list[Bucket] = []
+    for run in order:
+        buckets.append(Bucket(run, group, sum(len(bucket.parameters) for bucket in buckets)))
+    return buckets

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 
 from ..errors import UsageError
 from ..group import Group, call_site
 from . import replicas
-from .buckets import Bucket, make_buckets
+from .reducer import Reducer
+from .uneven import Exchange, UnevenInputs
 
 __all__ = ["DDP"]
 
 # Gradients are averaged from inside backward: the user's line is the one that called it.
 call_site.add_library(f"{Path(torch.__file__).parent}/")
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+"""Of parameters that can be trained."""
 
 
 class DDP(nn.Module):  # type: ignore[misc]
@@ -33,20 +36,22 @@ class DDP(nn.Module):  # type: ignore[misc]
     optimizer.step()
     ```
 
-    Gradients lie in a few buckets, in the group's shared segment where there is one. A bucket is averaged as soon as
-    all of its gradients are there, while backward goes on. All ranks end with the same bits.
+    A backward through an output of the wrapper averages the gradients, in training mode and in evaluation mode alike. A
+    bucket of gradients is averaged as soon as all of them are there, while backward goes on. All ranks end with the
+    same bits. If backward raises on one rank, it raises on all, and no gradients are averaged.
 
     Args:
         module: On the CPU, with the same parameters on all ranks; the values of `root` are taken.
         group: The ranks that train together.
         bucket_bytes: Gradients that are averaged together.
-        broadcast_buffers: Whether buffers (as of batch normalisation) are those of rank 0 at every forward in training.
-        find_unused_parameters: Whether a pass may leave parameters out. Those that no rank used keep no gradient.
+        broadcast_buffers: Whether buffers (as of batch normalisation) are made those of rank 0 before a forward that
+            follows one whose gradients are averaged.
+        find_unused_parameters: Whether a backward may leave parameters out. Those that no rank used keep no gradient.
         root: Whose parameters all ranks begin with.
         timeout: Seconds for each operation; the group's, if not given.
 
     Raises:
-        UsageError: The module has no parameters to train, or some that are not on the CPU.
+        UsageError: The module has no parameters to train, or some that cannot be averaged.
         Desync: The ranks have different modules; names the parameters.
     """
 
@@ -66,57 +71,81 @@ class DDP(nn.Module):  # type: ignore[misc]
             raise UsageError(f"bucket_bytes={bucket_bytes!r} is not valid (expected a number of bytes above 0)")
         self.module = module
         self.group = group
+        self._bucket_bytes = bucket_bytes
         self._broadcast_buffers = broadcast_buffers
         self._find_unused = find_unused_parameters
         self._timeout = timeout
-        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._syncs = True
+        self._buffers_due = True
+        """Whether buffers may differ: the last forward was one whose gradients are averaged."""
+        self._uneven = UnevenInputs(group, timeout)
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._check(trained)
         self.broadcast_parameters(root)
-        self._buckets = make_buckets(trained, group, bucket_bytes)
-        self._launched = 0
-        """Buckets of this pass whose averaging has begun: on all ranks in the same order."""
-        self._syncs = True
-        self._under_way = False
-        self._joining = False
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, bucket, place))
-            for bucket in self._buckets
-            for place, parameter in enumerate(bucket.parameters)
-        ]
+        self._reducer = self._make_reducer(trained)
 
-    def _check(self, trained: list[nn.Parameter]) -> None:
+    def _check(self, trained: Mapping[str, nn.Parameter]) -> None:
+        """Refuses what cannot be trained, and compares the modules of all ranks."""
         if not trained:
             raise UsageError("the module has no parameters that require gradients")
-        for parameter in self.module.parameters():
+        for name, parameter in self.module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise UsageError(f"parameter {name!r} has no shape yet (call the module once before you wrap it)")
             if parameter.device.type != "cpu":
-                name = self._names[id(parameter)]
                 raise UsageError(f"parameter {name!r} is on {parameter.device} (expected the CPU)")
+        for name, parameter in trained.items():
+            if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
+                raise UsageError(
+                    f"parameter {name!r} is of {parameter.dtype} and {parameter.layout}: no gradients of it"
+                )
+        for name, part in self.module.named_modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+                raise UsageError(
+                    f"the embedding {name or 'that is wrapped'!r} makes sparse gradients (expected sparse=False)"
+                )
         words = {
-            name: f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
-            for name, parameter in self.module.named_parameters()
+            name: f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for name, tensor in self._tensors()
         }
+        words["the options"] = f"{self._bucket_bytes} {self._broadcast_buffers} {self._find_unused}"
         replicas.check_alike(words, self.group, "the ranks have different modules", timeout=self._timeout)
+
+    def _make_reducer(self, parameters: Mapping[str, nn.Parameter]) -> Reducer:
+        return Reducer(
+            parameters,
+            self.group,
+            bucket_bytes=self._bucket_bytes,
+            find_unused=self._find_unused,
+            uneven=self._uneven,
+            timeout=self._timeout,
+        )
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module. In training, buffers are made those of rank 0 first."""
-        if torch.is_grad_enabled() and self.training and self._syncs:
-            if self._joining and not self._still_training(True):
-                raise UsageError("all ranks have joined, but this one goes on")
-            self._begin()
-        return self.module(*args, **kwargs)
+        """Runs the module. Buffers are made those of rank 0 first, where they may differ."""
+        averages = self._syncs and torch.is_grad_enabled()
+        if averages:
+            self._take_up_unfrozen()
+        if self._buffers_due and self._broadcast_buffers and next(self.module.buffers(), None) is not None:
+            self._broadcast(self.module.buffers(), self._uneven.announce(Exchange.BUFFERS))
+        output = self.module(*args, **kwargs)
+        self._buffers_due = averages
+        if averages:
+            self._reducer.watch(output)
+        elif torch.is_grad_enabled():
+            self._reducer.disarm()
+        return output
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """Makes the parameters and buffers of all ranks those of `root`."""
-        with torch.no_grad():
-            for tensor in [*self.module.parameters(), *self.module.buffers()]:
-                self.group.broadcast(tensor.data, root, timeout=self._timeout)
+        self._broadcast((tensor for _, tensor in self._tensors()), root)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward only adds to this rank's gradients; the next one outside averages the sum."""
+        """The backward of a forward inside only adds to this rank's gradients; the next one outside averages the sum.
+
+        As in torch, the forward decides: it has to be inside.
+        """
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -124,14 +153,14 @@ class DDP(nn.Module):  # type: ignore[misc]
             self._syncs = before
 
     def sync_gradients(self) -> None:
-        """Averages the gradients as they are now: after `no_sync`, or after gradients that were made by hand."""
-        for bucket in self._buckets:
-            bucket.begin()
-            for place in range(len(bucket.parameters)):
-                bucket.ready(place)
-        self._launched = 0
-        self._launch_ready()
-        self._wait()
+        """Averages the gradients as they are now: after `no_sync`, or after gradients that were made by hand.
+
+        Gradients that are None count as zero; those that are None on all ranks stay None.
+
+        Raises:
+            As backward.
+        """
+        self._reducer.average_now()
 
     def verify_replicas(self) -> None:
         """Whether all ranks have the same parameters and buffers, bit for bit.
@@ -139,128 +168,78 @@ class DDP(nn.Module):  # type: ignore[misc]
         Raises:
             Desync: They have not; names them and the ranks.
         """
-        replicas.verify(
-            {name: tensor.data for name, tensor in self._named_tensors()}, self.group, timeout=self._timeout
-        )
+        replicas.verify({name: tensor.data for name, tensor in self._tensors()}, self.group, timeout=self._timeout)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
-        """For ranks with different numbers of batches: who is done first takes part with zeros until all are.
+        """For ranks with different numbers of batches: a rank that is done takes part with zeros until all are.
 
-        The mean still divides by the number of all ranks. At the end all ranks have the same parameters only if they
-        took the same steps: a rank that is done makes none, so the last one's are broadcast.
+        The mean still divides by the number of all ranks. A rank that is done makes no steps, so at the end the
+        parameters of the last one are broadcast. Buffers are those of the highest rank that still trains.
         """
-        self._joining = True
+        self._uneven.on = True
         try:
             yield
-        except BaseException:
-            self._joining = False
-            raise
-        try:
-            steps = 0
-            while self._still_training(False):
-                self._shadow()
-                steps += 1
-            last = np.array([self.group.rank if steps == 0 else -1], np.int64)
-            self.group.all_reduce(last, op="max", timeout=self._timeout)
-            self.broadcast_parameters(int(last[0]))
+            is_last = True
+            while True:
+                what, rank = self._uneven.listen()
+                if what is Exchange.NOTHING:
+                    break
+                is_last = False
+                if what is Exchange.BUFFERS:
+                    self._broadcast(self.module.buffers(), rank)
+                else:
+                    self._reducer.accompany()
+            last = self._uneven.highest(is_last)
+            self._broadcast(self.module.parameters(), last)
+            if self._broadcast_buffers:
+                self._broadcast(self.module.buffers(), last)
         finally:
-            self._joining = False
+            self._uneven.on = False
 
     def close(self) -> None:
         """Takes the hooks off the module, which keeps its gradients."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._reducer.close()
 
-    # -- one pass ------------------------------------------------------------------------------------------------------
+    # -- copies --------------------------------------------------------------------------------------------------------
 
-    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> DDP:
+        """A wrapper of its own around a copy of the module, in the same group. Nothing is sent."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        memo[id(self.group)] = self.group
+        apart = ("_reducer", "_uneven")
+        made.__dict__ = {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in apart}
+        made._uneven = UnevenInputs(self.group, self._timeout)
+        made._reducer = made._make_reducer(
+            {name: parameter for name, parameter in made.module.named_parameters() if parameter.requires_grad}
+        )
+        return made
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise UsageError("a DDP cannot be pickled, because its group cannot (save its .module, or its state_dict())")
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.module.named_parameters()
         yield from self.module.named_buffers()
 
-    def _begin(self) -> None:
-        """Before a forward whose backward will be averaged."""
-        if self._broadcast_buffers:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    self.group.broadcast(buffer.data, 0, timeout=self._timeout)
-        for bucket in self._buckets:
-            bucket.begin()
-        self._launched = 0
-        self._under_way = False
+    def _broadcast(self, tensors: Iterable[torch.Tensor], root: int) -> None:
+        for tensor in tensors:
+            self.group.broadcast(tensor.data, root, timeout=self._timeout)
 
-    def _ready(self, bucket: Bucket, place: int, _parameter: torch.Tensor) -> None:
-        """Backward has finished a gradient."""
-        if not self._syncs:
+    def _take_up_unfrozen(self) -> None:
+        """Makes new buckets if parameters require gradients that did not so far. All ranks do, or they get an error."""
+        reducer = self._reducer
+        if all(reducer.has(parameter) for parameter in self.module.parameters() if parameter.requires_grad):
             return
-        if not self._under_way:
-            self._under_way = True
-            # Runs when this backward is over, in the thread that called it.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        if place not in bucket.missing:
-            return
-        if bucket.ready(place):
-            self._launch_ready()
-
-    def _launch_ready(self) -> None:
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
-            bucket = self._buckets[self._launched]
-            bucket.work = self.group.all_reduce(bucket.flat, op="mean", async_op=True, timeout=self._timeout)
-            self._launched += 1
-
-    def _finish(self) -> None:
-        """The end of backward: everything is averaged when it returns."""
-        self._under_way = False
-        unused = [(bucket, place) for bucket in self._buckets for place in bucket.missing]
-        if unused and not self._find_unused:
-            names = ", ".join(sorted(self._names[id(b.parameters[p])] for b, p in unused)[:5])
-            raise UsageError(
-                f"{len(unused)} parameters got no gradient in this pass ({names}, ...): say "
-                "find_unused_parameters=True, on all ranks"
-            )
-        for bucket, place in unused:
-            bucket.ready(place)
-        self._launch_ready()
-        self._wait()
-        if self._find_unused:
-            self._drop_unused({(id(bucket), place) for bucket, place in unused})
-
-    def _wait(self) -> None:
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-                bucket.work = None
-
-    def _drop_unused(self, unused: set[tuple[int, int]]) -> None:
-        """Parameters that no rank used keep no gradient, as in training on one rank."""
-        places = [(bucket, place) for bucket in self._buckets for place in range(len(bucket.parameters))]
-        used = np.array([(id(bucket), place) not in unused for bucket, place in places], np.uint8)
-        self.group.all_reduce(used, op="max", timeout=self._timeout)
-        for (bucket, place), is_used in zip(places, used, strict=True):
-            if not is_used:
-                bucket.parameters[place].grad = None
-
-    # -- ranks with different numbers of batches -----------------------------------------------------------------------
-
-    def _still_training(self, here: bool) -> bool:
-        count = np.array([here], np.int64)
-        self.group.all_reduce(count, timeout=self._timeout)
-        return bool(count[0])
-
-    def _shadow(self) -> None:
-        """Takes part in a step of others, with gradients of zero."""
-        if self._broadcast_buffers:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    self.group.broadcast(buffer.data, 0, timeout=self._timeout)
-        kept = [parameter.grad for bucket in self._buckets for parameter in bucket.parameters]
-        for bucket in self._buckets:
-            bucket.flat.zero_()
-            bucket.work = self.group.all_reduce(bucket.flat, op="mean", async_op=True, timeout=self._timeout)
-        self._wait()
-        if self._find_unused:
-            self._drop_unused({(id(b), place) for b in self._buckets for place in range(len(b.parameters))})
-        parameters = [parameter for bucket in self._buckets for parameter in bucket.parameters]
-        for parameter, grad in zip(parameters, kept, strict=True):
-            parameter.grad = grad
+        if self._uneven.on:
+            raise UsageError("more parameters require gradients than before (change that outside of join)")
+        named = dict(self.module.named_parameters())
+        wanted = {name: each for name, each in named.items() if each.requires_grad or reducer.has(each)}
+        self._check(wanted)
+        self._broadcast((each for each in wanted.values() if not reducer.has(each)), 0)
+        reducer.close()
+        reducer.replaced = True
+        self._reducer = self._make_reducer(wanted)
