@@ -150,3 +150,19 @@ def mixed(group: px.Group) -> list[float]:
 
 def test_quick_and_general_calls_meet() -> None:
     assert run(2, mixed) == [[1.0] * 14 + [2.0] * 2] * 2
+
+
+def two_ways(group: px.Group) -> list[Any]:
+    """Rank 0 goes through the core at once, rank 1 the general way: to both it is the same operation."""
+    words = {} if group.rank == 0 else {"timeout": 20.0}
+    found = []
+    for shape in [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]:
+        found.append(group.all_reduce(np.ones(shape), **words).shape)
+        group.broadcast(np.ones(shape), 0, **words)
+        group.all_gather(np.ones(shape), np.empty(2 * int(np.prod(shape))), **words)
+    return found
+
+
+def test_both_ways_have_the_same_fingerprint() -> None:
+    shapes = [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]
+    assert run(2, two_ways) == [shapes] * 2
