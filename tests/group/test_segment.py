@@ -192,3 +192,19 @@ def threads_at_once(group: px.Group) -> list[Any]:
 
 def test_a_call_that_another_thread_waits_in_is_left_alone() -> None:
     assert run(2, threads_at_once) == [[1.0, 2.0, 0, 10.0, 11.0]] * 2
+
+
+def two_ways(group: px.Group) -> list[Any]:
+    """Rank 0 goes through the core at once, rank 1 the general way: to both it is the same operation."""
+    words = {} if group.rank == 0 else {"timeout": 20.0}
+    found = []
+    for shape in [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]:
+        found.append(group.all_reduce(np.ones(shape), **words).shape)
+        group.broadcast(np.ones(shape), 0, **words)
+        group.all_gather(np.ones(shape), np.empty(2 * int(np.prod(shape))), **words)
+    return found
+
+
+def test_both_ways_have_the_same_fingerprint() -> None:
+    shapes = [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]
+    assert run(2, two_ways) == [shapes] * 2

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.rendezvous.support import (
     FAST,
@@ -30,11 +31,13 @@ from tests.rendezvous.support import (
     ranks,
 )
 
+from phalanx import Group, _native
 from phalanx.config import Options, TlsOptions
 from phalanx.deadline import Deadline
 from phalanx.errors import AuthenticationFailed, ConfigError, WorldNotFormed
 from phalanx.rendezvous.directory import Directory
 from phalanx.rendezvous.join import dial
+from phalanx.testing import run_ranks
 from phalanx.types import Address
 
 if TYPE_CHECKING:
@@ -73,6 +76,32 @@ def test_a_world_inside_tls(tls: TlsOptions, host: str, hosted_by: str) -> None:
         for rank in (2, 0, 1):
             start(group, job, tls, rank)
         check(group)
+
+
+def shared_files() -> list[str]:
+    """The memory that this process shares, as the kernel lists what it has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split()[-2] for line in lines if "memfd:phalanx" in line]
+
+
+def talk(group: Group) -> tuple[str, bool, list[str]]:
+    """Enough of it that messages would go over to a ring and collectives to a segment."""
+    peer = 1 - group.rank
+    x = group.empty(50_000, np.float32)
+    for _ in range(8):
+        x[:] = 1
+        group.all_reduce(x)
+        group.sendrecv(np.ones(100), peer, None, peer)
+    return type(group._engine).__name__, bool((x == 2).all()), shared_files()
+
+
+@pytest.mark.skipif(not _native.available, reason="no memory is shared without the core")
+def test_no_memory_is_shared_inside_tls(tls: TlsOptions) -> None:
+    apart = ("NetworkEngine", True, [])
+    assert run_ranks(2, talk, backend="mesh", options=Options(tls=tls)) == [apart] * 2
+    for engine, right, files in run_ranks(2, talk, backend="mesh", options=Options()):
+        assert (engine, right) == ("SegmentEngine", True)
+        assert {name.partition(":")[2] for name in files} == {"phalanx-segment", "phalanx-ring"}
 
 
 def test_large_messages_both_ways(tls: TlsOptions) -> None:

@@ -24,6 +24,8 @@ from .work import Work
 
 __all__ = ["PointToPoint"]
 
+LOOK = 1.0
+"""Seconds after which a wait looks whether it can ever end."""
 AnySink = ArraySink | NewArraySink | ObjectSink
 
 
@@ -334,10 +336,11 @@ class PointToPoint(GroupCore):
         try:
             try:
                 with naming_limits():
-                    lane.wait(operations, deadline)
+                    self._wait(operations, deadline, waiting)
                     if any(isinstance(operation.error, UsageError) for operation in operations):
                         # What came does not fit, which is no reason to cut short what is sent.
-                        lane.wait([operation for operation in operations if operation.error is None], deadline)
+                        rest = [operation for operation in operations if operation.error is None]
+                        self._wait(rest, deadline, waiting)
             finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
                 expired = [operation for operation in operations if lane.withdraw(operation)]
             failed = next((operation.error for operation in operations if operation.error is not None), None)
@@ -347,6 +350,18 @@ class PointToPoint(GroupCore):
                 raise self._message_timed_out(entry, expired[0], deadline, waiting)
         finally:
             entry.end()
+
+    def _wait(self, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+        """Waits until all are done, one has failed, or the deadline has passed.
+
+        Raises:
+            OutOfResources: Who is waited for has not connected yet, and this rank has no descriptor left for it.
+        """
+        lane = self._messages
+        while not lane.wait(operations, deadline.sooner(LOOK)) and not deadline.expired:
+            trouble = self._control.trouble
+            if trouble is not None and not all(lane.inbound(rank) for rank in waiting):
+                raise trouble
 
     def _in_background(
         self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int], result: Any
