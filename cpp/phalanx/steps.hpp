@@ -274,7 +274,8 @@ private:
             const std::size_t whole = filled - filled % item_size(dtype_);
             combine(chunk, recv.before, from.done, from.scratch.get(), whole);
             from.done += whole;
-            std::memmove(from.scratch.get(), from.scratch.get() + whole, filled - whole);
+            // An empty chunk has no scratch.
+            if (filled > whole) std::memmove(from.scratch.get(), from.scratch.get() + whole, filled - whole);
         }
         if (have == chunk.size) {
             if (!recv.late) chunk.own = nullptr;
