@@ -197,9 +197,10 @@ class Agent:
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        """As `call`, but returns a future at once. Leave arrays among the arguments alone until it is done.
+        """As `call`, but returns a future at once. The arguments travel as they were when this returned.
 
-        Waits only if `max_in_flight` calls to that rank are under way, or it is the first to it.
+        Waits only if `max_in_flight` calls to that rank are under way, if it does not take what it was sent (beyond
+        8 MiB that wait here), or if this is the first call to it.
 
         Raises:
             UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. All else is the future's.

@@ -153,16 +153,25 @@ class CallerLink(Link):
         finally:
             context.forget(give_up)
 
-    def start(self, pending: Pending, outgoing: Outgoing) -> None:
-        """Sends a request; waits if too many are under way."""
+    def start(self, pending: Pending, outgoing: Outgoing, *, lent: bool = True) -> None:
+        """Sends a request; waits if too many are under way.
+
+        Args:
+            lent: Its arrays stay as they are until the call is done. If not, they are the caller's again after this.
+        """
         if len(self.calls) >= self._max_in_flight:
             self._wait_for_place(pending)
         pending.number = number = next(self._numbers)
         self.calls[number] = pending
+        # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
+        is_long = outgoing.payload > QUEUED
         try:
-            sent = self.send(Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload)
-            if not sent and self.queued > QUEUED:
-                self.wait_for_room(pending)
+            if not self.send(
+                Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
+            ):
+                self._wait_for_room(pending)
+                if is_long and not lent:
+                    self.take_over(number)
         except BaseException:
             self._withdraw(number)
             raise
@@ -170,13 +179,13 @@ class CallerLink(Link):
     def notify(self, name: str, deadline: Deadline, outgoing: Outgoing) -> None:
         """Sends a request without an answer. Its arrays are the caller's again when this returns."""
         number = next(self._numbers)
-        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload):
+        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
             return
         if not outgoing.buffers and self.queued <= QUEUED:
             self.needs_mover()
             return
         try:
-            self.wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
+            self._wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
         except BaseException:
             self.give_up(number)
             raise
@@ -284,9 +293,11 @@ class CallerLink(Link):
             with self._places:
                 self._places.notify()
 
-    def wait_for_room(self, pending: Pending, allowed: int = QUEUED) -> None:
+    def _wait_for_room(self, pending: Pending, allowed: int = QUEUED) -> None:
         """Waits until no more than so many bytes are queued."""
         goal = _Room(self, allowed)
+        if goal.done and self.ended is None:
+            return
         with self.service.waits():
             if not self.wait(goal, pending.deadline):
                 raise self.timed_out(pending)
@@ -305,7 +316,7 @@ class CallerLink(Link):
         with self._places:
             self._unattended += 1
         try:
-            self.start(pending, outgoing)
+            self.start(pending, outgoing, lent=False)
         except BaseException:
             if not pending.done:
                 self.attended()
