@@ -35,6 +35,8 @@ PUBLIC = [
     "RemoteError",
     "RendezvousError",
     "RpcError",
+    "RpcNoConnection",
+    "RpcTimeout",
     "SelfSend",
     "SizeMismatch",
     "Timeout",

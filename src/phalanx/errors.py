@@ -11,6 +11,7 @@ PhalanxError
 ├── Desync
 ├── ProtocolError
 └── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
+                                 RpcTimeout (also a Timeout)  RpcNoConnection (also a NoConnection, ConnectionError)
 ```
 
 Nobody has to match on words: what an error is about is in its type and in its attributes. `rank` is the rank that
@@ -42,6 +43,8 @@ __all__ = [
     "RemoteError",
     "RendezvousError",
     "RpcError",
+    "RpcNoConnection",
+    "RpcTimeout",
     "SelfSend",
     "SizeMismatch",
     "Timeout",
@@ -168,7 +171,11 @@ class NoConnection(RendezvousError):
 
 
 class Timeout(PhalanxError, TimeoutError):
-    """A deadline passed. `missing` holds the ranks that were waited for, as far as they are known."""
+    """A deadline passed.
+
+    `missing` holds the ranks that were waited for, as far as they are known; `seconds` how long the deadline was away
+    when the operation began, None if that is not known.
+    """
 
     def __init__(
         self,
@@ -176,6 +183,7 @@ class Timeout(PhalanxError, TimeoutError):
         *,
         missing: Sequence[int] = (),
         arrived: Sequence[int] = (),
+        seconds: float | None = None,
         rank: int | None = None,
         peer: int | None = None,
         operation: str | None = None,
@@ -183,6 +191,7 @@ class Timeout(PhalanxError, TimeoutError):
         super().__init__(message, rank=rank, peer=peer, operation=operation)
         self.missing = tuple(missing)
         self.arrived = tuple(arrived)
+        self.seconds = seconds
 
 
 class WorldNotFormed(RendezvousError, Timeout):
@@ -293,3 +302,22 @@ class RemoteError(RpcError):
 
 class Cancelled(RpcError):
     """The call was cancelled before it had a result."""
+
+
+class RpcTimeout(RpcError, Timeout):
+    """The deadline of a remote call passed."""
+
+
+class RpcNoConnection(RpcError, NoConnection, ConnectionError):
+    """There is no way from this rank to the one that is called."""
+
+
+def of_call(error: BaseException) -> BaseException:
+    """The error that a remote call raises for one of the layers below: what ends a call is an `RpcError`, too."""
+    for kind, call_kind in ((Timeout, RpcTimeout), (NoConnection, RpcNoConnection)):
+        if isinstance(error, kind) and not isinstance(error, RpcError):
+            made = call_kind.__new__(call_kind)
+            made.__dict__.update(error.__dict__)
+            made.args = error.args
+            return made
+    return error

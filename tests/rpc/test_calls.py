@@ -22,7 +22,6 @@ from phalanx.errors import (
     FunctionNotFound,
     InvalidArgument,
     InvalidRank,
-    NoConnection,
     RemoteError,
     Timeout,
     UsageError,
@@ -131,7 +130,11 @@ def on_the_star(agent: Agent) -> Any:
 
 
 def test_the_star_has_connections_with_rank_0_only() -> None:
-    assert run("star", 3, serve, on_the_star, everyone=True) == [[1, 2, 3], (2, NoConnection), (3, NoConnection)]
+    assert run("star", 3, serve, on_the_star, everyone=True) == [
+        [1, 2, 3],
+        (2, px.RpcNoConnection),
+        (3, px.RpcNoConnection),
+    ]
 
 
 def register_every_form(agent: Agent) -> None:

@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from .._native import core
 from ..backends.links import LinkPort
 from ..deadline import Deadline
-from ..errors import Cancelled, ChannelClosed, Closed, ConfigError, PhalanxError, ProtocolError, Timeout, UsageError
+from ..errors import (
+    Cancelled,
+    ChannelClosed,
+    Closed,
+    ConfigError,
+    NoConnection,
+    PhalanxError,
+    ProtocolError,
+    RpcTimeout,
+    Timeout,
+    UsageError,
+    of_call,
+)
 from ..group import Group
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
@@ -187,7 +199,8 @@ class Agent:
         Raises:
             FunctionNotFound, InvalidArgument: The other side has no such function, or it does not take these arguments.
             RemoteError: The function raised; type name, message and traceback are inside.
-            Timeout: No answer came in time. The other side is told that nobody waits.
+            RpcTimeout: No answer came in time. The other side is told that nobody waits.
+            RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
             Cancelled: The other side closed its agent first.
             UsageError: An argument cannot be sent.
@@ -217,7 +230,7 @@ class Agent:
         """Calls a function on a rank without waiting for an answer. Returns once it is sent.
 
         Raises:
-            Timeout: It could not be sent in time: the other side does not take what it was sent before.
+            RpcTimeout: It could not be sent in time: the other side does not take what it was sent before.
             PeerLost: The rank is gone.
             UsageError: An argument cannot be sent.
         """
@@ -230,7 +243,10 @@ class Agent:
             As `call`.
         """
         deadline = self._deadline(timeout)
-        link = self._link(dst, deadline)
+        try:
+            link = self._link(dst, deadline)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
         return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
 
     def join(self, *, timeout: float | None = None) -> None:
@@ -306,9 +322,12 @@ class Agent:
     ) -> Any:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        link = self._link(dst, deadline)
-        self._check_size(outgoing)
-        return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+        try:
+            link = self._link(dst, deadline)
+            self._check_size(outgoing)
+            return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
 
     def _call_async(
         self,
@@ -332,7 +351,7 @@ class Agent:
             raise
         except PhalanxError as error:
             failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            failed.set_exception(error)
+            failed.set_exception(of_call(error))
             return failed
         return future
 
@@ -367,7 +386,10 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
-        self._link(dst, deadline).notify(name, deadline, outgoing)
+        try:
+            self._link(dst, deadline).notify(name, deadline, outgoing)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _seconds(timeout, 0.0)
@@ -482,11 +504,12 @@ class Agent:
         if self._closed:
             raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
 
-    def _no_answer(self, dst: int, deadline: Deadline) -> Timeout:
+    def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
         rank = self.world_ranks[dst]
-        return Timeout(
+        return RpcTimeout(
             f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (has it made one?)",
             missing=[rank],
+            seconds=deadline.seconds,
             rank=self.world_ranks[self.rank],
             peer=rank,
         )

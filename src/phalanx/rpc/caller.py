@@ -24,7 +24,8 @@ from ..errors import (
     ProtocolError,
     RemoteError,
     RpcError,
-    Timeout,
+    RpcTimeout,
+    of_call,
 )
 from ..transports.stream import Stream
 from ..wire.calls import Kind
@@ -203,7 +204,7 @@ class CallerLink(Link):
     def result(self, pending: Pending) -> Any:
         """What a finished call returns or raises."""
         if pending.error is not None:
-            raise fresh(pending.error, pending.name, self.rank)
+            raise of_call(fresh(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
         if frame.kind is Kind.RESULT:
@@ -243,11 +244,12 @@ class CallerLink(Link):
             operation=pending.name,
         )
 
-    def timed_out(self, pending: Pending) -> Timeout:
+    def timed_out(self, pending: Pending) -> RpcTimeout:
         """The error of a call whose deadline has come."""
-        return Timeout(
+        return RpcTimeout(
             f"{pending.name!r} on rank {self.world_rank}: no answer within {pending.deadline.seconds:g} s",
             missing=[self.world_rank],
+            seconds=pending.deadline.seconds,
             rank=self.rank,
             peer=self.world_rank,
             operation=pending.name,
@@ -508,14 +510,17 @@ class RpcFuture(concurrent.futures.Future[Any]):
             return
         try:
             value = self._link.result(self._call)
-        except Exception as error:
+        except BaseException as error:
             self._settle(None, error)
+            if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
+                raise
         else:
             self._settle(value, None)
-        self._call.frame = None  # it may be long, and the future may be kept
-        self._link.attended()
+        finally:
+            self._call.frame = None  # it may be long, and the future may be kept
+            self._link.attended()
 
-    def _settle(self, value: Any, error: Exception | None) -> None:
+    def _settle(self, value: Any, error: BaseException | None) -> None:
         try:
             if error is None:
                 self.set_result(value)
@@ -623,7 +628,7 @@ class RemoteStream:
                 self._taken = 0
             return self._link.value(frame)
         if self._error is not None:
-            raise fresh(self._error, self._name, self._link.rank)
+            raise of_call(fresh(self._error, self._name, self._link.rank))
         last = self._last
         assert last is not None
         if last.kind is Kind.ERROR:

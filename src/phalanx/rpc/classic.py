@@ -31,15 +31,18 @@ from ..deadline import Deadline
 from ..errors import (
     Cancelled,
     Closed,
+    FunctionNotFound,
     InvalidMessage,
     InvalidRank,
     NoConnection,
     PhalanxError,
     RemoteError,
-    Timeout,
+    RpcTimeout,
     UnsupportedArray,
     UsageError,
+    of_call,
 )
+from ..exception_text import message_of, type_name
 from ..group import Group
 from ..transports.channel import Outgoing
 from ..transports.mailbox import Envelope, Operation, Receive, Sink
@@ -54,6 +57,14 @@ if TYPE_CHECKING:
 __all__ = ["ClassicAgent"]
 
 logger = logging.getLogger("phalanx.rpc")
+
+
+class FunctionNotRegistered(FunctionNotFound, RemoteError):
+    """The other rank says that it has no function of that name.
+
+    Also a `RemoteError`: this wire has one kind of error, a text, and programs written to it catch that type.
+    """
+
 
 Handler = Callable[[bytes], bytes]
 Item = TypeVar("Item")
@@ -384,12 +395,13 @@ class ClassicAgent:
         """Calls a function of another rank, or of this one, and returns its result.
 
         Raises:
-            RemoteError: The function raised, or there is none of that name; the text is the other rank's.
-            Timeout: No answer came in time. One that comes later is dropped.
+            RemoteError: The function raised; the text is the other rank's.
+            FunctionNotFound: There is none of that name; also a `RemoteError`.
+            RpcTimeout: No answer came in time. One that comes later is dropped.
             PeerLost: The other rank is gone.
             InvalidMessage: The request is too large, or the answer cannot be read.
             Cancelled: The agent was closed meanwhile.
-            InvalidRank, NoConnection, UnsupportedArray: Before anything is sent.
+            InvalidRank, RpcNoConnection, UnsupportedArray: Before anything is sent.
             Closed: The agent or its backend was closed before.
             UsageError: In a callback of a call, which runs in the thread that would receive the answer.
         """
@@ -452,7 +464,7 @@ class ClassicAgent:
         except PhalanxError as error:
             if not self._forget(call):  # it was never there: the arguments are to blame
                 raise
-            call.set_exception(error)
+            call.set_exception(of_call(error))
         except BaseException:
             self._forget(call)
             raise
@@ -491,16 +503,17 @@ class ClassicAgent:
 
     def _fail(self, call: _Call, error: BaseException) -> None:
         if self._forget(call):
-            call.set_exception(fresh(error, str(call), self._world_rank))
+            call.set_exception(of_call(fresh(error, str(call), self._world_rank)))
 
     def _expire(self, call: _Call) -> None:
         if self._forget(call):
             call.set_exception(self._too_late(call))
 
-    def _too_late(self, call: _Call) -> Timeout:
+    def _too_late(self, call: _Call) -> RpcTimeout:
         peer = self._backend.world_ranks[call.dst]
         text = f"{call}: no answer within {call.deadline.seconds:g} s"
-        return Timeout(text, missing=[peer], rank=self._world_rank, peer=peer, operation=str(call))
+        seconds = call.deadline.seconds
+        return RpcTimeout(text, missing=[peer], seconds=seconds, rank=self._world_rank, peer=peer, operation=str(call))
 
     def _fail_all(self, error: Callable[[_Call], BaseException]) -> None:
         with self._lock:
@@ -588,8 +601,8 @@ class ClassicAgent:
                 ) from None
         except BaseException as error:  # also SystemExit: a call must not end the thread
             logger.debug("rank %d: function %r failed", self.rank, request.name, exc_info=True)
-            text = str(error) or type(error).__name__
-            response = Response(request.id, True, text.encode(errors="replace"))
+            text = message_of(error) or type_name(error)
+            response = Response(request.id, True, text.encode())
         self._answer(link, response)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -722,7 +735,9 @@ class ClassicAgent:
             return
         if response.error:
             peer = self._backend.world_ranks[link.rank]
-            call.set_exception(RemoteError(response.data.decode(), peer=peer, operation=str(call)))
+            text = response.data.decode()
+            kind = FunctionNotRegistered if wire.says_not_registered(text, call.name) else RemoteError
+            call.set_exception(kind(text, peer=peer, operation=str(call)))
         else:
             call.set_result(response.data)
 

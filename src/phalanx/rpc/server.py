@@ -8,7 +8,6 @@ import itertools
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from ..errors import (
     ProtocolError,
     UsageError,
 )
+from ..exception_text import describe, message_of, render_traceback, type_name
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
 from ..wire.calls import Kind
@@ -358,18 +358,16 @@ class Request:
         self._done()
         if not self.number:
             if not isinstance(error, Cancelled):
-                logger.warning(
-                    "rank %d notified this rank, and that failed: %s: %s", link.peer, type(error).__name__, error
-                )
+                logger.warning("rank %d notified this rank, and that failed: %s", link.peer, describe(error))
             return
         if context is not None and context._cancelled:
             return  # nobody waits for it
         kind, trace = "raised", ""
         if self._ran:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            trace = render_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
-        link.answer_error(self.number, kind, type(error).__name__, str(error), trace)
+        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
 
     def cancel(self) -> None:
         """The caller has given up, or is gone."""
@@ -413,9 +411,12 @@ class Request:
                         return
                     self._credit -= 1
                 context.renew()
-                self.link.answer(Kind.ITEM, self.number, next(generator))
-        except StopIteration:
-            self._answer(None)
+                try:
+                    item = next(generator)
+                except StopIteration:
+                    self._answer(None)
+                    return
+                self.link.answer(Kind.ITEM, self.number, item)
         except BaseException as error:
             self._fail(error)
         finally:
