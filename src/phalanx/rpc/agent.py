@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import os
@@ -139,7 +141,11 @@ class Agent:
         self._look = 0.0 if port.crowded else LOOK
         self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
         links = (self._callers, self._servers)
-        self._release = weakref.finalize(self, _shut_down, os.getpid(), self._service, self._loop, port, *links)
+        unwatch = functools.partial(self._control.unwatch, context)
+        self._shut_down = functools.partial(_shut_down, self._service, self._loop, port, *links, unwatch)
+        self._dropped = weakref.finalize(self, _drop, os.getpid(), self._service, self._shut_down)
+        self._dropped.atexit = False
+        _open.add(self)
         port.on_close = functools.partial(_close, this)
         port.on_abandon = functools.partial(_abandon, *links)
         self._control.watch(context, self)
@@ -280,8 +286,8 @@ class Agent:
         deadline = Deadline(_seconds(timeout, self._timeout))
         if drain:
             self._drain(deadline)
-        self._release()
-        self._control.unwatch(self._context)
+        self._dropped.detach()
+        self._shut_down()
 
     def _drain(self, deadline: Deadline) -> None:
         with self._service.waits():
@@ -600,17 +606,35 @@ def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
         link.stream.abandon()
 
 
+_open: weakref.WeakSet[Agent] = weakref.WeakSet()
+"""Agents that exist: one that is still open at the end of the program says goodbye."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for agent in list(_open):
+        with contextlib.suppress(Exception):
+            agent.close(drain=False)
+
+
+def _drop(pid: int, service: Service, shut_down: Callable[[], None]) -> None:
+    """An agent was collected without having been closed.
+
+    That comes in any thread, also in the middle of a lock that `shut_down` needs. So the agent's own thread does it.
+    """
+    if os.getpid() == pid:  # in a forked child, all of it is the parent's
+        service.later(shut_down)
+
+
 def _shut_down(
-    pid: int,
     service: Service,
     loop: EventLoop,
     port: LinkPort,
     callers: dict[int, CallerLink],
     servers: set[ServerLink],
+    unwatch: Callable[[], None],
 ) -> None:
-    """Ends what an agent holds, also when it is collected without having been closed."""
-    if os.getpid() != pid:
-        return  # a forked child: all of it is the parent's
+    """Ends what an agent holds."""
     port.on_close = None
     port.close()
     for server in list(servers):
@@ -621,5 +645,6 @@ def _shut_down(
             link.over(Cancelled("this agent was closed"))
         else:
             link.over(ChannelClosed(link.peer, "this agent was closed"))
+    unwatch()
     service.stop(STOP_WAIT)
     loop.stop(STOP_WAIT)
