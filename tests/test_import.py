@@ -36,6 +36,8 @@ PUBLIC = [
     "RemoteError",
     "RendezvousError",
     "RpcError",
+    "RpcNoConnection",
+    "RpcTimeout",
     "SelfSend",
     "SizeMismatch",
     "Timeout",

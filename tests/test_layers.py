@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"deadline"},
     {"arguments", "system_limits"},
-    {"errors", "types"},
+    {"errors", "types", "exception_text"},
     {"_core"},
 ]
 LINE = {item: line for line, items in enumerate(LAYERS) for item in items}

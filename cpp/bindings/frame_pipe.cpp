@@ -47,7 +47,7 @@ public:
     int ended() const noexcept { return pipe_.ended(); }
     RingIn* ring() const noexcept { return in_; }
     int socket() const noexcept { return socket_; }
-    bool has_ahead() const noexcept { return pipe_.has_ahead(); }
+    bool has_frame() const noexcept { return pipe_.has_frame(); }
     bool rings_closed() const noexcept {
         return (in_ != nullptr && in_->half() == nullptr) || (out_ != nullptr && out_->half() == nullptr);
     }
@@ -266,7 +266,7 @@ public:
 
 private:
     static bool has_news(const Pipe* pipe) noexcept {
-        if (pipe->has_ahead()) return true;
+        if (pipe->has_frame()) return true;
         RingReader* half = pipe->ring() != nullptr ? pipe->ring()->half() : nullptr;
         return half != nullptr && (half->has_bytes() || half->other_closed());
     }
@@ -304,6 +304,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait"), nb::arg("waker"), nb::arg("writes"))
         .def("fill", &Pipe::fill, nb::arg("view"))
+        .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)
         .def("sleep", &Pipe::wait, nb::arg("seconds"), nb::arg("waker"), nb::arg("writes"));
     nb::class_<Lookout>(m, "Lookout", "Looks at several pipes for a short while.")

@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -99,8 +100,12 @@ public:
         std::int64_t since = 0;
         for (;;) {
             const std::size_t count = take(rings, buffer_.data() + stop_, buffer_.size() - stop_);
-            stop_ += count;
-            if (count != 0 || ended_ != 0) return count != 0;
+            if (count != 0) {
+                stop_ += count;
+                look_for_frame();
+                return true;
+            }
+            if (ended_ != 0) return false;
             if (!go_on(since, look_ns)) return false;
         }
     }
@@ -115,13 +120,16 @@ public:
 
     bool fits(std::size_t head) const noexcept { return head + sizeof header_ <= buffer_.size(); }
     const char* head() const noexcept { return buffer_.data() + start_ + sizeof header_; }
-    void skip(std::size_t bytes) noexcept { start_ += bytes; }
+    void skip(std::size_t bytes) noexcept {
+        start_ += bytes;
+        look_for_frame();
+    }
 
     // Fills memory with what follows; looks for more for `patience` at a time. Returns how many bytes came.
     std::size_t fill(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
         std::size_t filled = std::min(size, stop_ - start_);
         jitter::copy(to, buffer_.data() + start_, filled);
-        start_ += filled;
+        skip(filled);
         std::int64_t since = 0;
         while (filled < size && ended_ == 0) {
             const std::size_t count = take(rings, to + filled, size - filled);
@@ -135,7 +143,7 @@ public:
     // Says that this side will sleep in poll(): a byte on the socket then tells of bytes in the ring. False if there are
     // some already, or the pipe has ended.
     bool may_sleep(const Rings& rings) noexcept {
-        if (has_ahead() || ended_ != 0) return false;
+        if (has_frame() || ended_ != 0) return false;
         if (rings.in == nullptr) return true;
         rings.in->ask_for_byte();
         return !rings.in->has_bytes() && !rings.in->severed() && !socket_ended_;
@@ -162,10 +170,26 @@ public:
 
     // What is read ahead and not yet looked at.
     std::span<const char> ahead() const noexcept { return {buffer_.data() + start_, stop_ - start_}; }
-    bool has_ahead() const noexcept { return stop_ > start_; }
+
+    // Whether there is a frame to give without reading: all of its head, or the header of one whose head is too long for
+    // the buffer. A part of a frame does not count: only the other side can send the rest. From any thread.
+    bool has_frame() const noexcept { return has_frame_.load(std::memory_order_relaxed); }
 
 private:
     static constexpr std::size_t piece = 256 << 10;  // what is copied at a time, so that the other side goes on meanwhile
+
+    // Notes whether the buffer begins with a frame. In a header of its own: `front` has lent `header_` to the caller.
+    void look_for_frame() noexcept {
+        CallHeader header;
+        bool found = stop_ - start_ >= sizeof header;
+        if (found) {
+            std::memcpy(&header, buffer_.data() + start_, sizeof header);
+            const bool valid = header.magic[0] == 'P' && header.magic[1] == 'C' && header.zero == 0;
+            const bool whole = stop_ - start_ - sizeof header >= header.head;
+            found = whole || !valid || !fits(header.head);
+        }
+        has_frame_.store(found, std::memory_order_relaxed);
+    }
 
     // Whether to look again. Not if others want this core: who is woken gets one sooner than who has used it up.
     bool go_on(std::int64_t& since, std::int64_t patience_ns) const noexcept {
@@ -254,6 +278,7 @@ private:
     std::size_t start_ = 0;
     std::size_t stop_ = 0;
     CallHeader header_{};
+    std::atomic<bool> has_frame_{false};
 };
 
 }  // namespace phalanx

@@ -12,6 +12,7 @@ PhalanxError
 ├── OutOfResources (OSError)
 ├── ProtocolError
 └── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
+                                 RpcTimeout (also a Timeout)  RpcNoConnection (also a NoConnection, ConnectionError)
 ```
 
 Nobody has to match on words: what an error is about is in its type and in its attributes. `rank` is the rank that
@@ -44,6 +45,8 @@ __all__ = [
     "RemoteError",
     "RendezvousError",
     "RpcError",
+    "RpcNoConnection",
+    "RpcTimeout",
     "SelfSend",
     "SizeMismatch",
     "Timeout",
@@ -312,3 +315,22 @@ class RemoteError(RpcError):
 
 class Cancelled(RpcError):
     """The call was cancelled before it had a result."""
+
+
+class RpcTimeout(RpcError, Timeout):
+    """The deadline of a remote call passed."""
+
+
+class RpcNoConnection(RpcError, NoConnection, ConnectionError):
+    """There is no way from this rank to the one that is called."""
+
+
+def of_call(error: BaseException) -> BaseException:
+    """The error that a remote call raises for one of the layers below: what ends a call is an `RpcError`, too."""
+    for kind, call_kind in ((Timeout, RpcTimeout), (NoConnection, RpcNoConnection)):
+        if isinstance(error, kind) and not isinstance(error, RpcError):
+            made = call_kind.__new__(call_kind)
+            made.__dict__.update(error.__dict__)
+            made.args = error.args
+            return made
+    return error

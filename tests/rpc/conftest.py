@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from tests.rpc.support import WORLDS
 
-from phalanx import TlsOptions
+from phalanx import Options, TlsOptions
 
 
 @pytest.fixture(params=["rings", "tcp", "simulated"])
@@ -19,6 +20,15 @@ def where(request: pytest.FixtureRequest) -> str:
 def processes(request: pytest.FixtureRequest) -> str:
     """The same, where ranks have to be processes."""
     return str(request.param)
+
+
+@pytest.fixture(params=["rings", "tcp", "pure", "tls"])
+def stream(request: pytest.FixtureRequest) -> str:
+    """The same for what has to do with how frames are read and written: rings, sockets, pipes in Python, TLS."""
+    kind = str(request.param)
+    if kind == "tls":
+        WORLDS["tls"] = ("mesh", {"options": Options(tls=request.getfixturevalue("tls"))})
+    return kind
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from tests.rpc.support import at_once, error_of, run, until
+from tests.rpc.support import at_once, error_of, request, run, until
 
 import phalanx as px
 from phalanx.errors import (
@@ -22,12 +22,12 @@ from phalanx.errors import (
     FunctionNotFound,
     InvalidArgument,
     InvalidRank,
-    NoConnection,
     RemoteError,
     Timeout,
     UsageError,
 )
 from phalanx.rpc import Agent, current_call, time_left
+from phalanx.wire.calls import Kind
 
 FEW = ["star", "classic mesh", "pure", "subgroup", "sub-backend"]
 """Worlds that only some tests run in."""
@@ -97,6 +97,31 @@ def test_with_tls(tls: px.TlsOptions) -> None:
     run("tcp", 2, serve_values, values, everyone=True, options=px.Options(tls=tls))
 
 
+def serve_two_links(agent: Agent) -> None:
+    noted = threading.Event()
+    agent.register("echo", lambda x: x)
+    agent.register("note", lambda: agent._group.send(np.ones(1), 0) if agent.rank else noted.set())
+    agent.register("noted", lambda: noted.wait(10))
+    agent.call(agent.rank, "echo", 1)  # a second link: an agent that has only one reads on by itself
+
+
+def behind_an_array(agent: Agent) -> None:
+    agent.call(1, "echo", 1)
+    number = 1 << 40
+    frames = [request(number, "echo", np.ones(10), kind=Kind.NOTIFY), request(number + 1, "note", kind=Kind.NOTIFY)]
+    for dst in (1, 0):
+        time.sleep(0.01)  # all is quiet, and nothing else will come on that link
+        assert agent._callers[dst].pipe.send_rest([b"".join(frames)]) == sum(map(len, frames))
+        if dst:
+            agent._group.recv(np.empty(1), dst, timeout=10)
+        else:
+            assert agent._registry.function("noted").call()
+
+
+def test_a_frame_that_was_read_ahead_behind_an_array_is_not_forgotten(stream: str) -> None:
+    run(stream, 2, serve_two_links, behind_an_array)
+
+
 def on_the_star(agent: Agent) -> Any:
     if agent.rank == 0:
         return [agent.call(dst, "add", dst, 1) for dst in range(agent.world_size)]
@@ -105,7 +130,11 @@ def on_the_star(agent: Agent) -> Any:
 
 
 def test_the_star_has_connections_with_rank_0_only() -> None:
-    assert run("star", 3, serve, on_the_star, everyone=True) == [[1, 2, 3], (2, NoConnection), (3, NoConnection)]
+    assert run("star", 3, serve, on_the_star, everyone=True) == [
+        [1, 2, 3],
+        (2, px.RpcNoConnection),
+        (3, px.RpcNoConnection),
+    ]
 
 
 def register_every_form(agent: Agent) -> None:

@@ -195,6 +195,21 @@ def test_freed_if_its_maker_gave_up(processes: str) -> None:
     assert run(processes, 2, serve, too_late) == 0
 
 
+def answered_too_late(agent: Agent) -> None:
+    assert agent.call(1, "alive") == 0
+    link = agent._callers[1]
+    link.moving.acquire()  # so nobody reads the answer, which names the object
+    try:
+        assert isinstance(error_of(agent.create, 1, "Counter", timeout=0.3), Timeout)
+    finally:
+        link.release()
+    until(lambda: agent.call(1, "alive") == 0, "an object that nobody has heard of to be freed")
+
+
+def test_an_object_whose_maker_has_given_up(processes: str) -> None:
+    run(processes, 2, serve, answered_too_late)
+
+
 def die_with_objects(world: px.Group) -> Any:
     with px.rpc.Agent(world) as agent:
         serve(agent)

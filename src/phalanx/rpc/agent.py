@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import os
@@ -17,7 +19,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from .._native import core
 from ..backends.links import LinkPort
 from ..deadline import Deadline
-from ..errors import Cancelled, ChannelClosed, Closed, ConfigError, PhalanxError, ProtocolError, Timeout, UsageError
+from ..errors import (
+    Cancelled,
+    ChannelClosed,
+    Closed,
+    ConfigError,
+    NoConnection,
+    PhalanxError,
+    ProtocolError,
+    RpcTimeout,
+    Timeout,
+    UsageError,
+    of_call,
+)
 from ..group import Group
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
@@ -127,7 +141,11 @@ class Agent:
         self._look = 0.0 if port.crowded else LOOK
         self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
         links = (self._callers, self._servers)
-        self._release = weakref.finalize(self, _shut_down, os.getpid(), self._service, self._loop, port, *links)
+        unwatch = functools.partial(self._control.unwatch, context)
+        self._shut_down = functools.partial(_shut_down, self._service, self._loop, port, *links, unwatch)
+        self._dropped = weakref.finalize(self, _drop, os.getpid(), self._service, self._shut_down)
+        self._dropped.atexit = False
+        _open.add(self)
         port.on_close = functools.partial(_close, this)
         port.on_abandon = functools.partial(_abandon, *links)
         self._control.watch(context, self)
@@ -187,7 +205,8 @@ class Agent:
         Raises:
             FunctionNotFound, InvalidArgument: The other side has no such function, or it does not take these arguments.
             RemoteError: The function raised; type name, message and traceback are inside.
-            Timeout: No answer came in time. The other side is told that nobody waits.
+            RpcTimeout: No answer came in time. The other side is told that nobody waits.
+            RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
             Cancelled: The other side closed its agent first.
             UsageError: An argument cannot be sent.
@@ -197,9 +216,10 @@ class Agent:
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        """As `call`, but returns a future at once. Leave arrays among the arguments alone until it is done.
+        """As `call`, but returns a future at once. The arguments travel as they were when this returned.
 
-        Waits only if `max_in_flight` calls to that rank are under way, or it is the first to it.
+        Waits only if `max_in_flight` calls to that rank are under way, if it does not take what it was sent (beyond
+        8 MiB that wait here), or if this is the first call to it.
 
         Raises:
             UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. All else is the future's.
@@ -216,7 +236,7 @@ class Agent:
         """Calls a function on a rank without waiting for an answer. Returns once it is sent.
 
         Raises:
-            Timeout: It could not be sent in time: the other side does not take what it was sent before.
+            RpcTimeout: It could not be sent in time: the other side does not take what it was sent before.
             PeerLost: The rank is gone.
             UsageError: An argument cannot be sent.
         """
@@ -229,7 +249,10 @@ class Agent:
             As `call`.
         """
         deadline = self._deadline(timeout)
-        link = self._link(dst, deadline)
+        try:
+            link = self._link(dst, deadline)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
         return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
 
     def join(self, *, timeout: float | None = None) -> None:
@@ -263,8 +286,8 @@ class Agent:
         deadline = Deadline(_seconds(timeout, self._timeout))
         if drain:
             self._drain(deadline)
-        self._release()
-        self._control.unwatch(self._context)
+        self._dropped.detach()
+        self._shut_down()
 
     def _drain(self, deadline: Deadline) -> None:
         with self._service.waits():
@@ -305,9 +328,12 @@ class Agent:
     ) -> Any:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        link = self._link(dst, deadline)
-        self._check_size(outgoing)
-        return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+        try:
+            link = self._link(dst, deadline)
+            self._check_size(outgoing)
+            return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
 
     def _call_async(
         self,
@@ -331,7 +357,7 @@ class Agent:
             raise
         except PhalanxError as error:
             failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            failed.set_exception(error)
+            failed.set_exception(of_call(error))
             return failed
         return future
 
@@ -366,7 +392,10 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
-        self._link(dst, deadline).notify(name, deadline, outgoing)
+        try:
+            self._link(dst, deadline).notify(name, deadline, outgoing)
+        except (Timeout, NoConnection) as error:
+            raise of_call(error) from None
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _seconds(timeout, 0.0)
@@ -481,9 +510,9 @@ class Agent:
         if self._closed:
             raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
 
-    def _no_answer(self, dst: int, deadline: Deadline) -> Timeout:
+    def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
         rank = self.world_ranks[dst]
-        return Timeout(
+        return RpcTimeout(
             f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (has it made one?)",
             missing=[rank],
             seconds=deadline.seconds,
@@ -577,17 +606,35 @@ def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
         link.stream.abandon()
 
 
+_open: weakref.WeakSet[Agent] = weakref.WeakSet()
+"""Agents that exist: one that is still open at the end of the program says goodbye."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for agent in list(_open):
+        with contextlib.suppress(Exception):
+            agent.close(drain=False)
+
+
+def _drop(pid: int, service: Service, shut_down: Callable[[], None]) -> None:
+    """An agent was collected without having been closed.
+
+    That comes in any thread, also in the middle of a lock that `shut_down` needs. So the agent's own thread does it.
+    """
+    if os.getpid() == pid:  # in a forked child, all of it is the parent's
+        service.later(shut_down)
+
+
 def _shut_down(
-    pid: int,
     service: Service,
     loop: EventLoop,
     port: LinkPort,
     callers: dict[int, CallerLink],
     servers: set[ServerLink],
+    unwatch: Callable[[], None],
 ) -> None:
-    """Ends what an agent holds, also when it is collected without having been closed."""
-    if os.getpid() != pid:
-        return  # a forked child: all of it is the parent's
+    """Ends what an agent holds."""
     port.on_close = None
     port.close()
     for server in list(servers):
@@ -598,5 +645,6 @@ def _shut_down(
             link.over(Cancelled("this agent was closed"))
         else:
             link.over(ChannelClosed(link.peer, "this agent was closed"))
+    unwatch()
     service.stop(STOP_WAIT)
     loop.stop(STOP_WAIT)

@@ -24,7 +24,8 @@ from ..errors import (
     ProtocolError,
     RemoteError,
     RpcError,
-    Timeout,
+    RpcTimeout,
+    of_call,
 )
 from ..transports.stream import Stream
 from ..wire.calls import Kind
@@ -153,16 +154,25 @@ class CallerLink(Link):
         finally:
             context.forget(give_up)
 
-    def start(self, pending: Pending, outgoing: Outgoing) -> None:
-        """Sends a request; waits if too many are under way."""
+    def start(self, pending: Pending, outgoing: Outgoing, *, lent: bool = True) -> None:
+        """Sends a request; waits if too many are under way.
+
+        Args:
+            lent: Its arrays stay as they are until the call is done. If not, they are the caller's again after this.
+        """
         if len(self.calls) >= self._max_in_flight:
             self._wait_for_place(pending)
         pending.number = number = next(self._numbers)
         self.calls[number] = pending
+        # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
+        is_long = outgoing.payload > QUEUED
         try:
-            sent = self.send(Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload)
-            if not sent and self.queued > QUEUED:
-                self.wait_for_room(pending)
+            if not self.send(
+                Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
+            ):
+                self._wait_for_room(pending)
+                if is_long and not lent:
+                    self.take_over(number)
         except BaseException:
             self._withdraw(number)
             raise
@@ -170,13 +180,13 @@ class CallerLink(Link):
     def notify(self, name: str, deadline: Deadline, outgoing: Outgoing) -> None:
         """Sends a request without an answer. Its arrays are the caller's again when this returns."""
         number = next(self._numbers)
-        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload):
+        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
             return
         if not outgoing.buffers and self.queued <= QUEUED:
             self.needs_mover()
             return
         try:
-            self.wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
+            self._wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
         except BaseException:
             self.give_up(number)
             raise
@@ -194,7 +204,7 @@ class CallerLink(Link):
     def result(self, pending: Pending) -> Any:
         """What a finished call returns or raises."""
         if pending.error is not None:
-            raise fresh(pending.error, pending.name, self.rank)
+            raise of_call(fresh(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
         if frame.kind is Kind.RESULT:
@@ -234,9 +244,9 @@ class CallerLink(Link):
             operation=pending.name,
         )
 
-    def timed_out(self, pending: Pending) -> Timeout:
+    def timed_out(self, pending: Pending) -> RpcTimeout:
         """The error of a call whose deadline has come."""
-        return Timeout(
+        return RpcTimeout(
             f"{pending.name!r} on rank {self.world_rank}: no answer within {pending.deadline.seconds:g} s",
             missing=[self.world_rank],
             seconds=pending.deadline.seconds,
@@ -285,9 +295,11 @@ class CallerLink(Link):
             with self._places:
                 self._places.notify()
 
-    def wait_for_room(self, pending: Pending, allowed: int = QUEUED) -> None:
+    def _wait_for_room(self, pending: Pending, allowed: int = QUEUED) -> None:
         """Waits until no more than so many bytes are queued."""
         goal = _Room(self, allowed)
+        if goal.done and self.ended is None:
+            return
         with self.service.waits():
             if not self.wait(goal, pending.deadline):
                 raise self.timed_out(pending)
@@ -306,7 +318,7 @@ class CallerLink(Link):
         with self._places:
             self._unattended += 1
         try:
-            self.start(pending, outgoing)
+            self.start(pending, outgoing, lent=False)
         except BaseException:
             if not pending.done:
                 self.attended()
@@ -498,14 +510,17 @@ class RpcFuture(concurrent.futures.Future[Any]):
             return
         try:
             value = self._link.result(self._call)
-        except Exception as error:
+        except BaseException as error:
             self._settle(None, error)
+            if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
+                raise
         else:
             self._settle(value, None)
-        self._call.frame = None  # it may be long, and the future may be kept
-        self._link.attended()
+        finally:
+            self._call.frame = None  # it may be long, and the future may be kept
+            self._link.attended()
 
-    def _settle(self, value: Any, error: Exception | None) -> None:
+    def _settle(self, value: Any, error: BaseException | None) -> None:
         try:
             if error is None:
                 self.set_result(value)
@@ -613,7 +628,7 @@ class RemoteStream:
                 self._taken = 0
             return self._link.value(frame)
         if self._error is not None:
-            raise fresh(self._error, self._name, self._link.rank)
+            raise of_call(fresh(self._error, self._name, self._link.rank))
         last = self._last
         assert last is not None
         if last.kind is Kind.ERROR:

@@ -31,15 +31,18 @@ from ..deadline import Deadline
 from ..errors import (
     Cancelled,
     Closed,
+    FunctionNotFound,
     InvalidMessage,
     InvalidRank,
     NoConnection,
     PhalanxError,
     RemoteError,
-    Timeout,
+    RpcTimeout,
     UnsupportedArray,
     UsageError,
+    of_call,
 )
+from ..exception_text import message_of, type_name
 from ..group import Group
 from ..transports.channel import Outgoing
 from ..transports.mailbox import Envelope, Operation, Receive, Sink
@@ -54,6 +57,14 @@ if TYPE_CHECKING:
 __all__ = ["ClassicAgent"]
 
 logger = logging.getLogger("phalanx.rpc")
+
+
+class FunctionNotRegistered(FunctionNotFound, RemoteError):
+    """The other rank says that it has no function of that name.
+
+    Also a `RemoteError`: this wire has one kind of error, a text, and programs written to it catch that type.
+    """
+
 
 Handler = Callable[[bytes], bytes]
 Item = TypeVar("Item")
@@ -218,9 +229,10 @@ class _Link:
 class _Call(concurrent.futures.Future[bytes]):
     """A call under way. Whoever takes it from the agent's table settles it, so that is done once."""
 
-    def __init__(self, agent: ClassicAgent, dst: int, name: str, deadline: Deadline) -> None:
+    def __init__(self, calls: _Calls, agent: ClassicAgent, dst: int, name: str, deadline: Deadline) -> None:
         super().__init__()
-        self.agent = agent
+        self._calls = calls
+        self._agent = agent  # whoever waits for an answer may hold nothing else of it
         self.dst = dst
         self.name = name
         self.deadline = deadline
@@ -228,16 +240,16 @@ class _Call(concurrent.futures.Future[bytes]):
         self.operation: Operation | None = None
 
     def result(self, timeout: float | None = None) -> bytes:
-        with self.agent._waiting_for(self):
+        with self._calls._waiting_for(self):
             return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        with self.agent._waiting_for(self):
+        with self._calls._waiting_for(self):
             return super().exception(timeout)
 
     def cancel(self) -> bool:
         """Gives the call up; its answer, if one comes, is dropped. False if it is done."""
-        if self.agent._forget(self):
+        if self._calls._forget(self):
             super().cancel()
             self.set_running_or_notify_cancel()
         return self.cancelled()
@@ -265,50 +277,23 @@ def _stream_of(backend: LaneBackend) -> tuple[Lane, list[int], bool]:
     return backend._raw_lane(), ranks, False
 
 
-# -- the agent ---------------------------------------------------------------------------------------------------------
+# -- what an agent runs on ---------------------------------------------------------------------------------------------
 
 
-class ClassicAgent:
-    """Calls functions of other ranks and serves their calls, on the classic wire. It serves as soon as it is made.
+class _Functions(dict[str, Handler]):
+    """What can be called here. Only the agent holds it: a handler mostly refers to its agent."""
 
-    Until it is closed the backend's own messages belong to it: `send`, `recv` and `barrier` of the backend must rest,
-    while groups and sub-groups on it have streams of their own. On a backend that you wrote, the other ranks must run
-    Phalanx, too: a message there cannot be received without being told its length first.
 
-    Ranks are those of the backend; errors carry ranks of the world, as everywhere.
-
-    Args:
-        backend: A backend, or a group, whose backend is used.
-        workers: Handlers that run at the same time. One that waits for a call of its own does not count.
-        max_queue: Requests that may wait for a worker or for calls of their own; more are answered with an error.
-        timeout: The default of every call, in seconds; unset means the backend's.
-        functions: Registered before the first request is read.
-
-    Raises:
-        UsageError: A number is too small, or the backend has an agent already.
-        Closed: The backend is closed.
-    """
+class _Calls:
+    """The calls of an agent in both directions. Its threads hold this, and not the agent, which may be dropped."""
 
     def __init__(
-        self,
-        backend: Backend | Group,
-        *,
-        workers: int = 4,
-        max_queue: int = 256,
-        timeout: float | None = None,
-        functions: Mapping[str, Handler] | None = None,
+        self, backend: LaneBackend, functions: _Functions, workers: int, max_queue: int, timeout: float
     ) -> None:
-        if workers < 1:
-            raise UsageError(f"workers={workers} is not valid (expected at least 1)")
-        if max_queue < 0:
-            raise UsageError(f"max_queue={max_queue} is not valid (expected at least 0)")
-        self._backend = as_lane_backend(backend._backend if isinstance(backend, Group) else backend)
-        self._backend.check_usable()
-        self._timeout = Deadline(self._backend.timeout if timeout is None else timeout).seconds
+        self._backend = backend
+        self._timeout = timeout
         self._max_queue = max_queue
-        self._functions: dict[str, Handler] = {}
-        for name, function in (functions or {}).items():
-            self.register(name, function)
+        self._functions = weakref.ref(functions)
 
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
@@ -321,6 +306,7 @@ class ClassicAgent:
         self._inbox: deque[tuple[_Link, Came]] = deque()
         self._closed = False
         self._stopping = False
+        self._dropped = False
 
         self._lane, lane_ranks, self._owns_lane = _stream_of(self._backend)
         if self._lane in _served:
@@ -340,6 +326,14 @@ class ClassicAgent:
                     link.error = error
         self._thread.start()
 
+    def drop(self) -> None:
+        """The agent was collected without having been closed: has the own thread close this.
+
+        That comes in any thread, also in the middle of a lock that `close` needs: so it takes none.
+        """
+        self._dropped = True
+        self._waker.set()
+
     @property
     def rank(self) -> int:
         """This rank."""
@@ -350,54 +344,15 @@ class ClassicAgent:
         """How many ranks there are."""
         return self._backend.world_size
 
-    # -- functions -----------------------------------------------------------------------------------------------------
-
-    @overload
-    def register(self, name: str, fn: Handler) -> Handler: ...
-
-    @overload
-    def register(self, name: str) -> Callable[[Handler], Handler]: ...
-
-    @overload
-    def register(self, name: Handler) -> Handler: ...
-
-    def register(self, name: str | Handler, fn: Handler | None = None) -> Any:
-        """Makes a function callable: `register("add", fn)`, `@register("add")`, or `@register` for its own name.
-
-        It gets the payload and returns the result, both as bytes. A name that is registered again gets the new one.
-
-        Raises:
-            UsageError: It is no function, or the name is no text.
-        """
-        if not isinstance(name, str):
-            return self.register(getattr(name, "__name__", ""), name)
-        if fn is None:
-            return functools.partial(self.register, name)
-        if not name or not callable(fn):
-            raise UsageError(f"{fn!r} cannot be registered as {name!r} (expected a name and a function)")
-        self._functions[name] = fn
-        return fn
-
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def call(self, dst: int, name: str, payload: Any = b"", *, timeout: float | None = None) -> bytes:
-        """Calls a function of another rank, or of this one, and returns its result.
-
-        Raises:
-            RemoteError: The function raised, or there is none of that name; the text is the other rank's.
-            Timeout: No answer came in time. One that comes later is dropped.
-            PeerLost: The other rank is gone.
-            InvalidMessage: The request is too large, or the answer cannot be read.
-            Cancelled: The agent was closed meanwhile.
-            InvalidRank, NoConnection, UnsupportedArray: Before anything is sent.
-            Closed: The agent or its backend was closed before.
-            UsageError: In a callback of a call, which runs in the thread that would receive the answer.
-        """
+    def call(self, agent: ClassicAgent, dst: int, name: str, payload: Any, timeout: float | None) -> bytes:
+        """See `ClassicAgent.call`."""
         if threading.current_thread() is self._thread:
             raise UsageError(
                 "a callback of a call cannot make another and wait for it, because it holds up the answers"
             )
-        call = self._start(dst, name, payload, timeout)
+        call = self._start(agent, dst, name, payload, timeout)
         try:
             call.exception(call.deadline.remaining())
         except concurrent.futures.TimeoutError:
@@ -407,16 +362,9 @@ class ClassicAgent:
             raise
         return call.result()
 
-    def call_async(
-        self, dst: int, name: str, payload: Any = b"", *, timeout: float | None = None
-    ) -> concurrent.futures.Future[bytes]:
-        """Starts a call. Its future raises what `call` does; its callbacks must not wait for other calls.
-
-        Raises:
-            InvalidRank, UnsupportedArray, InvalidMessage: The arguments are not valid.
-            Closed: The agent or its backend is closed.
-        """
-        call = self._start(dst, name, payload, timeout)
+    def call_async(self, agent: ClassicAgent, dst: int, name: str, payload: Any, timeout: float | None) -> _Call:
+        """See `ClassicAgent.call_async`."""
+        call = self._start(agent, dst, name, payload, timeout)
         with self._lock:
             if (dst, call.id) in self._pending:
                 if len(self._timed) > 2 * len(self._pending) + 64:  # most are done and wait only for their time
@@ -427,13 +375,13 @@ class ClassicAgent:
                     self._waker.set()
         return call
 
-    def _start(self, dst: int, name: str, payload: Any, timeout: float | None) -> _Call:
+    def _start(self, agent: ClassicAgent, dst: int, name: str, payload: Any, timeout: float | None) -> _Call:
         self._check_open()
         if not isinstance(dst, int) or not 0 <= dst < self.world_size:
             raise InvalidRank(dst, self.world_size)
         data = bytes_of(payload, writable=False)
         link = self._links[dst]
-        call = _Call(self, dst, name, Deadline(self._timeout if timeout is None else timeout))
+        call = _Call(self, agent, dst, name, Deadline(self._timeout if timeout is None else timeout))
         if not link.sending.acquire(timeout=call.deadline.remaining()):
             call.set_exception(self._too_late(call))
             return call
@@ -452,7 +400,7 @@ class ClassicAgent:
         except PhalanxError as error:
             if not self._forget(call):  # it was never there: the arguments are to blame
                 raise
-            call.set_exception(error)
+            call.set_exception(of_call(error))
         except BaseException:
             self._forget(call)
             raise
@@ -491,17 +439,17 @@ class ClassicAgent:
 
     def _fail(self, call: _Call, error: BaseException) -> None:
         if self._forget(call):
-            call.set_exception(fresh(error, str(call), self._world_rank))
+            call.set_exception(of_call(fresh(error, str(call), self._world_rank)))
 
     def _expire(self, call: _Call) -> None:
         if self._forget(call):
             call.set_exception(self._too_late(call))
 
-    def _too_late(self, call: _Call) -> Timeout:
+    def _too_late(self, call: _Call) -> RpcTimeout:
         peer = self._backend.world_ranks[call.dst]
         text = f"{call}: no answer within {call.deadline.seconds:g} s"
         seconds = call.deadline.seconds
-        return Timeout(text, missing=[peer], seconds=seconds, rank=self._world_rank, peer=peer, operation=str(call))
+        return RpcTimeout(text, missing=[peer], seconds=seconds, rank=self._world_rank, peer=peer, operation=str(call))
 
     def _fail_all(self, error: Callable[[_Call], BaseException]) -> None:
         with self._lock:
@@ -562,14 +510,17 @@ class ClassicAgent:
 
     def _accept(self, link: _Link, request: Request) -> None:
         """A request has come."""
-        function = self._functions.get(request.name)
-        if function is None:
+        functions = self._functions()
+        function = None if functions is None else functions.get(request.name)
+        if functions is None:
+            self._refuse(link, request, self._busy())
+        elif function is None:
             self._refuse(link, request, wire.not_registered(request.name, self.rank))
         elif not self._handlers.submit((link, request, function)):
             self._refuse(link, request, self._busy())
 
     def _busy(self) -> str:
-        if self._closed:
+        if self._closed or self._dropped:
             return f"rank {self.rank} serves no more calls"
         return f"rank {self.rank} has too many calls waiting (max_queue is {self._max_queue})"
 
@@ -589,8 +540,8 @@ class ClassicAgent:
                 ) from None
         except BaseException as error:  # also SystemExit: a call must not end the thread
             logger.debug("rank %d: function %r failed", self.rank, request.name, exc_info=True)
-            text = str(error) or type(error).__name__
-            response = Response(request.id, True, text.encode(errors="replace"))
+            text = message_of(error) or type_name(error)
+            response = Response(request.id, True, text.encode())
         self._answer(link, response)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -642,6 +593,8 @@ class ClassicAgent:
 
     def _turn(self) -> None:
         self._waker.clear()
+        if self._dropped:
+            self.close()
         if self._stopping:  # said just before: `clear` has forgotten the word
             return
         for _ in range(len(self._inbox)):
@@ -723,7 +676,9 @@ class ClassicAgent:
             return
         if response.error:
             peer = self._backend.world_ranks[link.rank]
-            call.set_exception(RemoteError(response.data.decode(), peer=peer, operation=str(call)))
+            text = response.data.decode()
+            kind = FunctionNotRegistered if wire.says_not_registered(text, call.name) else RemoteError
+            call.set_exception(kind(text, peer=peer, operation=str(call)))
         else:
             call.set_result(response.data)
 
@@ -746,11 +701,7 @@ class ClassicAgent:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the agent; the backend stays, and its messages are its own again. May be called twice.
-
-        Calls under way raise `Cancelled`. Requests that wait are answered with an error; handlers that run may finish
-        and answer, for a few seconds.
-        """
+        """Ends what the agent does. May be called twice."""
         if self._backend.forked:
             return  # the locks may be held by threads that exist only in the parent
         with self._lock:
@@ -803,6 +754,131 @@ class ClassicAgent:
         _served.discard(self._lane)
         if self._owns_lane:
             self._lane.close()
+
+
+# -- the agent ---------------------------------------------------------------------------------------------------------
+
+
+class ClassicAgent:
+    """Calls functions of other ranks and serves their calls, on the classic wire. It serves as soon as it is made.
+
+    Until it is closed the backend's own messages belong to it: `send`, `recv` and `barrier` of the backend must rest,
+    while groups and sub-groups on it have streams of their own. On a backend that you wrote, the other ranks must run
+    Phalanx, too: a message there cannot be received without being told its length first.
+
+    Ranks are those of the backend; errors carry ranks of the world, as everywhere.
+
+    Args:
+        backend: A backend, or a group, whose backend is used.
+        workers: Handlers that run at the same time. One that waits for a call of its own does not count.
+        max_queue: Requests that may wait for a worker or for calls of their own; more are answered with an error.
+        timeout: The default of every call, in seconds; unset means the backend's.
+        functions: Registered before the first request is read.
+
+    Raises:
+        UsageError: A number is too small, or the backend has an agent already.
+        Closed: The backend is closed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend | Group,
+        *,
+        workers: int = 4,
+        max_queue: int = 256,
+        timeout: float | None = None,
+        functions: Mapping[str, Handler] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"workers={workers} is not valid (expected at least 1)")
+        if max_queue < 0:
+            raise UsageError(f"max_queue={max_queue} is not valid (expected at least 0)")
+        used = as_lane_backend(backend._backend if isinstance(backend, Group) else backend)
+        used.check_usable()
+        seconds = Deadline(used.timeout if timeout is None else timeout).seconds
+        self._functions = _Functions()
+        for name, function in (functions or {}).items():
+            self.register(name, function)
+        self._calls = _Calls(used, self._functions, workers, max_queue, seconds)
+        self._drop = weakref.finalize(self, self._calls.drop)
+        self._drop.atexit = False
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._calls.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._calls.world_size
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def register(self, name: str, fn: Handler) -> Handler: ...
+
+    @overload
+    def register(self, name: str) -> Callable[[Handler], Handler]: ...
+
+    @overload
+    def register(self, name: Handler) -> Handler: ...
+
+    def register(self, name: str | Handler, fn: Handler | None = None) -> Any:
+        """Makes a function callable: `register("add", fn)`, `@register("add")`, or `@register` for its own name.
+
+        It gets the payload and returns the result, both as bytes. A name that is registered again gets the new one.
+
+        Raises:
+            UsageError: It is no function, or the name is no text.
+        """
+        if not isinstance(name, str):
+            return self.register(getattr(name, "__name__", ""), name)
+        if fn is None:
+            return functools.partial(self.register, name)
+        if not name or not callable(fn):
+            raise UsageError(f"{fn!r} cannot be registered as {name!r} (expected a name and a function)")
+        self._functions[name] = fn
+        return fn
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def call(self, dst: int, name: str, payload: Any = b"", *, timeout: float | None = None) -> bytes:
+        """Calls a function of another rank, or of this one, and returns its result.
+
+        Raises:
+            RemoteError: The function raised; the text is the other rank's.
+            FunctionNotFound: There is none of that name; also a `RemoteError`.
+            RpcTimeout: No answer came in time. One that comes later is dropped.
+            PeerLost: The other rank is gone.
+            InvalidMessage: The request is too large, or the answer cannot be read.
+            Cancelled: The agent was closed meanwhile.
+            InvalidRank, RpcNoConnection, UnsupportedArray: Before anything is sent.
+            Closed: The agent or its backend was closed before.
+            UsageError: In a callback of a call, which runs in the thread that would receive the answer.
+        """
+        return self._calls.call(self, dst, name, payload, timeout)
+
+    def call_async(
+        self, dst: int, name: str, payload: Any = b"", *, timeout: float | None = None
+    ) -> concurrent.futures.Future[bytes]:
+        """Starts a call. Its future raises what `call` does; its callbacks must not wait for other calls.
+
+        Raises:
+            InvalidRank, UnsupportedArray, InvalidMessage: The arguments are not valid.
+            Closed: The agent or its backend is closed.
+        """
+        return self._calls.call_async(self, dst, name, payload, timeout)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the agent; the backend stays, and its messages are its own again. May be called twice.
+
+        Calls under way raise `Cancelled`. Requests that wait are answered with an error; handlers that run may finish
+        and answer, for a few seconds.
+        """
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
 __all__ = ["CallContext", "current_call", "time_left"]
+
+logger = logging.getLogger("phalanx.rpc")
 
 _current: ContextVar[CallContext | None] = ContextVar("phalanx_rpc_call", default=None)
 
@@ -64,7 +67,10 @@ class CallContext:
                 callback = self._callbacks.pop()
             except IndexError:
                 return
-            callback()
+            try:
+                callback()
+            except Exception:  # the handler's own: it must not end what others call
+                logger.exception("a callback of a cancelled call of %r failed", self.name)
 
 
 def current_call() -> CallContext | None:

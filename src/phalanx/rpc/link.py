@@ -1,8 +1,9 @@
 """One connection of remote calls: frames out, frames in, and who moves the bytes.
 
-Whoever sends writes at once what goes at once; the rest waits in a queue. Bytes that come are read by one thread at a
-time, the *mover* of the link: the thread that waits for an answer, if there is one, else the agent's own. A mover also
-writes on what is queued. So an answer is read by the very thread that waits for it, without a switch of threads.
+Whoever sends writes at once what goes at once; the rest waits in a queue, as a copy: the sender's memory is its own
+again, and what it writes there next must not show in the message. Bytes that come are read by one thread at a time, the
+*mover* of the link: the thread that waits for an answer, if there is one, else the agent's own. A mover also writes on
+what is queued. So an answer is read by the very thread that waits for it, without a switch of threads.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SLICE = 4 << 20
 SCRATCH = 256 << 10
 QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
+LONG_COPY = 64 << 10
+"""Bytes from which a copy is worth releasing the GIL for."""
 LOOK = 100e-6
 """Seconds that a mover looks for an answer before it sleeps."""
 
@@ -85,7 +88,7 @@ class Goal:
 
 
 class _Unsent:
-    """A frame that could not be written at once."""
+    """What is left of a frame that could not be written at once."""
 
     __slots__ = ("begun", "request", "views")
 
@@ -94,6 +97,7 @@ class _Unsent:
         """The number of the call, if it is a request."""
         self.views = views
         self.begun = begun
+        """Whether a part of the frame is on its way, so that the rest has to follow."""
 
 
 class Link(ABC):
@@ -176,58 +180,71 @@ class Link(ABC):
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
-    def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer] = (), payload: int = 0) -> bool:
-        """Sends a frame; False if a part of it waits in the queue. Its buffers must stay as they are until it is sent.
+    def send(
+        self,
+        kind: int,
+        call: int,
+        head: bytes,
+        buffers: Sequence[Buffer] = (),
+        payload: int = 0,
+        *,
+        lent: bool = False,
+    ) -> bool:
+        """Sends a frame; False if a part of it waits in the queue.
+
+        Args:
+            lent: The buffers stay as they are until the frame is sent, or until `take_over` or `give_up` of this call.
+                If not, they are the sender's again when this returns: what waits is a copy.
 
         Raises:
             PhalanxError: The link has ended.
+            MemoryError: There is no memory for the copy. If the frame had begun, the link has ended.
         """
         total = HEADER_SIZE + len(head) + payload
-        failure: Exception | None = None
-        with self._sending:
-            if self.ended is not None:
-                raise self.ended
-            count = 0
-            try:
-                if not self._unsent:
+        failure: Exception
+        try:
+            with self._sending:
+                if self.ended is not None:
+                    raise self.ended
+                count, tried = 0, not self._unsent
+                if tried:
                     count = self.pipe.send(kind, call, head, buffers, payload)
-                    self._written += count
                     if count == total:
+                        self._written += count
                         return True
                     self.pipe.check()
+                # In one piece with the head, as it was tried: TLS wants a write repeated with no less than it had.
+                parts = [pack_header(kind, len(head), call, payload) + head, *buffers]
+                rest = deque(memoryview(part) for part in parts if len(part))
+                _drop(rest, count)
                 request = call if kind in (Kind.REQUEST, Kind.NOTIFY) else 0
-                self._queue(request, [pack_header(kind, len(head), call, payload), head, *buffers], count)
-            except (StreamEnded, ProtocolError) as ended:
-                failure = ended
-            except BaseException:
-                self._interrupted()
-                raise
-        if failure is not None:
-            self.over(failure)
-            assert self.ended is not None
-            raise self.ended
-        self.wake_mover()  # it has to look for room, too
-        return False
-
-    def _queue(self, request: int, views: Sequence[Buffer], count: int) -> None:
-        rest = deque(memoryview(view) for view in views if len(view))
-        total = sum(len(view) for view in rest)
-        _drop(rest, count)
-        self._unsent.append(_Unsent(request, rest, count > 0))
-        self.queued += total - count
+                begun = count > 0 or (tried and self.stream.must_repeat)
+                self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
+                self.queued += total - count
+                self._written += count  # at last: whatever is raised before this line finds a frame that is cut short
+            self.wake_mover()  # it has to look for room, too
+            return False
+        except (StreamEnded, ProtocolError) as ended:
+            failure = ended
+        except BaseException:
+            self._interrupted()
+            raise
+        self.over(failure)
+        assert self.ended is not None
+        raise self.ended
 
     def push(self) -> bool:
         """Writes on what is queued. True if something was written.
 
         Raises:
             StreamEnded: The connection has ended.
+            ProtocolError: The other side broke the rules of shared memory.
         """
         moved = False
         with self._sending:
             while self._unsent:
                 first = self._unsent[0]
                 count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
-                self._written += count
                 if not count:
                     first.begun = first.begun or self.stream.must_repeat
                     self.pipe.check()
@@ -237,6 +254,7 @@ class Link(ABC):
                 self.queued -= count
                 if not first.views:
                     self._unsent.popleft()
+                self._written += count  # at last, as in `send`
         if moved and self.queued <= QUEUED:
             self.on_room()
         if moved and self._waiting:
@@ -249,20 +267,28 @@ class Link(ABC):
         """Writes on; an end of the connection ends the link."""
         try:
             self.push()
-        except StreamEnded as ended:
+        except (StreamEnded, ProtocolError) as ended:
             self.over(ended)
 
+    def take_over(self, call: int) -> None:
+        """The memory that was lent for a call's request is the caller's again: what is not sent of it is copied."""
+        try:
+            with self._sending:
+                for unsent in self._unsent:
+                    if unsent.request == call:
+                        unsent.views = _copy(unsent.views)
+        except MemoryError:
+            self.over(ChannelClosed(self.peer, "there is no memory for what waits to be sent"))
+
     def give_up(self, call: int) -> bool:
-        """The memory of a call's request is the caller's again. True if none of the request was sent."""
+        """The request of a call is not wanted any more. True if none of it was sent; else its rest is taken over."""
         with self._sending:
             for unsent in self._unsent:
-                if unsent.request != call:
-                    continue
-                if not unsent.begun:
+                if unsent.request == call and not unsent.begun:
                     self._unsent.remove(unsent)
                     self.queued -= sum(map(len, unsent.views))
                     return True
-                unsent.views = deque(memoryview(bytes(view)) for view in unsent.views)
+        self.take_over(call)
         return False
 
     # -- in ------------------------------------------------------------------------------------------------------------
@@ -389,13 +415,13 @@ class Link(ABC):
         return moved or bool(frames)
 
     def _interrupted(self) -> None:
-        """Ctrl-C, or whatever else a signal handler raises.
+        """Ctrl-C, whatever else a signal handler raises, or a lack of memory.
 
         If it came between moving bytes and noting that, nobody knows any more where the next frame begins, or which
         answers were lost: the link ends.
         """
         if self._in_hand or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
-            self.over(ChannelClosed(self.peer, "an interrupt came in the middle of a message"))
+            self.over(ChannelClosed(self.peer, "an interrupt, or a lack of memory, cut a message short"))
 
     def wait(self, goal: Goal, deadline: Deadline) -> bool:
         """Waits for a goal, and moves the bytes if nobody else does; False if the deadline came first."""
@@ -498,6 +524,21 @@ class Link(ABC):
             with self._sending:
                 self.stream.close()
             self.moving.release()
+
+
+def _copy(views: deque[memoryview]) -> deque[memoryview]:
+    """The same bytes in memory that nobody else can write to."""
+    if all(type(view.obj) is bytes for view in views):
+        return views
+    size = sum(map(len, views))
+    if size < LONG_COPY:
+        return deque([memoryview(b"".join(views))])
+    copy = np.empty(size, np.uint8)  # NumPy copies without the GIL
+    start = 0
+    for view in views:
+        copy[start : start + len(view)] = np.frombuffer(view, np.uint8)
+        start += len(view)
+    return deque([copy.data])
 
 
 def _drop(views: deque[memoryview], count: int) -> None:

@@ -64,6 +64,13 @@ class Pipe(ABC):
         """Reads what follows into memory; returns how many bytes came."""
 
     @abstractmethod
+    def may_sleep(self) -> bool:
+        """Whether a poll will tell of everything that comes from now on. If not, there is something to read.
+
+        What is read ahead counts: no poll tells of a frame that lies here already.
+        """
+
+    @abstractmethod
     def sleep(self, seconds: float, waker: int, writes: bool) -> None:
         """Until something comes, there is room to write (if that is wanted), or the waker is set."""
 
@@ -112,6 +119,7 @@ class _NativePipe(Pipe):
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
+        self.may_sleep = native.may_sleep  # type: ignore[method-assign]
         self.sleep = native.sleep  # type: ignore[method-assign]
         self.woken = native.woken  # type: ignore[method-assign]
 
@@ -122,6 +130,9 @@ class _NativePipe(Pipe):
         raise NotImplementedError
 
     def fill(self, view: memoryview) -> int:
+        raise NotImplementedError
+
+    def may_sleep(self) -> bool:
         raise NotImplementedError
 
     def sleep(self, seconds: float, waker: int, writes: bool) -> None:
@@ -190,7 +201,7 @@ class _StreamPipe(Pipe):
         return frames
 
     def sleep(self, seconds: float, waker: int, writes: bool) -> None:
-        if not self.stream.may_sleep():
+        if not self.may_sleep():
             return
         poller = select.poll()
         poller.register(waker, select.POLLIN)
@@ -198,6 +209,21 @@ class _StreamPipe(Pipe):
             poller.register(self.stream.fd, self.stream.read_events | (self.stream.write_events if writes else 0))
         if any(fd != waker for fd, _ in poller.poll(min(seconds, 1e6) * 1e3)):
             self.stream.woken()
+
+    def may_sleep(self) -> bool:
+        return not self._has_frame and self.stream.may_sleep()
+
+    @property
+    def _has_frame(self) -> bool:
+        """Whether `pull` has something to give without reading: a frame, or the header of one with a long head."""
+        available = self._stop - self._start
+        if available < HEADER_SIZE:
+            return False
+        try:
+            whole = HEADER_SIZE + split_header(self._buffer, self._start)[1]
+        except ProtocolError:
+            return True  # `pull` will say so
+        return whole <= available or whole > READ_AHEAD
 
     def woken(self) -> None:
         self.stream.woken()

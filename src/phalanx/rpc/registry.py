@@ -46,12 +46,23 @@ def _methods(name: str, target: type) -> dict[str, Function]:
 
 
 class Registry:
-    """Functions and classes by name. Nothing else can be reached."""
+    """Functions and classes by name. Nothing else can be reached.
+
+    Only the agent holds it. What is registered mostly refers to the agent: if the agent's threads held it, too, an
+    agent that its program has dropped would live for ever.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._functions: dict[str, Function] = {}
         self._classes: dict[str, tuple[Function, dict[str, Function]]] = {}
+        self.objects: dict[tuple[object, int], tuple[str, Any]] = {}
+        """What callers have made: by the link of the caller and the number of the call, the class and the instance."""
+
+    def free_all(self, link: object) -> None:
+        """Forgets the objects that were made over a link."""
+        for key in [key for key in list(self.objects) if key[0] is link]:
+            self.objects.pop(key, None)
 
     def add(self, name: str, target: Any) -> None:
         """Registers a function, a coroutine function, a generator function or a class.

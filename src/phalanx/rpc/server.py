@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import threading
 import time
-import traceback
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from ..errors import (
     ProtocolError,
     UsageError,
 )
+from ..exception_text import describe, message_of, render_traceback, type_name
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
 from ..wire.calls import Kind
@@ -73,7 +73,7 @@ class ServerLink(Link):
     ) -> None:
         super().__init__(stream, peer, max_message, limits, look=look)
         self.service = service
-        self._registry = registry
+        self._registry = weakref.ref(registry)
         self.loop = loop
         self._forget = forget
         self._agreement = None if pid is None else RingAgreement(stream, pid)
@@ -84,8 +84,6 @@ class ServerLink(Link):
         self._counting = threading.Lock()
         self._put_off: deque[Request] = deque()
         self.closing = False
-        self._objects: dict[int, tuple[str, Any]] = {}
-        self._object_numbers = itertools.count(1)
 
     @property
     def held_back(self) -> bool:
@@ -116,6 +114,7 @@ class ServerLink(Link):
             given_up = self.requests.get(frame.call)
             if given_up is not None:
                 given_up.cancel()
+            self._free(frame.call)  # an object whose number the caller has not waited for
         elif kind is Kind.CREDIT:
             reader = self.requests.get(frame.call)
             if reader is not None:
@@ -163,7 +162,9 @@ class ServerLink(Link):
         self._forget(self)
         for request in list(self.requests.values()):
             request.cancel()
-        self._objects.clear()
+        registry = self._registry()
+        if registry is not None:
+            registry.free_all(self)
         self.on_room()
         if self._agreement is not None:
             self._agreement.close()
@@ -238,25 +239,33 @@ class ServerLink(Link):
         Raises:
             FunctionNotFound: There is none.
         """
+        registry = self._registry()
+        if registry is None:
+            raise Cancelled("the agent there is being closed")
         if target == 0:
-            return self._registry.function(name), args
+            return registry.function(name), args
         if target == CREATE:
-            return self._registry.class_of(name), args
-        found = self._objects.get(target)
+            return registry.class_of(name), args
+        found = registry.objects.get((self, target))
         if found is None:
             raise FunctionNotFound(f"the object whose method {name!r} is called is no longer there")
         class_name, instance = found
-        method = self._registry.method(class_name, name)
+        method = registry.method(class_name, name)
         return method, [instance, *args] if method.takes_instance else args
 
-    def _free(self, number: int) -> None:
-        self._objects.pop(number, None)
+    def keep(self, call: int, class_name: str, instance: Any) -> int:
+        """Keeps an object for the caller, under the number of the call that made it; returns that number."""
+        registry = self._registry()
+        if registry is not None:
+            registry.objects[self, call] = (class_name, instance)
+            if self.ended is not None:  # just now: nobody would free it
+                registry.free_all(self)
+        return call
 
-    def keep(self, class_name: str, instance: Any) -> int:
-        """Keeps an object for the caller; returns its number."""
-        number = next(self._object_numbers)
-        self._objects[number] = (class_name, instance)
-        return number
+    def _free(self, number: int) -> None:
+        registry = self._registry()
+        if registry is not None:
+            registry.objects.pop((self, number), None)
 
 
 class Request:
@@ -332,13 +341,21 @@ class Request:
             finally:
                 _current.reset(token)
             if target == CREATE:
-                self._answer(None if context._cancelled else link.keep(name, result))
+                self._keep(name, result, context)
             elif isinstance(result, Generator):
                 self._stream(result)
             else:
                 self._answer(result)
         except BaseException as error:
             self._fail(error)
+
+    def _keep(self, class_name: str, instance: Any, context: CallContext) -> None:
+        if not self.number:
+            return  # nobody would ever name it
+        number = self.link.keep(self.number, class_name, instance)
+        if context._cancelled:  # perhaps before it was kept
+            self.link._free(number)
+        self._answer(number)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -358,18 +375,16 @@ class Request:
         self._done()
         if not self.number:
             if not isinstance(error, Cancelled):
-                logger.warning(
-                    "rank %d notified this rank, and that failed: %s: %s", link.peer, type(error).__name__, error
-                )
+                logger.warning("rank %d notified this rank, and that failed: %s", link.peer, describe(error))
             return
         if context is not None and context._cancelled:
             return  # nobody waits for it
         kind, trace = "raised", ""
         if self._ran:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            trace = render_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
-        link.answer_error(self.number, kind, type(error).__name__, str(error), trace)
+        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
 
     def cancel(self) -> None:
         """The caller has given up, or is gone."""
@@ -413,9 +428,12 @@ class Request:
                         return
                     self._credit -= 1
                 context.renew()
-                self.link.answer(Kind.ITEM, self.number, next(generator))
-        except StopIteration:
-            self._answer(None)
+                try:
+                    item = next(generator)
+                except StopIteration:
+                    self._answer(None)
+                    return
+                self.link.answer(Kind.ITEM, self.number, item)
         except BaseException as error:
             self._fail(error)
         finally:

@@ -200,9 +200,8 @@ class Service:
             return found or writing
         events: dict[int, int] = {}
         by_fd: dict[int, Link] = {}
+        found = [link for link in self._read if not link.pipe.may_sleep()]
         for link in self._read:
-            if not link.stream.may_sleep():
-                return [link]
             events[link.stream.fd] = link.stream.read_events
             by_fd[link.stream.fd] = link
         for link in writing:
@@ -213,7 +212,8 @@ class Service:
         for fd, wanted in events.items():
             if fd >= 0:
                 poller.register(fd, wanted)
-        return [by_fd[fd] for fd, _ in poller.poll(seconds * 1e3) if fd in by_fd]
+        polled = [by_fd[fd] for fd, _ in poller.poll(0 if found else seconds * 1e3) if fd in by_fd]
+        return found + [link for link in polled if link not in found]
 
     def _seconds(self) -> float:
         """How long the mover may sleep."""

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from ..errors import InvalidArgument
+from ..exception_text import describe
 
 __all__ = ["Signature", "convert_result"]
 
@@ -367,7 +368,7 @@ _WORDS |= {"duration": "timedelta", "numpy.ndarray": "ndarray"}
 def _explain(problem: Exception, annotation: Any, value: Any) -> _Mismatch:
     """What msgspec said, in words of Python."""
     if not isinstance(problem, msgspec.ValidationError):
-        return _Mismatch(f"cannot be made a {_name(annotation)}: {type(problem).__name__}: {_cut(str(problem), 200)}")
+        return _Mismatch(f"cannot be made a {_name(annotation)}: {_cut(describe(problem), 200)}")
     text, path = str(problem), ""
     place = _PLACE.search(text)
     if place:

@@ -44,6 +44,7 @@ __all__ = [
     "parse_response",
     "parse_response_length",
     "response_id",
+    "says_not_registered",
 ]
 
 MIN_RESPONSE = 1 + 8 + 1 + 4
@@ -106,3 +107,9 @@ def parse_response(data: Buffer) -> Response:
     if response.error is None:
         return Response(response.id, False, bytes(response.result))
     return Response(response.id, True, response.error.encode())
+
+
+def says_not_registered(text: str, name: str) -> bool:
+    """Whether the text of an error is the one with which a rank answers a call of a name that it does not know."""
+    rank = text.rpartition(" ")[2]
+    return rank.isascii() and rank.isdecimal() and len(rank) < 20 and text == not_registered(name, int(rank))

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from phalanx.errors import UnsupportedArray, UsageError
+from phalanx.exception_text import describe
 
 from . import dtypes
 
@@ -274,7 +275,7 @@ class Writer:
         try:
             data = pickle.dumps(obj, protocol=5)
         except Exception as error:  # whatever the object's own methods raise
-            why = f"it cannot be pickled: {type(error).__name__}: {error}"
+            why = f"it cannot be pickled: {describe(error)}"
             raise Refused(f"an object of type {_name(type(obj))}", why) from error
         return _Ext(Code.PICKLE, data) if len(data) <= INLINE else self._blob(Blob.PICKLE, data)
 

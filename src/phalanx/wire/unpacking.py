@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.errors import PhalanxError, ProtocolError, UsageError
+from phalanx.exception_text import describe
 
 from . import dtypes
 from .packing import ALIGN, COMPLEX, Blob, Code, Limits
@@ -200,7 +201,7 @@ def _load_pickle(data: Any) -> Any:
     try:
         return pickle.loads(data)  # noqa: S301 - both sides said allow_pickle=True
     except Exception as error:  # whatever the object's own methods raise
-        raise UsageError(f"a pickled object cannot be loaded here: {type(error).__name__}: {error}") from error
+        raise UsageError(f"a pickled object cannot be loaded here: {describe(error)}") from error
 
 
 def _read_moment(kind: Callable[..., Any], fields: int, data: memoryview) -> Any:
