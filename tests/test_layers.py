@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"wire"},
     {"_native"},
     {"config"},
-    {"errors", "types", "deadline"},
+    {"errors", "types", "deadline", "exception_text"},
     {"_core"},
 ]
 LINE = {item: line for line, items in enumerate(LAYERS) for item in items}
