@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import Options
-from ..deadline import Deadline
+from ..deadline import DEFAULT_TIMEOUT, Deadline
 from ..errors import Closed, InvalidRank, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray
 from ..rendezvous.host import hostname
 from ..transports.mailbox import BufferSink, Operation
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "derive_context"]
 
-DEFAULT_TIMEOUT = 30.0
 WORLD_CONTEXT = b"phalanx-world\0\0\0"
 """The context of a whole world; those of all groups are derived from it."""
 RAW_LANE = 0

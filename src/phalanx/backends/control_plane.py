@@ -49,7 +49,7 @@ class ControlPlane:
         self.forked = False
         """Whether this is a forked child's copy, whose locks may be held by threads that exist only in the parent."""
         self.directory_host: int | None = None
-        """The rank that hosts the directory, if one does: when nobody answers, it is the one that does not."""
+        """The rank that the directory ends with, if one does: when nobody answers, it is the one that does not."""
 
     # -- for groups --------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class ControlPlane:
 
     def on_directory_lost(self, reason: str) -> None:
         """Nobody watches any more, and nobody said why."""
-        self._end(RendezvousError(f"the launcher's directory went away: {reason}"))
+        self._end(RendezvousError(f"the directory went away, and nobody watches the ranks any more: {reason}"))
 
     def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in a group; without one, what it began last."""

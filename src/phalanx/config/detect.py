@@ -52,6 +52,11 @@ class Launch:
     job: str
     """The same for all ranks of this job on one host, another for other jobs. Hexadecimal, safe as a file name."""
 
+    @property
+    def hosts_directory(self) -> bool:
+        """Whether this rank has to host the directory, because no launcher does."""
+        return self.rank == 0 and self.directory is None and self.world_size > 1
+
 
 def detect(
     *,

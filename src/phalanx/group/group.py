@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import traceback
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from ..backends.base import Backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
+from ..exception_text import describe, render_traceback
 from .object_collectives import ObjectCollectives
 from .point_to_point import PointToPoint
 from .reductions import Reductions
@@ -137,17 +137,11 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     ) -> None:
         ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
         if error is not None and ends_world and not _is_success(error):
-            text = "".join(traceback.format_exception(kind, error, trace))
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
-                self._control.abort(f"it raised {_name(error)}", text)
+                self._control.abort(f"it raised {describe(error)}", render_traceback(error))
         self.close()
 
 
 def _is_success(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
-
-
-def _name(error: BaseException) -> str:
-    text = str(error).split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout
+from ..exception_text import message_of, type_name
 from ..wire.control import Cause
 
 __all__ = ["from_cause", "in_brief", "to_cause"]
@@ -47,7 +48,7 @@ def to_cause(error: BaseException) -> Cause:
     if isinstance(error, Timeout):
         missing, arrived = list(error.missing), list(error.arrived)
         return Cause("Timeout", tail(str(error)), peer, missing=missing, arrived=arrived)
-    return Cause("PhalanxError", tail(f"{type(error).__name__}: {error}"), peer)
+    return Cause("PhalanxError", tail(f"{type_name(error)}: {message_of(error)}"), peer)
 
 
 def from_cause(cause: Cause, reporter: int) -> PhalanxError:

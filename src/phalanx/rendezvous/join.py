@@ -169,6 +169,10 @@ class DirectoryWatch:
         """Ends the world on behalf of a rank of this node that failed without a word."""
         self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, tail(reason), tail(traceback))))
 
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Says that the process of a rank of this node has ended, without a failure."""
+        self._reactor.call_soon(lambda: self._link.send(say.Ended(rank, how)))
+
     def close(self) -> None:
         """Stops watching. May be called twice."""
         self._on_end = None

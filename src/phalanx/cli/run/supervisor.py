@@ -152,6 +152,8 @@ class Supervisor:
     def _reap(self, now: float) -> None:
         for rank in self._processes.reap():
             self._ending.rank_ended(rank, now)
+            if not rank.status:
+                self._world.rank_exited(rank.rank, describe_status(0))
             if rank.status and self._ending.reason is Reason.FAILURE:
                 self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
 
