@@ -1,6 +1,6 @@
 """The private file through which ranks of one host share a token, where the launcher gave none.
 
-Rank 0 writes it (mode 0600, in a folder that only this user can enter), and the directory removes it once all ranks have
+Rank 0 writes it (mode 0600, in a folder that only this user can enter). The directory removes it once all ranks have
 come. It also says where the directory listens, for launchers that name no master. A file whose writer is no longer
 alive is left over from a crash and counts as absent.
 """
