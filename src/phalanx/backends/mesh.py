@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -9,7 +10,7 @@ from ..config import Launch, Options, detect
 from ..deadline import Deadline
 from ..errors import ConfigError
 from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
 from .lane import Lane
 from .links import Accept, LinkPort
 from .mesh_world import MeshWorld
@@ -100,6 +101,7 @@ class MeshBackend(LaneBackend):
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
         self._raw_lane()  # a message may come before the first call
+        close_when_dropped(self, functools.partial(self.world.close, timeout))
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

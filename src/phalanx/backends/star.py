@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..config import Options
 from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
 from .classic import ClassicWorld
 from .lane import Lane
 
@@ -46,6 +47,7 @@ class TcpBackend(LaneBackend):
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )
         self._raw_lane()  # a message may come before the first call
+        close_when_dropped(self, functools.partial(self.world.close, timeout))
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
