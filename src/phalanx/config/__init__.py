@@ -5,7 +5,7 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 
 from __future__ import annotations
 
-from .detect import Launch, detect
+from .detect import Launch, detect, started_as
 from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions
 from .reader import adopt
@@ -25,5 +25,6 @@ __all__ = [
     "pure",
     "runtime_dir",
     "snapshot",
+    "started_as",
     "unknown_variables",
 ]

@@ -22,7 +22,7 @@ from .launchers import Launcher, find_launcher
 from .reader import Reader, Setting
 from .secret import find_token
 
-__all__ = ["Launch", "detect"]
+__all__ = ["Launch", "detect", "started_as"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,20 @@ def detect(
         launcher="none" if nothing_said else "arguments" if launcher is None else launcher.name,
         job=_job(reader, launcher, size, address, directory),
     )
+
+
+def started_as(env: Mapping[str, str] | None = None) -> tuple[Launcher, Setting] | None:
+    """The launcher that started this process, and the world size that it gave; None if nothing tells.
+
+    For backends that know rank and world size themselves, and want to know whether they speak of the same world.
+    """
+    reader = Reader(env)
+    try:
+        launcher = find_launcher(reader)
+        size = reader.setting(launcher.world_size) if launcher is not None else None
+    except ConfigError:
+        return None
+    return None if launcher is None or size is None else (launcher, size)
 
 
 class _Arguments(NamedTuple):
