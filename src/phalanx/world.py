@@ -15,6 +15,7 @@ from .config import Launch, Options, backend_of_choice, detect, log_level
 from .deadline import DEFAULT_TIMEOUT, Deadline
 from .errors import ConfigError
 from .exception_text import describe, render_traceback
+from .rendezvous.causes import lost_peer
 from .rendezvous.meeting import Meeting, arrange
 from .types import Address
 
@@ -159,7 +160,9 @@ def _watch_for_the_end() -> None:
             for group in list(_worlds):
                 with contextlib.suppress(Exception):
                     group.backend.check_usable()
-                    group.backend.control.abort(f"it raised {describe(error)}", render_traceback(error))
+                    group.backend.control.abort(
+                        f"it raised {describe(error)}", render_traceback(error), lost_peer(error)
+                    )
         finally:
             previous(kind, error, trace)
 

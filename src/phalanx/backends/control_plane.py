@@ -100,8 +100,12 @@ class ControlPlane:
         """Whether a rank closed its world on purpose."""
         return rank in self._left
 
-    def abort(self, reason: str, traceback: str) -> None:
-        """Ends the world for all ranks that can be told; this one included."""
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+        """Ends the world for all ranks that can be told; this one included.
+
+        Args:
+            peer: The rank without which this one cannot go on, if that is why.
+        """
         self.on_abort(self.rank, reason, traceback)
 
     def break_group(self, context: bytes, error: PhalanxError) -> None:

@@ -174,8 +174,8 @@ class MeshWorld(ControlPlane):
             peer=rank,
         )
 
-    def abort(self, reason: str, traceback: str) -> None:
-        self._client.abort(reason, traceback)
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+        self._client.abort(reason, traceback, peer)
         super().abort(reason, traceback)
 
     def break_group(self, context: bytes, error: PhalanxError) -> None:

@@ -17,6 +17,7 @@ from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
 from ..exception_text import describe, render_traceback
+from ..rendezvous.causes import lost_peer
 from .object_collectives import ObjectCollectives
 from .point_to_point import PointToPoint
 from .reductions import Reductions
@@ -139,7 +140,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         if error is not None and ends_world and not _is_success(error):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
-                self._control.abort(f"it raised {describe(error)}", render_traceback(error))
+                self._control.abort(f"it raised {describe(error)}", render_traceback(error), lost_peer(error))
         self.close()
 
 

@@ -8,7 +8,7 @@ from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout
 from ..exception_text import message_of, type_name
 from ..wire.control import Cause
 
-__all__ = ["from_cause", "in_brief", "to_cause"]
+__all__ = ["from_cause", "in_brief", "lost_peer", "to_cause"]
 
 MAX_TEXT = 64 << 10
 """Characters of a message or traceback that travel; the end of a traceback says the most."""
@@ -35,6 +35,17 @@ def in_brief(cause: Cause) -> Cause:
         missing=cause.missing[:BRIEF_RANKS],
         arrived=cause.arrived[:BRIEF_RANKS],
     )
+
+
+def lost_peer(error: BaseException | None) -> int | None:
+    """The rank whose loss or leave an error, or what it was raised from, is about."""
+    for _ in range(10):
+        if isinstance(error, PeerLost):
+            return error.peer
+        if error is None:
+            return None
+        error = error.__cause__
+    return None
 
 
 def to_cause(error: BaseException) -> Cause:

@@ -116,9 +116,9 @@ class ControlClient:
             operation="rendezvous",
         )
 
-    def abort(self, reason: str, traceback: str = "") -> None:
+    def abort(self, reason: str, traceback: str = "", peer: int | None = None) -> None:
         """Ends the world for all; returns once the word has left this process."""
-        self._send(say.Abort(self._rank, tail(reason), tail(traceback)))
+        self._send(say.Abort(self._rank, tail(reason), tail(traceback), peer))
         self._flush()
 
     def break_group(self, context: bytes, error: BaseException) -> None:

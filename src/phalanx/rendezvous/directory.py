@@ -126,6 +126,8 @@ class Directory:
         self._state = _State.FORMING
         self._ranks: dict[int, _Rank] = {}
         self._gave_up: set[int] = set()
+        self._left: set[int] = set()
+        """The ranks that have left the world on purpose."""
         self._exited: dict[int, str] = {}
         """How the processes of ranks ended, as their launchers saw it."""
         self._waiting_is_due = False
@@ -313,7 +315,7 @@ class Directory:
         elif isinstance(message, say.Leave):
             self._farewell(rank)
         elif isinstance(message, say.Abort):
-            self._end_world(EndCause(rank, message.reason, message.traceback, aborted=True))
+            self._abort(rank, message)
         elif isinstance(message, say.Break):
             self._tell_all(say.Break(message.context, rank, message.cause), but=rank)
         elif isinstance(message, say.StatusQuery):
@@ -333,6 +335,7 @@ class Directory:
             self._tell_who_is_missing()
             return
         self._state = _State.FORMED
+        self._left.clear()
         if self._job_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._job_file)
@@ -357,6 +360,7 @@ class Directory:
         if self._state is _State.FORMING:
             self._give_up(rank)
             return
+        self._left.add(rank)
         self._tell_all(say.Left(rank))
         self._check_all_gone()
         self._check_over()
@@ -373,7 +377,8 @@ class Directory:
         if entry is None:
             return
         if self._state is _State.FORMING:
-            logger.warning("directory: rank %d went away before the world was complete: %s", rank, reason)
+            if self._cause is None:
+                logger.warning("directory: rank %d went away before the world was complete: %s", rank, reason)
             self._give_up(rank)
             return
         self._check_all_gone()
@@ -387,6 +392,15 @@ class Directory:
         where = f" (process {member.pid} on {member.hostname})" if member else ""
         self._tell_all(say.Lost(rank, f"{reason}{where}"))
         self._record(EndCause(rank, f"{reason}{where}"))
+
+    def _abort(self, rank: int, message: say.Abort) -> None:
+        cause = EndCause(rank, message.reason, message.traceback, aborted=True)
+        if self._cause is not None or message.peer not in self._left:
+            self._end_world(cause)
+            return
+        # All are told what failed, but the one to blame is the rank that was done too soon.
+        self._tell_all(_describe(cause), but=rank)
+        self._record(EndCause(message.peer, f"it left before the others were done: rank {rank}: {message.reason}"))
 
     def _end_world(self, cause: EndCause) -> None:
         if self._cause is None or self._cause.rank == cause.rank:

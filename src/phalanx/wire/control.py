@@ -143,6 +143,8 @@ class Abort(Struct, frozen=True):
     rank: int
     reason: str
     traceback: str
+    peer: int | None = None
+    """The rank without which it cannot go on, if that is why."""
 
 
 class Ended(Struct, frozen=True):
