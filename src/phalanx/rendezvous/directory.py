@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidWorldSize
 from ..transports.reactor import Reactor
@@ -26,13 +26,14 @@ from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import Hello, Role, Status
 from .acceptor import Acceptor
+from .causes import EndCause
 from .link import Link
 
 if TYPE_CHECKING:
     from ..config.options import Options
     from ..wire.hosting import Settings
 
-__all__ = ["Directory", "EndCause"]
+__all__ = ["Directory"]
 
 logger = logging.getLogger("phalanx.rendezvous")
 
@@ -43,16 +44,6 @@ A rank that is alive answers in milliseconds.
 """
 WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
-
-
-class EndCause(NamedTuple):
-    """Why a world ended before its ranks did."""
-
-    rank: int
-    reason: str
-    traceback: str = ""
-    aborted: bool = False
-    """True if the rank said so itself, False if it was lost without a word."""
 
 
 class _State(enum.Enum):

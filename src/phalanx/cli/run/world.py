@@ -18,7 +18,7 @@ from phalanx.types import Address
 
 if TYPE_CHECKING:
     from phalanx.config import Options
-    from phalanx.rendezvous.directory import EndCause
+    from phalanx.rendezvous.causes import EndCause
     from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
 
@@ -200,10 +200,11 @@ class WatchedWorld:
                 break
         self._settled.set()
 
-    def _ended(self, rank: int | None, reason: str, traceback: str) -> None:
-        if rank is None:
-            reason = f"the first node's launcher at {self.address} is gone: {reason}"
-        self._on_end(WorldEnd(rank, reason, traceback, aborted=rank is None or bool(traceback)))
+    def _ended(self, cause: EndCause | str) -> None:
+        if isinstance(cause, str):
+            self._on_end(WorldEnd(None, f"the first node's launcher at {self.address} is gone: {cause}"))
+        else:
+            self._on_end(WorldEnd(*cause))
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""

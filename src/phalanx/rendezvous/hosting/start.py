@@ -11,7 +11,8 @@ from ...config import Options
 from ...errors import InvalidWorldSize
 from ...transports.tcp import check_tls, listen
 from ...types import Address
-from ..directory import Directory, EndCause
+from ..causes import EndCause
+from ..directory import Directory
 from .process import DirectoryProcess, NotStarted
 
 __all__ = ["HostedDirectory"]
