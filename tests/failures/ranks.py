@@ -279,6 +279,26 @@ def alive(mark: str) -> dict[int, str]:
     return found
 
 
+def directory_of(worlds: Worlds, host: Rank) -> int:
+    """The process that hosts the directory of the only world."""
+    found: list[int] = []
+
+    def started() -> bool:
+        found[:] = [pid for pid, command in alive(worlds.mark).items() if DIRECTORY in command]
+        # The one that starts it is there for a moment, too.
+        return len(found) == 1 and parent_of(found[0]) != host.pid
+
+    wait_for(started, "the directory")
+    return found[0]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return -1
+
+
 def wait_for(condition: Callable[[], object], what: str, limit: float = LIMIT) -> None:
     """Waits until something holds."""
     end = time.monotonic() + limit
