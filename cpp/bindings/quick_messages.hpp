@@ -20,11 +20,10 @@ namespace nb = nanobind;
 
 class QuickMessages {
 public:
-    // `mailbox` has lists of the receives that are posted and of the messages that wait; see transports/mailbox.py.
+    // `mailbox` counts the receives that are posted and the messages that wait, by source; see transports/mailbox.py.
     QuickMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
                   std::size_t max_message, int spins, int yields)
-        : posted_(mailbox.attr("_posted")),
-          waiting_(mailbox.attr("_waiting")),
+        : ahead_(mailbox.attr("ahead")),
           arrays_object_(std::move(arrays)),
           arrays_(*nb::cast<PlainArrays*>(arrays_object_)),
           recorder_object_(std::move(recorder)),
@@ -148,14 +147,7 @@ private:
 
     // Whether a receive or a message waits in the mailbox that this receive must not overtake.
     bool comes_later(nb::handle src) const {
-        if (posted_.size() == 0 && waiting_.size() == 0) return false;
-        for (nb::handle receive : posted_) {
-            const nb::object wanted = receive.attr("src");
-            if (wanted.is_none() || wanted.equal(src)) return true;
-        }
-        for (nb::handle arrival : waiting_)
-            if (arrival.attr("envelope").attr("src").equal(src)) return true;
-        return false;
+        return ahead_.size() != 0 && (ahead_.contains(nb::none()) || ahead_.contains(src));
     }
 
     void note(const char* verb, const Message& message) {
@@ -235,8 +227,7 @@ private:
         return true;
     }
 
-    nb::list posted_;
-    nb::list waiting_;
+    nb::dict ahead_;
     nb::object arrays_object_;
     PlainArrays& arrays_;
     nb::object recorder_object_;

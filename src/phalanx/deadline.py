@@ -9,7 +9,10 @@ import time
 from .arguments import as_seconds
 from .errors import UsageError
 
-__all__ = ["Deadline"]
+__all__ = ["DEFAULT_TIMEOUT", "Deadline"]
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that an operation has, where neither the caller nor its group says otherwise."""
 
 _LONGEST_POLL = 2_000_000  # seconds; `select.poll` counts milliseconds in 32 bits
 

@@ -7,20 +7,23 @@ import contextlib
 import functools
 import logging
 import sys
-import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .arguments import as_seconds, shown
-from .backends.base import DEFAULT_TIMEOUT, LaneBackend
-from .backends.mesh import MeshBackend
-from .backends.simulated import SimulatedBackend
 from .config import Launch, Options, backend_of_choice, detect, log_level, options_of
-from .errors import ConfigError, PhalanxError
-from .group import Group
+from .deadline import DEFAULT_TIMEOUT, Deadline
+from .errors import ConfigError
+from .exception_text import describe, render_traceback
+from .rendezvous.causes import lost_peer
+from .rendezvous.meeting import Meeting, arrange
 from .system_limits import naming_limits
 from .types import Address
+
+if TYPE_CHECKING:  # `init` loads these while the directory's process starts
+    from .backends.base import LaneBackend
+    from .group import Group
 
 __all__ = ["init"]
 
@@ -72,6 +75,8 @@ def init(
     resolved = options_of(options).resolve()
     with naming_limits():
         made = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
+    from .group import Group
+
     group = Group(made, _owns_backend=True)
     close_at_exit(group)
     return group
@@ -97,7 +102,15 @@ def _join(
         return made
     launch = detect(rank=rank, world_size=world_size, master=master, token=token)
     _apply_log_level(launch.rank)
-    return _backend(backend, launch, auth, timeout, options)
+    meeting = None
+    if backend == "mesh" and launch.hosts_directory:
+        meeting = arrange(launch, auth=auth, options=options, deadline=Deadline(timeout))
+    try:
+        return _backend(backend, launch, auth, timeout, options, meeting)
+    except BaseException:
+        if meeting is not None:
+            meeting.close()
+        raise
 
 
 def _apply_log_level(rank: int) -> None:
@@ -114,9 +127,16 @@ def _apply_log_level(rank: int) -> None:
 
 
 def _backend(
-    name: str, launch: Launch, auth: Literal["token", "none"], timeout: float, options: Options
+    name: str,
+    launch: Launch,
+    auth: Literal["token", "none"],
+    timeout: float,
+    options: Options,
+    meeting: Meeting | None,
 ) -> LaneBackend:
     if launch.world_size == 1:
+        from .backends.simulated import SimulatedBackend
+
         return SimulatedBackend.create_group(1, timeout=timeout)[0]
     if name == "tcp":
         if auth != "none":
@@ -128,7 +148,9 @@ def _backend(
         from .backends.star import TcpBackend
 
         return TcpBackend(launch.rank, launch.world_size, launch.master, timeout=timeout, options=options)
-    return MeshBackend.from_launch(launch, auth=auth, timeout=timeout, options=options)
+    from .backends.mesh import MeshBackend
+
+    return MeshBackend.from_launch(launch, auth=auth, timeout=timeout, options=options, meeting=meeting)
 
 
 # -- the end of the program --------------------------------------------------------------------------------------------
@@ -151,13 +173,15 @@ def _watch_for_the_end() -> None:
     previous: ExceptHook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = "".join(traceback.format_exception(kind, error, trace))
-        first = str(error).split("\n", 1)[0]
-        for group in list(_worlds):
-            with contextlib.suppress(PhalanxError):
-                group.backend.check_usable()
-                group.backend.control.abort(f"it raised {kind.__name__}: {first}", text)
-        previous(kind, error, trace)
+        try:
+            for group in list(_worlds):
+                with contextlib.suppress(Exception):
+                    group.backend.check_usable()
+                    group.backend.control.abort(
+                        f"it raised {describe(error)}", render_traceback(error), lost_peer(error)
+                    )
+        finally:
+            previous(kind, error, trace)
 
     sys.excepthook = hook
     atexit.register(_close_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -116,6 +117,88 @@ def test_messages_of_one_source_and_tag_never_overtake_each_other(steps: list[tu
         got = [target[0] for target in targets]
         arrived = min(len(got), sent.get(key, 0))
         assert got == [*range(1, arrived + 1), *[0] * (len(got) - arrived)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["message", "receive", "withdraw"]),
+            st.sampled_from([None, 0, 1, 2]),
+            st.sampled_from([None, 0, 1]),
+        ),
+        max_size=40,
+    )
+)
+def test_whoever_came_first_is_matched_first(steps: list[tuple[str, int | None, int | None]]) -> None:
+    """Against a model that searches two lists from the front, with receives from anyone, of any tag, and taken back."""
+    mailbox = Mailbox()
+    waiting: list[tuple[int, int, bytes]] = []
+    posted: list[tuple[int | None, int | None, Receive, bytearray]] = []
+    expected: list[tuple[bytearray, bytes]] = []
+
+    def fits(src: int | None, tag: int | None, message: tuple[int, int, bytes]) -> bool:
+        return src in (None, message[0]) and tag in (None, message[1])
+
+    for number, (what, src, tag) in enumerate(steps):
+        if what == "message":
+            message = (src or 0, tag or 0, bytes([number]))
+            deliver(mailbox, message[2], message[0], message[1])
+            found = next((entry for entry in posted if fits(entry[0], entry[1], message)), None)
+            if found is None:
+                waiting.append(message)
+            else:
+                posted.remove(found)
+                expected.append((found[3], message[2]))
+        elif what == "receive":
+            receive, target = post(mailbox, 1, src, tag)
+            first = next((message for message in waiting if fits(src, tag, message)), None)
+            assert receive.done == (first is not None)
+            if first is None:
+                posted.append((src, tag, receive, target))
+            else:
+                waiting.remove(first)
+                expected.append((target, first[2]))
+        elif posted:
+            entry = posted.pop(number % len(posted))
+            assert mailbox.withdraw(entry[2])
+    assert all(target == data for target, data in expected)
+    sources = {src for src, *_ in waiting} | {src for src, *_ in posted}
+    assert set(mailbox.ahead) == sources
+
+
+@pytest.mark.parametrize("how", ["messages in reverse", "any of them", "receives in reverse", "taken back in reverse"])
+def test_the_work_per_message_does_not_grow_with_those_that_wait(how: str) -> None:
+    def calls(count: int) -> int:
+        """Calls of functions while so many are matched."""
+        mailbox, made = Mailbox(), 0
+
+        def profile(_frame: object, event: str, _argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        if how in ("messages in reverse", "any of them"):
+            for tag in range(count):
+                deliver(mailbox, b"x", tag=tag)
+            steps = [
+                lambda tag=tag: post(mailbox, 1, *((0, tag) if "reverse" in how else (None, None)))
+                for tag in range(count)
+            ]
+        else:
+            receives = [post(mailbox, 1, 0, tag)[0] for tag in range(count)]
+            if how == "receives in reverse":
+                steps = [lambda tag=tag: deliver(mailbox, b"x", tag=tag) for tag in range(count)]
+            else:
+                steps = [lambda receive=receive: mailbox.withdraw(receive) for receive in receives]
+        sys.setprofile(profile)
+        try:
+            for step in reversed(steps):
+                step()
+        finally:
+            sys.setprofile(None)
+        assert mailbox.ahead == {}
+        return made // count
+
+    assert calls(400) <= calls(20) + 1
 
 
 def test_an_empty_message_is_a_message() -> None:

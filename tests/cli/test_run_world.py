@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import random
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,10 @@ WORLD = """
     world.barrier()
     time.sleep(300)
 """
+
+
+HEARD = 1.0
+"""Seconds in which every survivor must hear of a loss."""
 
 
 def test_a_world_forms_and_ends(run: Runner) -> None:
@@ -72,6 +78,117 @@ def test_a_rank_that_leaves_without_a_word_is_blamed_if_it_was_needed(run: Runne
     job = run("-n", "4", run.script(WORLD.format(end="os._exit(0)")))
     assert job.process.returncode == 1
     assert "phalanx: rank 2 failed: it left before the others were done (exit code 0)" in job.err
+
+
+def test_a_rank_that_closes_before_the_others_are_done_is_blamed(run: Runner) -> None:
+    job = run("-n", "3", run.script(WORLD.format(end="world.close(); sys.exit(0)")))
+    assert job.process.returncode == 1
+    assert "phalanx: rank 2 failed: it left before the others were done (exit code 0)" in job.err
+
+
+EARLY = """
+    import os, sys, time
+    import phalanx as px
+    if os.environ["RANK"] == {rank!r}:
+        sys.exit(0)
+    began = time.monotonic()
+    try:
+        px.init(timeout=60)
+    except px.WorldNotFormed as error:
+        print("missing", error.missing, "late" if time.monotonic() - began > 30 else "at once")
+        raise
+"""
+
+
+def test_a_rank_that_ends_before_it_joins_is_named_at_once(run: Runner) -> None:
+    job = run("-n", "3", run.script(EARLY.format(rank="1")))
+    assert job.process.returncode == 1
+    assert sorted(job.out.splitlines()) == ["[0] missing (1,) at once", "[2] missing (1,) at once"]
+    assert "phalanx: rank 1 failed: its process ended before it joined the world (exit code 0)" in job.err
+
+
+def test_a_loss_is_heard_while_the_launcher_is_stopped(run: Runner) -> None:
+    script = run.script(
+        """
+        import os, pathlib, time
+        import phalanx as px
+        world = px.init()
+        world.barrier()
+        pathlib.Path(f"ready-{world.rank}").write_text(str(os.getpid()))
+        if world.rank == 2:
+            time.sleep(300)
+        try:
+            world.barrier()
+        except px.PeerLost as error:
+            pathlib.Path(f"heard-{world.rank}").write_text(f"{time.monotonic()} {error.peer}")
+            raise
+        """
+    )
+    job = run.start("-n", "3", script)
+    wait_for(lambda: all((run.folder / f"ready-{rank}").exists() for rank in range(3)), "the world")
+    job.process.send_signal(signal.SIGSTOP)
+    killed = time.monotonic()
+    os.kill(int((run.folder / "ready-2").read_text()), signal.SIGKILL)
+    for rank in range(2):
+        file = run.folder / f"heard-{rank}"
+        wait_for(lambda: file.exists() and file.read_text(), f"rank {rank}")  # noqa: B023 - called at once
+        at, peer = file.read_text().split()
+        assert int(peer) == 2
+        assert float(at) - killed < HEARD
+    job.process.send_signal(signal.SIGCONT)
+    assert job.finish() == 137
+    assert "phalanx: rank 2 failed: killed by SIGKILL" in job.err
+
+
+UNPRINTABLE = """
+    class Bad(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        ("Bad()", "it raised Bad: (its text cannot be shown: RuntimeError in __str__)"),
+        (r"ValueError('file \udce4.txt is missing')", r"it raised ValueError: file \udce4.txt is missing"),
+    ],
+)
+@pytest.mark.parametrize("inside", ["with px.init() as world:", "if world := px.init():"])
+def test_an_exception_that_cannot_be_printed_is_told_to_all(run: Runner, raised: str, shown: str, inside: str) -> None:
+    text = f"""
+    import phalanx as px
+    {UNPRINTABLE.strip()}
+    {inside}
+        world.barrier()
+        if world.rank == 1:
+            raise {raised}
+        world.barrier()
+    """
+    job = run("-n", "2", run.script(text))
+    assert job.process.returncode == 1
+    assert "phalanx: rank 1 failed: exit code 1" in job.err
+    assert any(f"PeerLost: rank 1 is lost: {shown}" in line for line in lines_of(job.err, 0)), job.err
+
+
+def test_a_script_whose_name_is_not_unicode(run: Runner) -> None:
+    """The name is in each heartbeat, as the place of the last call."""
+    script = run.script(
+        """
+        import time
+        import phalanx as px
+        with px.init() as world:
+            for _ in range(3):
+                world.barrier()
+                time.sleep(0.2)
+            print("done")
+        """,
+        name=os.fsdecode(b"caf\xe9.py"),
+    )
+    job = run("-n", "2", script, env={"PHALANX_HEARTBEAT": "0.05"})
+    assert job.process.returncode == 0, job.err
+    assert job.err == ""
+    assert sorted(job.out.splitlines()) == ["[0] done", "[1] done"]
 
 
 def test_a_rank_that_leaves_without_a_word_harms_nobody_if_it_was_not_needed(run: Runner) -> None:
@@ -228,6 +345,15 @@ SLEEP = """
     pathlib.Path("ready-" + os.environ["RANK"]).touch()
     time.sleep(float(sys.argv[1 + int(os.environ["GROUP_RANK"])]))
 """
+
+
+def test_a_rank_of_another_node_that_ends_before_it_joins(run: Runner) -> None:
+    nodes = Nodes(run, run.script(EARLY.format(rank="3")))
+    first, second = nodes.start(0), nodes.start(1)
+    assert (first.finish(), second.finish()) == (1, 1)
+    for rank, out in ((0, first.out), (1, first.out), (2, second.out)):
+        assert f"[{rank}] missing (3,) at once" in out.splitlines(), first.err + second.err
+    assert "phalanx: rank 3 failed: its process ended before it joined the world (exit code 0)" in second.err
 
 
 def test_a_failure_at_once_is_still_told(run: Runner) -> None:

@@ -27,6 +27,10 @@ LIMIT = 60.0
 """Seconds that nothing here needs: a test that waits so long has failed."""
 CONTRACT = 1.0
 """Seconds within which a survivor notices the loss of another rank."""
+DIRECTORY = "bootstrap.py"
+"""What the command line of the directory's process holds."""
+DIRECTORY_ENDS = 5.0
+"""Seconds in which it ends once nobody needs it; the machine may be busy."""
 HOSTS = ("rank0", "parent")
 """Who hosts the directory."""
 
@@ -238,6 +242,10 @@ class Worlds:
                 if rank.process.poll() is None:
                     rank.process.kill()
                 rank.process.wait(LIMIT)
+        # The directory's process ends when it has heard of the end of all ranks.
+        end = time.monotonic() + DIRECTORY_ENDS
+        while any(DIRECTORY in command for command in alive(self.mark).values()) and time.monotonic() < end:
+            time.sleep(0.01)
         # Grandchildren hold the pipes, too: they go before the pipes are waited for.
         left = alive(self.mark)
         for pid in left:
@@ -269,6 +277,26 @@ def alive(mark: str) -> dict[int, str]:
             except OSError:
                 continue
     return found
+
+
+def directory_of(worlds: Worlds, host: Rank) -> int:
+    """The process that hosts the directory of the only world."""
+    found: list[int] = []
+
+    def started() -> bool:
+        found[:] = [pid for pid, command in alive(worlds.mark).items() if DIRECTORY in command]
+        # The one that starts it is there for a moment, too.
+        return len(found) == 1 and parent_of(found[0]) != host.pid
+
+    wait_for(started, "the directory")
+    return found[0]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return -1
 
 
 def wait_for(condition: Callable[[], object], what: str, limit: float = LIMIT) -> None:

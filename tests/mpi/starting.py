@@ -29,16 +29,18 @@ class Starter:
 
     def start(self, ranks: int, *command: str | Path, options: tuple[str, ...] = (), **env: str) -> Job:
         """Starts ranks; `options` are mpirun's."""
-        # mpi4py is one package for every MPI. A container's root is refused by Open MPI unless it insists, and two
-        # cores are fewer than four ranks.
+        # A container's root is refused by Open MPI unless it insists, and two cores are fewer than four ranks.
+        more = ("--map-by", ":OVERSUBSCRIBE") if self.name == "openmpi" else ()
+        return self.start_alone(self._mpirun, *more, *options, "-n", str(ranks), sys.executable, *command, **env)
+
+    def start_alone(self, *command: str | Path, **env: str) -> Job:
+        """Starts a program without mpirun."""
         env = {
+            # mpi4py is one package for every MPI.
             "MPI4PY_LIBMPI": str(self._mpirun.parent.parent / "lib" / LIBRARIES[self.name]),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "TMPDIR": str(self.folder),
             **env,
         }
-        more = ("--map-by", ":OVERSUBSCRIBE") if self.name == "openmpi" else ()
-        return self._jobs.start(
-            self._mpirun, *more, *options, "-n", str(ranks), sys.executable, *command, env=env, cwd=ROOT
-        )
+        return self._jobs.start(*command, env=env, cwd=ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -72,3 +73,20 @@ def test_another_operation_is_found_before_mpi_is_entered(mpirun: Starter) -> No
     assert found, job.err
     assert {one["error"] for one in found} <= {"Desync", "PeerLost"}  # the latter: who came last saw the others leave
     assert any("of float32[4]" in one["text"] and "of float32[5]" in one["text"] for one in found)
+
+
+@pytest.mark.parametrize("launcher", ["phalanx run", "torchrun-style variables"])
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_another_launcher_does_not_make_worlds_of_one(mpirun: Starter, launcher: str) -> None:
+    script = mpirun.folder / "hello.py"
+    script.write_text("import phalanx\nprint(phalanx.init(timeout=20).world_size)\n")
+    if launcher == "phalanx run":
+        command, env = ("-m", "phalanx", "run", "-n", "2", str(script)), {}
+    else:
+        command, env = (str(script),), {"RANK": "0", "WORLD_SIZE": "2"}
+    job = mpirun.start_alone(sys.executable, *command, PHALANX_BACKEND="mpi", **env)
+    assert job.finish() == 1
+    assert job.out == ""
+    words = f"ConfigError: {launcher} started a world of 2 (WORLD_SIZE=2), but {mpirun.vendor}"
+    assert words in job.err, job.err
+    assert "mpirun -n 2" in job.err

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from tests.rendezvous.support import (
@@ -37,6 +38,10 @@ from phalanx.wire.handshake import Rejected, Role
 
 SLACK = 5.0
 """Seconds beyond its deadline that a rank may take to say so on a machine that is busy with other tests."""
+
+
+PATIENT = replace(FAST, handshake_timeout=5.0)
+"""For tests that read the log: a rank must not give up its handshake while the directory's process starts."""
 
 
 def master_job(size: int) -> Job:
@@ -131,10 +136,10 @@ def test_a_rank_that_is_early_for_the_next_world_waits(
     with directory(2) as hosted, ranks() as first, ranks() as second:
         job = Job(2, directory=hosted.address) if hosted_by == "launcher" else master_job(2)
         for rank in range(2):
-            first.start(job.launch(rank))
+            first.start(job.launch(rank), options=PATIENT)
         early, busy = first.world()[1], first.world()[0]
         early.close()
-        second.start(job.launch(1))
+        second.start(job.launch(1), options=PATIENT)
         time.sleep(0.6)
         assert not second.joined(1)
         busy.close()

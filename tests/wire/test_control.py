@@ -19,6 +19,7 @@ from phalanx.wire.control import (
     Break,
     Cause,
     ControlReader,
+    Ended,
     Heartbeat,
     Join,
     Leave,
@@ -34,6 +35,8 @@ from phalanx.wire.control import (
     StatusReply,
     Waiting,
     pack,
+    pack_cause,
+    parse_cause,
 )
 
 INT = st.integers(-(2**63), 2**63 - 1)
@@ -53,6 +56,7 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     Left: st.builds(Left, INT),
     Lost: st.builds(Lost, INT, TEXT),
     Abort: st.builds(Abort, INT, TEXT, TEXT),
+    Ended: st.builds(Ended, INT, TEXT),
     Break: st.builds(Break, CONTEXT, INT, CAUSES),
     StatusQuery: st.builds(StatusQuery, INT, CONTEXT),
     StatusReply: st.builds(StatusReply, INT, STATUSES),
@@ -103,6 +107,26 @@ def test_one_byte_at_a_time(message: Message) -> None:
     stream = pack(message)
     assert [m for byte in stream[:-1] for m in reader.feed(bytes([byte]))] == []
     assert list(reader.feed(stream[-1:])) == [message]
+
+
+def test_text_that_utf8_cannot_take_still_goes_out() -> None:
+    """The name of a badly named file in a traceback, in a call site, in a host's name: escaped, wherever it is."""
+    bad, shown = "caf\udce9.py:3", "caf\\udce9.py:3"
+    status, escaped = (OperationStatus("barrier", 1, 2, site, True, 0.5) for site in (bad, shown))
+    cause, told = (Cause("Desync", text, 3, text, text, text) for text in (bad, shown))
+    member, known = (Member(0, name, name, 1, name, 2, 3, name) for name in (bad, shown))
+    for message, arrives in [
+        (Abort(1, bad, bad), Abort(1, shown, shown)),
+        (Heartbeat(status), Heartbeat(escaped)),
+        (Break(b"\xff" * 16, 1, cause), Break(b"\xff" * 16, 1, told)),
+        (Join(member), Join(known)),
+        (
+            Statuses(1, {2: status}, {3: (0.5, status), 4: (0.5, None)}),
+            Statuses(1, {2: escaped}, {3: (0.5, escaped), 4: (0.5, None)}),
+        ),
+    ]:
+        assert read(pack(message)) == [arrives]
+    assert parse_cause(pack_cause(cause)) == told
 
 
 def test_a_length_above_the_limit_is_refused_at_once() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.classic import Message, star_barrier
 from ..arguments import as_rank, as_seconds
 from ..config import Options
-from ..deadline import Deadline
+from ..deadline import DEFAULT_TIMEOUT, Deadline
 from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
 from ..rendezvous.host import hostname
 from ..system_limits import naming_limits
@@ -30,9 +31,8 @@ from .links import Accept, LinkPort
 if TYPE_CHECKING:
     from .mpi import Messenger
 
-__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "derive_context"]
+__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "close_when_dropped", "derive_context"]
 
-DEFAULT_TIMEOUT = 30.0
 WORLD_CONTEXT = b"phalanx-world\0\0\0"
 """The context of a whole world; those of all groups are derived from it."""
 RAW_LANE = 0
@@ -164,6 +164,7 @@ class LaneBackend(Backend):
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
         """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
         self._raw: Lane | None = None
+        self._dropped: weakref.finalize[..., Any] | None = None
         self._unusable: str | None = None
         self.forked = False
         """Whether this is a forked child's copy."""
@@ -266,6 +267,8 @@ class LaneBackend(Backend):
             if self._unusable is not None:
                 return
             self._unusable = f"this {type(self).__name__} was closed"
+            if self._dropped is not None:
+                self._dropped.detach()
         self.control.unwatch(self._raw_context)
         if self._raw is not None:
             self._raw.close()
@@ -355,6 +358,27 @@ def fresh(error: BaseException, operation: str, rank: int | None) -> BaseExcepti
 def payload_size(payload: Sequence[Buffer]) -> int:
     """Bytes in all parts of a payload."""
     return sum(len(part) for part in payload)
+
+
+def close_when_dropped(backend: LaneBackend, close: Callable[[], None]) -> None:
+    """Closes the world of a backend that nobody holds any more: its threads hold each other, and the peers wait.
+
+    Args:
+        close: Gives back what the backend holds. It must not hold the backend itself.
+    """
+    control = backend.control
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            close()
+
+    def dropped() -> None:
+        if not control.forked:
+            # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
+            threading.Thread(target=run, name="phalanx-close", daemon=True).start()
+
+    backend._dropped = weakref.finalize(backend, dropped)
+    backend._dropped.atexit = False  # the end of the process says it all
 
 
 _backends: weakref.WeakSet[LaneBackend] = weakref.WeakSet()

@@ -49,7 +49,7 @@ class ControlPlane:
         self.forked = False
         """Whether this is a forked child's copy, whose locks may be held by threads that exist only in the parent."""
         self.directory_host: int | None = None
-        """The rank that hosts the directory, if one does: when nobody answers, it is the one that does not."""
+        """The rank that the directory ends with, if one does: when nobody answers, it is the one that does not."""
 
     @property
     def trouble(self) -> PhalanxError | None:
@@ -105,8 +105,12 @@ class ControlPlane:
         """Whether a rank closed its world on purpose."""
         return rank in self._left
 
-    def abort(self, reason: str, traceback: str) -> None:
-        """Ends the world for all ranks that can be told; this one included."""
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+        """Ends the world for all ranks that can be told; this one included.
+
+        Args:
+            peer: The rank without which this one cannot go on, if that is why.
+        """
         self.on_abort(self.rank, reason, traceback)
 
     def break_group(self, context: bytes, error: PhalanxError) -> None:
@@ -169,7 +173,7 @@ class ControlPlane:
 
     def on_directory_lost(self, reason: str) -> None:
         """Nobody watches any more, and nobody said why."""
-        self._end(RendezvousError(f"the launcher's directory went away: {reason}"))
+        self._end(RendezvousError(f"the directory went away, and nobody watches the ranks any more: {reason}"))
 
     def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in a group; without one, what it began last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +12,7 @@ from ..config import Launch, Options, detect, four_variables, options_of
 from ..deadline import Deadline
 from ..errors import ConfigError
 from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
 from .classic import CLASSIC_BIND, ClassicWorld, Peers, check_peers
 from .lane import Lane
 from .links import Accept, LinkPort
@@ -145,6 +146,7 @@ class MeshBackend(LaneBackend):
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
         self._raw_lane()  # a message may come before the first call
+        close_when_dropped(self, functools.partial(self.world.close, timeout))
 
     def barrier_messages(self) -> Sequence[Message]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it

@@ -108,6 +108,8 @@ class MeshWorld(ControlPlane):
             welcome=self._welcome,
         )
         self._reactor.start()
+        if meeting.directory is not None:
+            meeting.directory.ready()
         hello = Hello(Role.RANK, self.rank, self.size)
         stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who="the directory", missing=[0])
         self.directory_seen_at = stream.peer_host
@@ -117,7 +119,9 @@ class MeshWorld(ControlPlane):
         shares = core is not None and options.transport != "tcp" and options.tls is None
         memory = memory_id(core.ABI) if core is not None and shares else ""
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
-        self.roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
+        roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
+        self.roster, self.directory_host = roster.members, roster.host
+        meeting.formed()
 
     @property
     def trouble(self) -> PhalanxError | None:
@@ -176,8 +180,8 @@ class MeshWorld(ControlPlane):
             peer=rank,
         )
 
-    def abort(self, reason: str, traceback: str) -> None:
-        self._client.abort(reason, traceback)
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+        self._client.abort(reason, traceback, peer)
         super().abort(reason, traceback)
 
     def break_group(self, context: bytes, error: PhalanxError) -> None:
@@ -190,10 +194,10 @@ class MeshWorld(ControlPlane):
         if self.directory_host is not None:
             self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
         elif self.roster and self.roster[0].host_id != self.roster[self.rank].host_id:
-            # The launcher that hosts it runs beside rank 0, and all ranks there end with it.
+            # It runs beside rank 0, under the same launcher if there is one: most likely that whole machine is gone.
             for member in self.roster:
                 if member.host_id == self.roster[0].host_id:
-                    self.on_lost(member.rank, f"{reason} (its launcher hosted the directory)")
+                    self.on_lost(member.rank, f"{reason} (the directory ran on its host)")
         else:
             super().on_directory_lost(reason)
 

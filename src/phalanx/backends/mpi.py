@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..arguments import as_seconds
-from ..config import Launch, Options, detect, options_of
+from ..config import Launch, Options, options_of, started_as
 from ..deadline import Deadline
-from ..errors import ConfigError, MissingVariable
+from ..errors import ConfigError
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, derive_context
 from .control_plane import ControlPlane
@@ -159,18 +158,25 @@ class MpiBackend(LaneBackend):
 
 
 def _check_launcher(mpi: Mpi) -> None:
-    """Refuses to run as a world of one what a launcher started as a rank of many.
+    """Refuses a world that is not the one that the launcher started: several worlds of one look like success.
 
     Raises:
-        ConfigError: mpi4py uses another MPI than the one whose launcher started this process.
+        ConfigError: The launcher is not an MPI's, or that of another MPI than mpi4py uses.
     """
-    if mpi.module.COMM_WORLD.size > 1:
+    size = mpi.module.COMM_WORLD.size
+    started = started_as()
+    if started is None or started[1].value == size:
         return
-    with contextlib.suppress(MissingVariable):
-        launch = detect()
-        if launch.world_size > 1 and launch.launcher in ("openmpi", "mpich", "slurm"):
-            raise ConfigError(
-                f"this process was started as rank {launch.rank} of {launch.world_size}, but {mpi.version}, which "
-                "mpi4py uses, takes it for the only one: the launcher belongs to another MPI (use the mpirun of this "
-                "one, or set MPI4PY_LIBMPI to the libmpi.so of the other)"
-            )
+    launcher, expected = started
+    sees = "takes this process for the only one" if size == 1 else f"has {size} processes"
+    world = f"{launcher.title} started a world of {expected.value} ({expected})"
+    words = f"{world}, but {mpi.version}, which mpi4py uses, {sees}"
+    if launcher.sets_master:
+        raise ConfigError(
+            f"{words}: backend='mpi' needs MPI's own launcher (as in `mpirun -n {expected.value} python …`), or use "
+            "backend='mesh'"
+        )
+    raise ConfigError(
+        f"{words}: the launcher belongs to another MPI (use the mpirun of this one, or set MPI4PY_LIBMPI to the "
+        "libmpi.so of the other)"
+    )

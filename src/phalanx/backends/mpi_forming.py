@@ -14,8 +14,8 @@ from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import ConfigError, PhalanxError, WorldNotFormed
 from ..rendezvous.addresses import interface_address
-from ..rendezvous.directory import Directory
 from ..rendezvous.host import host_id
+from ..rendezvous.hosting.start import HostedDirectory
 from ..rendezvous.meeting import Meeting
 from ..rendezvous.token_file import new_token
 from ..transports.tcp import is_loopback
@@ -136,7 +136,7 @@ def arrange(
         ConfigError: Rank 0 cannot host it.
         WorldNotFormed: Not all ranks of the job take part.
     """
-    directory: Directory | None = None
+    directory: HostedDirectory | None = None
     invitation = _Invitation([], None, b"")
     slot = np.zeros(_INVITATION, np.uint8)
     if launch.rank == 0:
@@ -145,7 +145,9 @@ def arrange(
         try:
             names = _own_addresses(master, options, all_local=launch.single_host)
             bind = Address(names[0] if len(names) == 1 else "", master.port if master is not None else 0)
-            directory = Directory(launch.world_size, token=invitation.token, bind=bind, options=options, one_world=True)
+            directory = HostedDirectory(
+                launch.world_size, token=invitation.token, bind=bind, options=options, rank=launch.rank
+            )
             invitation.addresses = [(name, directory.address.port) for name in names]
         except PhalanxError as error:
             invitation.problem = str(error)

@@ -43,7 +43,7 @@ class _LocalControl(ControlPlane):
         super().__init__(rank)
         self._world = world
 
-    def abort(self, reason: str, traceback: str) -> None:
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
         for plane in self._world.planes:
             plane.on_abort(self.rank, reason, traceback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..arguments import as_rank, as_seconds, as_world_size
@@ -9,7 +10,7 @@ from ..config import Options, options_of
 from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend
+from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
 from .classic import ClassicWorld, Peers, check_peers
 from .lane import Lane
 
@@ -55,6 +56,7 @@ class TcpBackend(LaneBackend):
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )
         self._raw_lane()  # a message may come before the first call
+        close_when_dropped(self, functools.partial(self.world.close, timeout))
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

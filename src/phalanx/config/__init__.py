@@ -5,7 +5,7 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 
 from __future__ import annotations
 
-from .detect import Launch, detect, four_variables
+from .detect import Launch, detect, four_variables, started_as
 from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
 from .options import Options, TlsOptions, options_of
 from .reader import adopt
@@ -27,5 +27,6 @@ __all__ = [
     "pure",
     "runtime_dir",
     "snapshot",
+    "started_as",
     "unknown_variables",
 ]

@@ -22,7 +22,7 @@ from .launchers import Launcher, find_launcher
 from .reader import Reader, Setting
 from .secret import find_token
 
-__all__ = ["Launch", "detect", "four_variables"]
+__all__ = ["Launch", "detect", "four_variables", "started_as"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Launch:
     """arguments, phalanx, torchrun, openmpi, mpich, slurm, environment (torchrun's variables set by hand) or none."""
     job: str
     """The same for all ranks of this job on one host, another for other jobs. Hexadecimal, safe as a file name."""
+
+    @property
+    def hosts_directory(self) -> bool:
+        """Whether this rank has to host the directory, because no launcher does."""
+        return self.rank == 0 and self.directory is None and self.world_size > 1
 
 
 def detect(
@@ -131,6 +136,20 @@ def four_variables(env: Mapping[str, str] | None = None) -> tuple[int, int, Addr
     assert port is not None
     _check_rank(rank, size)
     return rank.value, size.value, Address(host, port)
+
+
+def started_as(env: Mapping[str, str] | None = None) -> tuple[Launcher, Setting] | None:
+    """The launcher that started this process, and the world size that it gave; None if nothing tells.
+
+    For backends that know rank and world size themselves, and want to know whether they speak of the same world.
+    """
+    reader = Reader(env)
+    try:
+        launcher = find_launcher(reader)
+        size = reader.setting(launcher.world_size) if launcher is not None else None
+    except ConfigError:
+        return None
+    return None if launcher is None or size is None else (launcher, size)
 
 
 class _Arguments(NamedTuple):

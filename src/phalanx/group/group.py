@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import traceback
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from ..backends.base import Backend, fresh
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import Desync, PhalanxError
+from ..exception_text import describe, render_traceback
+from ..rendezvous.causes import lost_peer
 from ..system_limits import naming_limits
 from .arrays import dtype_of
 from .object_collectives import ObjectCollectives
@@ -152,10 +153,9 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     ) -> None:
         ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
         if error is not None and ends_world and not _is_success(error):
-            text = "".join(traceback.format_exception(kind, error, trace))
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
-                self._control.abort(f"it raised {_name(error)}", text)
+                self._control.abort(f"it raised {describe(error)}", render_traceback(error), lost_peer(error))
         if error is None:
             self.close()
         else:
@@ -165,8 +165,3 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
 
 def _is_success(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
-
-
-def _name(error: BaseException) -> str:
-    text = str(error).split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

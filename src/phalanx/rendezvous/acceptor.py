@@ -8,8 +8,8 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..config.options import Options
 from ..errors import OutOfResources, ProtocolError
 from ..system_limits import out_of_resources
 from ..transports.reactor import READ, WRITE, Reactor
@@ -17,6 +17,10 @@ from ..transports.stream import Stream, StreamEnded, TlsStream
 from ..transports.tcp import server_stream
 from ..types import Address
 from ..wire.handshake import Hello, ServerHandshake, Status
+
+if TYPE_CHECKING:
+    from ..config.options import Options
+    from ..wire.hosting import Settings
 
 __all__ = ["Acceptor"]
 
@@ -62,7 +66,7 @@ class Acceptor:
         *,
         name: str,
         token: bytes | None,
-        options: Options,
+        options: Options | Settings,
         admit: Callable[[Hello], Status],
         welcome: Callable[[Stream, Hello], None],
     ) -> None:

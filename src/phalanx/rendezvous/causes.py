@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout
+from ..exception_text import message_of, printable, type_name
 from ..wire.control import Cause
 
-__all__ = ["from_cause", "in_brief", "to_cause"]
+__all__ = ["EndCause", "from_cause", "in_brief", "lost_peer", "to_cause"]
 
 MAX_TEXT = 64 << 10
 """Characters of a message or traceback that travel; the end of a traceback says the most."""
@@ -16,6 +19,16 @@ MAX_TEXT = 64 << 10
 BRIEF = 200
 """Characters of each text where there is little room: even if each takes four bytes, all fit."""
 BRIEF_RANKS = 50
+
+
+class EndCause(NamedTuple):
+    """Why a world ended before its ranks did."""
+
+    rank: int
+    reason: str
+    traceback: str = ""
+    aborted: bool = False
+    """True if the rank said so itself, False if it was lost without a word."""
 
 
 def tail(text: str) -> str:
@@ -27,13 +40,24 @@ def in_brief(cause: Cause) -> Cause:
     """The cause in words that fit the description of a frame (see `wire.frames.MAX_DESCRIPTION`)."""
     return msgspec.structs.replace(
         cause,
-        message=cause.message[:BRIEF],
-        traceback=cause.traceback[-BRIEF:],
-        mine=cause.mine[:BRIEF],
-        theirs=cause.theirs[:BRIEF],
+        message=printable(cause.message)[:BRIEF],
+        traceback=printable(cause.traceback)[-BRIEF:],
+        mine=printable(cause.mine)[:BRIEF],
+        theirs=printable(cause.theirs)[:BRIEF],
         missing=cause.missing[:BRIEF_RANKS],
         arrived=cause.arrived[:BRIEF_RANKS],
     )
+
+
+def lost_peer(error: BaseException | None) -> int | None:
+    """The rank whose loss or leave an error, or what it was raised from, is about."""
+    for _ in range(10):
+        if isinstance(error, PeerLost):
+            return error.peer
+        if error is None:
+            return None
+        error = error.__cause__
+    return None
 
 
 def to_cause(error: BaseException) -> Cause:
@@ -47,7 +71,7 @@ def to_cause(error: BaseException) -> Cause:
     if isinstance(error, Timeout):
         missing, arrived = list(error.missing), list(error.arrived)
         return Cause("Timeout", tail(str(error)), peer, missing=missing, arrived=arrived, seconds=error.seconds)
-    return Cause("PhalanxError", tail(f"{type(error).__name__}: {error}"), peer)
+    return Cause("PhalanxError", tail(f"{type_name(error)}: {message_of(error)}"), peer)
 
 
 def from_cause(cause: Cause, reporter: int) -> PhalanxError:

@@ -65,7 +65,8 @@ class ControlClient:
         self._events = events
         self._condition = threading.Condition()
         self._waiting = say.Waiting([])
-        self._roster: list[say.Member] | None = None
+        self._roster: say.Roster | None = None
+        self._abort: say.Abort | None = None
         self._failure: str | None = None
         self._answers: dict[int, say.Statuses | None] = {}
         self._queries = itertools.count(1)
@@ -75,7 +76,7 @@ class ControlClient:
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
 
-    def join(self, member: say.Member, deadline: Deadline, hint: str = "", host: int | None = None) -> list[say.Member]:
+    def join(self, member: say.Member, deadline: Deadline, hint: str = "", host: int | None = None) -> say.Roster:
         """Says where this rank is, and waits until all have done so.
 
         Args:
@@ -83,11 +84,16 @@ class ControlClient:
             host: The rank that hosts the directory, if one does: it is the one that is missing if that goes away.
 
         Raises:
-            WorldNotFormed: The deadline passed, or the directory gave up; names the ranks that are missing.
+            WorldNotFormed: The deadline passed, the directory gave up, or a rank can never come; names those missing.
         """
         self._send(say.Join(member))
         with self._condition:
             while self._roster is None:
+                if self._abort is not None:
+                    self._waiting = say.Waiting([self._abort.rank])
+                    raise self._not_formed(
+                        f"the world cannot form: rank {self._abort.rank}: {self._abort.reason}", hint
+                    )
                 if self._failure is not None:
                     what = f"the directory went away ({self._failure}) before the world was complete"
                     if host is not None and not self._leaving:  # without a word: it died
@@ -110,9 +116,9 @@ class ControlClient:
             operation="rendezvous",
         )
 
-    def abort(self, reason: str, traceback: str = "") -> None:
+    def abort(self, reason: str, traceback: str = "", peer: int | None = None) -> None:
         """Ends the world for all; returns once the word has left this process."""
-        self._send(say.Abort(self._rank, tail(reason), tail(traceback)))
+        self._send(say.Abort(self._rank, tail(reason), tail(traceback), peer))
         self._flush()
 
     def break_group(self, context: bytes, error: BaseException) -> None:
@@ -160,6 +166,9 @@ class ControlClient:
         if isinstance(message, say.Lost):
             self._events.on_lost(message.rank, message.reason)
         elif isinstance(message, say.Abort):
+            with self._condition:
+                self._abort = message
+                self._condition.notify_all()
             self._events.on_abort(message.rank, message.reason, message.traceback)
         elif isinstance(message, say.Left):
             self._events.on_left(message.rank)
@@ -178,7 +187,7 @@ class ControlClient:
             if isinstance(message, say.Waiting):
                 self._waiting = message
             elif isinstance(message, say.Roster):
-                self._roster = message.members
+                self._roster = message
             elif isinstance(message, say.Statuses) and message.query in self._answers:
                 self._answers[message.query] = message
             else:

@@ -1,4 +1,4 @@
-"""The directory: who is where, who is alive, who is lost. Hosted by rank 0 or by the launcher.
+"""The directory: who is where, who is alive, who is lost. `hosting` runs it for rank 0 or for the launcher.
 
 It is one thread with one selector. A rank's control connection is its life: when it ends without a goodbye, every other
 rank is told. Heartbeats go both ways so that each kernel has something to acknowledge: a machine that vanished is
@@ -7,15 +7,17 @@ noticed by `Options.heartbeat_timeout`, while a process that is merely stopped o
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..config.options import Options
 from ..errors import InvalidWorldSize
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
@@ -24,9 +26,14 @@ from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import Hello, Role, Status
 from .acceptor import Acceptor
+from .causes import EndCause
 from .link import Link
 
-__all__ = ["Directory", "EndCause"]
+if TYPE_CHECKING:
+    from ..config.options import Options
+    from ..wire.hosting import Settings
+
+__all__ = ["Directory"]
 
 logger = logging.getLogger("phalanx.rendezvous")
 
@@ -39,37 +46,33 @@ WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
 
 
-@dataclass(frozen=True)
-class EndCause:
-    """Why a world ended before its ranks did."""
-
-    rank: int
-    reason: str
-    traceback: str = ""
-    aborted: bool = False
-    """True if the rank said so itself, False if it was lost without a word."""
-
-
 class _State(enum.Enum):
     FORMING = "forming"
     FORMED = "formed"
 
 
-@dataclass
 class _Rank:
-    link: Link
-    member: say.Member | None = None
-    seen: float = field(default_factory=time.monotonic)
-    status: say.OperationStatus | None = None
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.member: say.Member | None = None
+        self.seen = time.monotonic()
+        self.status: say.OperationStatus | None = None
 
 
-@dataclass
 class _Query:
-    askers: list[tuple[int, int]]
-    """Who asked, and under which number of its own."""
-    about: tuple[bytes, int]
-    waiting: set[int]
-    replies: dict[int, say.OperationStatus] = field(default_factory=dict)
+    """A question that is being asked.
+
+    Args:
+        asker: Who asked first, and under which number of its own.
+        about: The group and the collective.
+        waiting: The ranks that have not answered.
+    """
+
+    def __init__(self, asker: tuple[int, int], about: tuple[bytes, int], waiting: set[int]) -> None:
+        self.askers = [asker]
+        self.about = about
+        self.waiting = waiting
+        self.replies: dict[int, say.OperationStatus] = {}
 
 
 class Directory:
@@ -78,10 +81,12 @@ class Directory:
     Args:
         world_size: How many ranks the world has.
         token: What a rank must prove to know; None for a world without authentication.
-        bind: Where to listen; port 0 takes any, an empty host all interfaces.
-        ports: Ports to try in order instead of the one in `bind`.
+        bind: Where to listen (port 0 takes any, an empty host all interfaces), or a socket that does.
         one_world: Whether it ends with its first world, as one that a rank hosts does. Otherwise, when all ranks have
             left on purpose, they may form the next one here.
+        job_file: The file by which the ranks found it: removed once all have, before they are told. A rank that is soon
+            done and forms the next world must not find it again.
+        host: The rank whose process this is a part of, and ends with.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -93,30 +98,44 @@ class Directory:
         world_size: int,
         *,
         token: bytes | None,
-        bind: Address,
-        options: Options | None = None,
-        ports: range | None = None,
+        bind: Address | socket.socket,
+        options: Options | Settings | None = None,
         one_world: bool = False,
+        job_file: str | os.PathLike[str] | None = None,
+        host: int | None = None,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
+        if options is None:
+            from ..config.options import Options  # its own process has settings, and does without `config`
+
+            options = Options()
         self.world_size = world_size
-        self.options = options or Options()
+        self.options = options
         check_tls(self.options.tls)
-        listener = listen(bind.host, ports or range(bind.port, bind.port + 1))
+        listener = listen(bind.host, range(bind.port, bind.port + 1)) if isinstance(bind, Address) else bind
         self._state = _State.FORMING
         self._ranks: dict[int, _Rank] = {}
         self._gave_up: set[int] = set()
+        self._left: set[int] = set()
+        """The ranks that have left the world on purpose."""
+        self._exited: dict[int, str] = {}
+        """How the processes of ranks ended, as their launchers saw it."""
         self._waiting_is_due = False
         self._launchers: set[Link] = set()
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
         self._one_world = one_world
+        self._job_file = job_file
+        self._host_rank = host
         self._callbacks: list[Callable[[EndCause], None]] = []
-        self._formed_callbacks: list[Callable[[], None]] = []
+        self._on_launchers: Callable[[int], None] = lambda _count: None
         self._cause: EndCause | None = None
         self._all_gone = threading.Event()
-        self._host: int | None = None
+        self._on_all_gone: Callable[[], None] = lambda: None
+        self._awaiting: int | None = None
+        """The rank that waits for all others to be gone."""
+        self._orphaned = False
         self._closed = False
         self._reactor = Reactor("phalanx-directory")
         self._acceptor = Acceptor(
@@ -134,9 +153,10 @@ class Directory:
 
     # -- for its host ------------------------------------------------------------------------------------------------
 
-    def on_formed(self, callback: Callable[[], None]) -> None:
-        """Calls back from the directory's thread when all ranks are here, just before they are told."""
-        self._formed_callbacks.append(callback)
+    @property
+    def reactor(self) -> Reactor:
+        """The thread that serves."""
+        return self._reactor
 
     def on_end(self, callback: Callable[[EndCause], None]) -> None:
         """Calls back from the directory's thread, once, when a rank aborted the world or was lost."""
@@ -153,20 +173,41 @@ class Directory:
         """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""
         self._reactor.call_soon(lambda: self._end_world(EndCause(rank, reason, traceback, aborted=True)))
 
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Takes the word of a rank's launcher that its process has ended, without a failure.
+
+        A world that needs that rank and has not formed never will: all who wait for it are told at once.
+        """
+        self._reactor.call_soon(lambda: self._exit_seen(rank, how))
+
     @property
     def launchers(self) -> int:
         """How many launchers of other nodes watch."""
         return len(self._launchers)
 
+    def on_launchers(self, callback: Callable[[int], None]) -> None:
+        """Calls back from the directory's thread when another number of launchers watches."""
+        self._on_launchers = callback
+
     def wait_until_others_left(self, host: int, timeout: float) -> bool:
         """Waits until every rank but `host` has left or is lost; False if the time ran out first."""
-
-        def begin() -> None:
-            self._host = host
-            self._check_all_gone()
-
-        self._reactor.call_soon(begin)
+        self._reactor.call_soon(lambda: self.await_others(host, self._all_gone.set))
         return self._all_gone.wait(timeout)
+
+    def outlive_host(self) -> None:
+        """The host is gone: ends now if no world has formed, else with the last rank. In the directory's thread."""
+        self._orphaned = True
+        self._check_over()
+
+    def await_others(self, host: int, callback: Callable[[], None]) -> None:
+        """Calls back once every rank but `host` has left or is lost. In the directory's thread."""
+        self._awaiting = host
+        self._on_all_gone = callback
+        self._check_all_gone()
+
+    def join(self) -> None:
+        """Waits until it has ended."""
+        self._reactor.thread.join()
 
     def close(self) -> None:
         """Says that nobody watches any more, and gives everything back. May be called twice."""
@@ -200,8 +241,6 @@ class Directory:
             return Status.ROLE
         if hello.rank >= self.world_size:
             return Status.RANK
-        if self._cause is not None:
-            return Status.CLOSED
         if hello.rank in self._ranks:
             return Status.TAKEN
         # It left this world, and the others have not yet: the next one can begin once they have.
@@ -220,11 +259,18 @@ class Directory:
         link = Link(self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason))
         self._ranks[rank] = _Rank(link)
         self._gave_up.discard(rank)
+        if self._cause is not None:  # it can only hear why there will be no world
+            link.send(_describe(self._cause))
         link.start()
 
     def _welcome_launcher(self, stream: Stream) -> None:
-        link = Link(self._reactor, stream, self._heard_launcher, lambda _reason: self._launchers.discard(link))
+        def ended(_reason: str) -> None:
+            self._launchers.discard(link)
+            self._on_launchers(len(self._launchers))
+
+        link = Link(self._reactor, stream, self._heard_launcher, ended)
         self._launchers.add(link)
+        self._on_launchers(len(self._launchers))
         link.start()
         if self._cause is not None:
             link.send(_describe(self._cause))
@@ -232,6 +278,21 @@ class Directory:
     def _heard_launcher(self, message: say.Message) -> None:
         if isinstance(message, say.Abort) and 0 <= message.rank < self.world_size:
             self._end_world(EndCause(message.rank, message.reason, message.traceback, aborted=True))
+        elif isinstance(message, say.Ended) and 0 <= message.rank < self.world_size:
+            self._exit_seen(message.rank, message.how)
+
+    def _exit_seen(self, rank: int, how: str) -> None:
+        self._exited[rank] = how
+        self._check_hopeless()
+
+    def _check_hopeless(self) -> None:
+        """Ends the forming of a world that waits for a rank whose process has ended."""
+        if self._state is not _State.FORMING or self._cause is not None or not self._ranks:
+            return
+        for rank, how in self._exited.items():
+            if rank not in self._ranks:
+                self._end_world(EndCause(rank, f"its process ended before it joined the world ({how})", aborted=True))
+                return
 
     def _heard(self, rank: int, message: say.Message) -> None:
         entry = self._ranks[rank]
@@ -245,7 +306,7 @@ class Directory:
         elif isinstance(message, say.Leave):
             self._farewell(rank)
         elif isinstance(message, say.Abort):
-            self._end_world(EndCause(rank, message.reason, message.traceback, aborted=True))
+            self._abort(rank, message)
         elif isinstance(message, say.Break):
             self._tell_all(say.Break(message.context, rank, message.cause), but=rank)
         elif isinstance(message, say.StatusQuery):
@@ -257,17 +318,20 @@ class Directory:
         return [r for r in range(self.world_size) if r not in self._ranks or self._ranks[r].member is None]
 
     def _check_complete(self, joined: int) -> None:
-        if self._state is not _State.FORMING:
+        if self._state is not _State.FORMING or self._cause is not None:
             return
         if self._missing():
+            self._check_hopeless()
             self._ranks[joined].link.send(say.Waiting(self._missing(), sorted(self._gave_up)))
             self._tell_who_is_missing()
             return
         self._state = _State.FORMED
-        for callback in self._formed_callbacks:
-            callback()
+        self._left.clear()
+        if self._job_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._job_file)
         members = [member for r in range(self.world_size) if (member := self._ranks[r].member) is not None]
-        self._tell_all(say.Roster(members))
+        self._tell_all(say.Roster(members, self._host_rank))
 
     def _tell_who_is_missing(self) -> None:
         """Tells all, but not at once: the ranks of a large world come in a burst."""
@@ -285,24 +349,31 @@ class Directory:
         entry = self._ranks.pop(rank)
         entry.link.close()
         if self._state is _State.FORMING:
-            self._gave_up.add(rank)
-            self._tell_who_is_missing()
+            self._give_up(rank)
             return
+        self._left.add(rank)
         self._tell_all(say.Left(rank))
         self._check_all_gone()
+        self._check_over()
         if not self._ranks and not self._one_world:
             self._state = _State.FORMING
+
+    def _give_up(self, rank: int) -> None:
+        self._gave_up.add(rank)
+        self._check_hopeless()
+        self._tell_who_is_missing()
 
     def _ended(self, rank: int, reason: str) -> None:
         entry = self._ranks.pop(rank, None)
         if entry is None:
             return
         if self._state is _State.FORMING:
-            logger.warning("directory: rank %d went away before the world was complete: %s", rank, reason)
-            self._gave_up.add(rank)
-            self._tell_who_is_missing()
+            if self._cause is None:
+                logger.warning("directory: rank %d went away before the world was complete: %s", rank, reason)
+            self._give_up(rank)
             return
         self._check_all_gone()
+        self._check_over()
         for query in list(self._queries.values()):
             query.waiting.discard(rank)
             self._conclude_if_done(query)
@@ -312,6 +383,15 @@ class Directory:
         where = f" (process {member.pid} on {member.hostname})" if member else ""
         self._tell_all(say.Lost(rank, f"{reason}{where}"))
         self._record(EndCause(rank, f"{reason}{where}"))
+
+    def _abort(self, rank: int, message: say.Abort) -> None:
+        cause = EndCause(rank, message.reason, message.traceback, aborted=True)
+        if self._cause is not None or message.peer not in self._left:
+            self._end_world(cause)
+            return
+        # All are told what failed, but the one to blame is the rank that was done too soon.
+        self._tell_all(_describe(cause), but=rank)
+        self._record(EndCause(message.peer, f"it left before the others were done: rank {rank}: {message.reason}"))
 
     def _end_world(self, cause: EndCause) -> None:
         if self._cause is None or self._cause.rank == cause.rank:
@@ -332,8 +412,17 @@ class Directory:
             link.send(message)
 
     def _check_all_gone(self) -> None:
-        if self._state is _State.FORMING or not set(self._ranks) - {self._host}:
-            self._all_gone.set()
+        if self._awaiting is not None and (self._state is _State.FORMING or not set(self._ranks) - {self._awaiting}):
+            self._on_all_gone()
+
+    def _check_over(self) -> None:
+        """Ends a directory whose host is gone, without a word: there is nobody left to serve, or to make a world."""
+        if self._orphaned and not self._closed and (self._state is _State.FORMING or not self._ranks):
+            self._closed = True
+            self._acceptor.close()
+            for link in [rank.link for rank in self._ranks.values()] + list(self._launchers):
+                link.close()
+            self._reactor.stop()
 
     def _beat(self) -> None:
         self._tell_all(say.Heartbeat())
@@ -349,7 +438,7 @@ class Directory:
                     query.askers.append((asker, message.query))
                     return
         number = next(self._query_numbers)
-        query = self._queries[number] = _Query([(asker, message.query)], about, set(self._ranks))
+        query = self._queries[number] = _Query((asker, message.query), about, set(self._ranks))
         for rank in list(query.waiting):
             if (entry := self._ranks.get(rank)) is not None:
                 entry.link.send(say.StatusQuery(number, *about))

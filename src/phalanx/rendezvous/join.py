@@ -17,7 +17,7 @@ from ..transports.tcp import check_tls, connect
 from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import ClientHandshake, Hello, Rejected, Role, Status
-from .causes import tail
+from .causes import EndCause, tail
 from .link import Link
 
 __all__ = ["DirectoryWatch", "dial", "shake_hands", "watch_directory"]
@@ -152,16 +152,16 @@ class DirectoryWatch:
     """What the launcher of another node holds: it hears when the world ends.
 
     Args:
-        on_end: Called once, from a thread of its own, with the rank (None if the directory itself went away), the
-            reason and the traceback.
+        on_end: Called once, from a thread of its own, with the cause; with the reason alone if the directory itself
+            went away.
     """
 
-    def __init__(self, stream: Stream, options: Options, on_end: Callable[[int | None, str, str], None]) -> None:
-        self._on_end: Callable[[int | None, str, str], None] | None = on_end
+    def __init__(self, stream: Stream, options: Options, on_end: Callable[[EndCause | str], None]) -> None:
+        self._on_end: Callable[[EndCause | str], None] | None = on_end
         stream.watch_host(options.heartbeat_timeout)
         self._options = options
         self._reactor = Reactor("phalanx-watch")
-        self._link = Link(self._reactor, stream, self._heard, lambda reason: self._end(None, reason, ""))
+        self._link = Link(self._reactor, stream, self._heard, self._end)
         self._reactor.call_soon(self._link.start)
         self._reactor.call_soon(self._beat)
         self._reactor.start()
@@ -169,6 +169,10 @@ class DirectoryWatch:
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank of this node that failed without a word."""
         self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, tail(reason), tail(traceback))))
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Says that the process of a rank of this node has ended, without a failure."""
+        self._reactor.call_soon(lambda: self._link.send(say.Ended(rank, how)))
 
     def close(self) -> None:
         """Stops watching. May be called twice."""
@@ -178,16 +182,16 @@ class DirectoryWatch:
 
     def _heard(self, message: say.Message) -> None:
         if isinstance(message, say.Abort):
-            self._end(message.rank, message.reason, message.traceback)
+            self._end(EndCause(message.rank, message.reason, message.traceback, aborted=True))
         elif isinstance(message, say.Lost):
-            self._end(message.rank, message.reason, "")
+            self._end(EndCause(message.rank, message.reason))
         elif isinstance(message, say.Shutdown):
             self._link.close()
 
-    def _end(self, rank: int | None, reason: str, traceback: str) -> None:
+    def _end(self, cause: EndCause | str) -> None:
         callback, self._on_end = self._on_end, None
         if callback is not None:
-            threading.Thread(target=callback, args=(rank, reason, traceback), daemon=True).start()
+            threading.Thread(target=callback, args=(cause,), daemon=True).start()
 
     def _beat(self) -> None:
         with contextlib.suppress(StreamEnded):
@@ -203,7 +207,7 @@ def watch_directory(
     token: bytes | None,
     options: Options,
     timeout: float,
-    on_end: Callable[[int | None, str, str], None],
+    on_end: Callable[[EndCause | str], None],
 ) -> DirectoryWatch:
     """Connects the launcher of one node to the directory that the first node's launcher hosts.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from ..errors import ProtocolError
 from ..transports.reactor import READ, WRITE, Reactor
 from ..transports.stream import Stream, StreamEnded
-from ..wire.control import ControlReader, Message, pack
+from ..wire.control import ControlReader, MessageReader, pack
 
 __all__ = ["Link"]
 
@@ -22,18 +25,20 @@ class Link:
     Args:
         on_message: Called for each message.
         on_end: Called once with the reason, unless `close` was called before.
+        reader: Knows the messages that may come; those of control connections if it is not given.
     """
 
     def __init__(
         self,
         reactor: Reactor,
         stream: Stream,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
+        reader: MessageReader[Any] | None = None,
     ) -> None:
         self.stream = stream
         self._reactor = reactor
-        self._reader = ControlReader()
+        self._reader = reader or ControlReader()
         self._outgoing = bytearray()
         self._buffer = bytearray(READ_SIZE)
         self._on_message = on_message
@@ -45,7 +50,7 @@ class Link:
         self._reactor.watch(self.stream.fd, READ, self._ready)
         self._ready(READ)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Sends now what fits, and the rest when it can."""
         if self.closed:
             return
@@ -54,6 +59,11 @@ class Link:
             self._end("it does not read what it is sent")
         else:
             self._flush()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._outgoing)
 
     def close(self) -> None:
         """Closes the connection; what was sent and fits the kernel's buffer still arrives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,7 @@ from . import token_file
 from .addresses import directory_candidates, directory_host, is_local, wait_for_name
 
 if TYPE_CHECKING:
-    from .directory import Directory
+    from .hosting.start import HostedDirectory
 
 __all__ = ["Meeting", "arrange"]
 
@@ -31,8 +32,16 @@ class Meeting:
     """Whether all ranks are known to be on this host."""
     hint: str = ""
     """What to think of if some ranks never come."""
-    directory: Directory | None = None
+    directory: HostedDirectory | None = None
     job_file: Path | None = None
+    on_formed: Callable[[], None] | None = None
+    """Called on the rank that hosts, once it knows that the world has formed."""
+
+    def formed(self) -> None:
+        """The world has formed: nobody looks for it any more."""
+        self.job_file = None  # the directory has removed it before it told anybody
+        if self.on_formed is not None:
+            self.on_formed()
 
     def close(self) -> None:
         """Gives back what this rank hosts."""
@@ -87,12 +96,11 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         hint = "PHALANX_TOKEN is not set, so only ranks on this host can join: set it if there are others"
     if launch.rank == 0:
         token = token_file.new_token() if needs_token else token
-        directory = _host(launch, token, candidates, options)
+        file = token_file.path_of(launch.job) if needs_token or needs_address else None
+        directory = _host(launch, token, candidates, options, file)
         address = Address(candidates[0].host, directory.address.port)
         meeting = Meeting([address], token, launch.single_host, hint, directory)
-        if needs_token or needs_address:
-            # By then everybody has read it; a rank that is soon done and forms the next world must not find it again.
-            directory.on_formed(meeting.remove_file)
+        if file is not None:
             try:
                 meeting.job_file = token_file.publish(launch.job, token or b"", address if needs_address else None)
             except BaseException:
@@ -107,16 +115,20 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
     return Meeting(candidates, token, launch.single_host, hint)
 
 
-def _host(launch: Launch, token: bytes | None, candidates: list[Address], options: Options) -> Directory:
+def _host(
+    launch: Launch, token: bytes | None, candidates: list[Address], options: Options, file: Path | None
+) -> HostedDirectory:
     """Starts the directory at the first of these addresses that is free."""
-    from .directory import Directory  # rank 0 alone needs it
+    from .hosting.start import HostedDirectory  # rank 0 alone needs it
 
     host = directory_host(candidates[0].host, all_local=launch.single_host)
     reason = ""
     for candidate in candidates:
         try:
             bind = Address(host, candidate.port)
-            return Directory(launch.world_size, token=token, bind=bind, options=options, one_world=True)
+            return HostedDirectory(
+                launch.world_size, token=token, bind=bind, options=options, rank=launch.rank, job_file=file
+            )
         except ConfigError as error:
             reason = str(error)
     raise ConfigError(

@@ -1,8 +1,8 @@
 """The private file through which ranks of one host share a token, where the launcher gave none.
 
-Rank 0 writes it (mode 0600, in a folder that only this user can enter) and removes it at the end. It also says where
-the directory listens, for launchers that name no master. A file whose writer is no longer alive is left over from a
-crash and counts as absent.
+Rank 0 writes it (mode 0600, in a folder that only this user can enter). The directory removes it once all ranks have
+come. It also says where the directory listens, for launchers that name no master. A file whose writer is no longer
+alive is left over from a crash and counts as absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import RendezvousError, WorldNotFormed
 from ..types import Address
 from .host import host_id, process_start
 
-__all__ = ["JobFile", "new_token", "publish", "wait_for"]
+__all__ = ["JobFile", "new_token", "path_of", "publish", "wait_for"]
 
 PAUSE = 0.02
 LONGEST_PAUSE = 0.2
@@ -45,7 +45,8 @@ def new_token() -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _path(job: str) -> Path:
+def path_of(job: str) -> Path:
+    """Where the file of a job is."""
     return runtime_dir() / f"job-{job}.token"
 
 
@@ -55,7 +56,7 @@ def publish(job: str, token: bytes, directory: Address | None) -> Path:
     Raises:
         RendezvousError: The folder cannot be written to.
     """
-    path = _path(job)
+    path = path_of(job)
     content = JobFile(token, os.getpid(), process_start(os.getpid()), host_id(), str(directory) if directory else None)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -79,7 +80,7 @@ def wait_for(job: str, deadline: Deadline, *, rank: int) -> JobFile:
         WorldNotFormed: It did not before the deadline.
         RendezvousError: There is a file, but others than this user can read or write it.
     """
-    path = _path(job)
+    path = path_of(job)
     pause = PAUSE
     while True:
         found = _read(path)

@@ -61,9 +61,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     except Exception as error:
         _publish(store, key, _Place(failure=f"{type(error).__name__}: {error}"))
         raise
-    if meeting.directory is not None:
-        # By then everybody has read it.
-        meeting.directory.on_formed(lambda: _remove(store, key))
+    meeting.on_formed = lambda: _remove(store, key)  # by then everybody has read it
     try:
         _publish(store, key, place)
     except BaseException:
@@ -73,16 +71,16 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
 
 
 def _host(store: Any, token: bytes | None, world_size: int, options: Options) -> tuple[Meeting, _Place]:
-    from ..rendezvous.directory import Directory  # rank 0 alone needs it
+    from ..rendezvous.hosting.start import HostedDirectory  # rank 0 alone needs it
 
     host, all_local = _my_host(store)
     fresh = new_token() if token is None else None
-    directory = Directory(
+    directory = HostedDirectory(
         world_size,
         token=token or fresh,
         bind=Address(directory_host(host, all_local=all_local), 0),
         options=options,
-        one_world=True,
+        rank=0,
     )
     address = Address(host, directory.address.port)
     shown = None if fresh is None else fresh.decode()

@@ -39,7 +39,7 @@ LONG_PIECE = 1 << 20
 def can_receive(channel: Inbound) -> bool:
     """Whether the next byte of the stream begins a frame, and nothing before it waits elsewhere."""
     begun = channel._arrival is not None or channel._header is not None or channel._head
-    ahead = channel._stop > channel._start or channel._mailbox._waiting or channel._mailbox._posted
+    ahead = channel._stop > channel._start or channel._mailbox.ahead
     return not (begun or ahead or channel.ended or channel.stream.exact)
 
 

@@ -2,18 +2,19 @@
 
 A receive is posted before or after its message arrives. If before, the payload is read straight into the receiver's
 memory; if after, it waits in memory of its own. Messages from one source with one tag are matched in the order in which
-they were sent, receives in the order in which they were posted.
+they were sent, receives in the order in which they were posted. A match is found by looking at four places at most,
+however many messages or receives wait.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager as Lock
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -124,18 +125,19 @@ class Operation:
 class Receive(Operation):
     """A posted receive. `src` None means from anyone, `tag` None with any tag."""
 
-    __slots__ = ("arrival", "envelope", "sink", "src", "tag")
+    __slots__ = ("arrival", "envelope", "number", "queued", "sink", "src", "tag")
 
-    def __init__(self, src: int | None, tag: int | None, sink: Sink) -> None:
+    def __init__(self, src: int | None, tag: int | None, sink: Sink, number: int) -> None:
         super().__init__()
         self.src = src
         self.tag = tag
         self.sink = sink
+        self.number = number
+        """Counts the receives of a mailbox in the order in which they were posted."""
+        self.queued = False
+        """Whether it waits in the mailbox."""
         self.envelope: Envelope | None = None
         self.arrival: Arrival | None = None
-
-    def matches(self, envelope: Envelope) -> bool:
-        return (self.src is None or self.src == envelope.src) and (self.tag is None or self.tag == envelope.tag)
 
 
 class Arrival:
@@ -149,6 +151,7 @@ class Arrival:
         "mailbox",
         "number",
         "owned",
+        "queued",
         "receive",
         "received",
         "refused_by",
@@ -160,6 +163,8 @@ class Arrival:
         self.envelope = envelope
         self.number = number
         """Counts the messages of a mailbox in the order in which they began."""
+        self.queued = False
+        """Whether it waits in the mailbox."""
         self.lock = lock
         """Held by whoever writes to `view`."""
         self.handing = threading.RLock()
@@ -184,6 +189,74 @@ class Arrival:
         receive.envelope = self.envelope
 
 
+Key = tuple[int | None, int | None]
+"""A source and a tag; None for any."""
+T = TypeVar("T", "Arrival", Receive)
+
+
+def _keys(envelope: Envelope) -> tuple[Key, Key, Key, Key]:
+    """What a receive may ask for to get this message."""
+    src, tag = envelope.src, envelope.tag
+    return (src, tag), (src, None), (None, tag), (None, None)
+
+
+class _Lines(Generic[T]):
+    """Messages or receives that wait, in a line for each key, the oldest first. Adding and removing takes no search.
+
+    `queued` decides whether an item waits. An interrupt may come between any two lines of this code, and leave in some
+    lines what has gone from the others.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Key, OrderedDict[int, T]] = {}
+
+    def first(self, key: Key) -> T | None:
+        """The oldest in the line of this key."""
+        line = self._lines.get(key)
+        while line:
+            item = next(iter(line.values()))
+            if item.queued:
+                return item
+            line.popitem(last=False)
+        return None
+
+    def add(self, item: T, keys: Iterable[Key]) -> None:
+        """Puts an item into these lines: at their ends, or where it was if it is older than what is there."""
+        item.queued = True
+        number = item.number
+        for key in keys:
+            line = self._lines.setdefault(key, OrderedDict())
+            late = bool(line) and next(reversed(line)) > number
+            line[number] = item
+            if late:
+                self._restore_order(line, number)
+
+    @staticmethod
+    def _restore_order(line: OrderedDict[int, T], number: int) -> None:
+        older: list[int] = list(itertools.takewhile(lambda known: known < number, line))
+        for known in (number, *reversed(older)):
+            line.move_to_end(known, last=False)
+
+    def remove(self, item: T, keys: Iterable[Key]) -> None:
+        """Takes an item out of these lines."""
+        item.queued = False
+        for key in keys:
+            line = self._lines.get(key)
+            if line is not None:
+                line.pop(item.number, None)
+                if not line:
+                    del self._lines[key]
+
+    def lines(self) -> Iterator[tuple[Key, list[T]]]:
+        """All lines, as they are now."""
+        for key, line in list(self._lines.items()):
+            yield key, [item for item in line.values() if item.queued]
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._lines.clear()
+
+
 class Mailbox:
     """The receives and messages of one lane."""
 
@@ -191,10 +264,13 @@ class Mailbox:
         # Re-entrant, as all locks of lanes and channels: a signal handler that ends the world, or the collection of a
         # group that nobody holds any more, may come at any point of a thread that has the lock.
         self._lock = threading.RLock()
-        # These two lists are never replaced: the quick way of messages holds them, too.
-        self._posted: list[Receive] = []
-        self._waiting: list[Arrival] = []
-        """Messages without a receive, in the order in which they began."""
+        self._posted: _Lines[Receive] = _Lines()
+        """Receives without a message, each in the line of what it asks for."""
+        self._waiting: _Lines[Arrival] = _Lines()
+        """Messages without a receive, each in the lines of all that may be asked for to get it."""
+        self.ahead: dict[int | None, int] = {}
+        """How many of both there are, by source: what a receive that goes another way would overtake. Sources with
+        none are left out. This dictionary is never replaced: the quick way of messages holds it, too."""
         self._numbers = itertools.count()
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None
@@ -205,21 +281,22 @@ class Mailbox:
 
     def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
         """Announces a receive; it may be done at once."""
-        receive = Receive(src, tag, sink)
+        receive = Receive(src, tag, sink, next(self._numbers))
         with self._lock:
             if self._error is not None:
                 receive.settle(self._error)
                 return receive
-            arrival = next((a for a in self._waiting if receive.matches(a.envelope)), None)
+            arrival = self._waiting.first((src, tag))
             if arrival is None:
                 if src is not None and src in self._gone:
                     receive.settle(self._gone[src])
                 elif src is None and self._nobody_left():
                     receive.settle(next(reversed(self._gone.values())))
                 else:
-                    self._posted.append(receive)
+                    self._count(src, 1)
+                    self._posted.add(receive, [(src, tag)])
                 return receive
-            self._waiting.remove(arrival)
+            self._forget_arrival(arrival)
             arrival.give_to(receive)
             if not arrival.complete:
                 return receive
@@ -240,8 +317,7 @@ class Mailbox:
         with self._lock:
             if receive.done or receive.withdrawn:
                 return False
-            if receive in self._posted:
-                self._posted.remove(receive)
+            self._forget_receive(receive)
             arrival = receive.arrival
             if arrival is None:
                 receive.withdrawn = True
@@ -276,7 +352,7 @@ class Mailbox:
             receive = self._pair(arrival)
             if receive is None:
                 arrival.own()
-                self._waiting.append(arrival)
+                self._keep(arrival)
                 return arrival
             try:
                 arrival.view = receive.sink.open(envelope)
@@ -288,7 +364,7 @@ class Mailbox:
 
     def adopt(self, envelope: Envelope, lock: Lock[Any], sink: Sink, received: int) -> tuple[Receive, Arrival]:
         """A message and its receive that met elsewhere, after `received` bytes. The caller holds `lock`."""
-        receive = Receive(envelope.src, envelope.tag, sink)
+        receive = Receive(envelope.src, envelope.tag, sink, next(self._numbers))
         arrival = Arrival(self, envelope, next(self._numbers), lock)
         with self._lock:
             arrival.give_to(receive)
@@ -325,11 +401,36 @@ class Mailbox:
 
     def _pair(self, arrival: Arrival) -> Receive | None:
         """Gives a message to the first receive that matches it; whoever calls holds the lock."""
-        receive = next((r for r in self._posted if r.matches(arrival.envelope)), None)
-        if receive is not None:
-            arrival.give_to(receive)  # first: after an interrupt in between, it can still be taken back
-            self._posted.remove(receive)
+        found = [receive for key in _keys(arrival.envelope) if (receive := self._posted.first(key)) is not None]
+        if not found:
+            return None
+        receive = min(found, key=lambda one: one.number)
+        arrival.give_to(receive)  # first: after an interrupt in between, it can still be taken back
+        self._forget_receive(receive)
         return receive
+
+    def _keep(self, arrival: Arrival) -> None:
+        """Lets a message wait for its receive; whoever calls holds the lock."""
+        self._count(arrival.envelope.src, 1)
+        self._waiting.add(arrival, _keys(arrival.envelope))
+
+    def _forget_arrival(self, arrival: Arrival) -> None:
+        if arrival.queued:
+            self._waiting.remove(arrival, _keys(arrival.envelope))
+            self._count(arrival.envelope.src, -1)
+
+    def _forget_receive(self, receive: Receive) -> None:
+        if receive.queued:
+            self._posted.remove(receive, [(receive.src, receive.tag)])
+            self._count(receive.src, -1)
+
+    def _count(self, src: int | None, change: int) -> None:
+        """Counts before something is added, and after it was removed: an interrupt leaves too many, never too few."""
+        count = self.ahead.get(src, 0) + change
+        if count > 0:
+            self.ahead[src] = count
+        else:
+            self.ahead.pop(src, None)
 
     def _put_back(self, arrival: Arrival) -> None:
         """A message has lost its receive; whoever calls holds the lock."""
@@ -338,7 +439,7 @@ class Mailbox:
             return  # the rest of it will not come
         # Another may have been posted in the meantime, and must not be overtaken by what comes later.
         if self._pair(arrival) is None:
-            bisect.insort(self._waiting, arrival, key=lambda waiting: waiting.number)
+            self._keep(arrival)
 
     def _hand_over(self, arrival: Arrival) -> None:
         """Copies a message that had to wait into the receiver's memory."""
@@ -367,11 +468,15 @@ class Mailbox:
         with self._lock:
             self._gone.setdefault(src, error)
             nobody_left = self._nobody_left()
-            failed = [r for r in self._posted if r.src == src or (r.src is None and nobody_left)]
+            hopeless = {src, None} if nobody_left else {src}
+            failed = [receive for (of, _), line in self._posted.lines() if of in hopeless for receive in line]
             for receive in failed:
                 receive.settle(error)
-            self._posted[:] = [r for r in self._posted if not r.done]
-            self._waiting[:] = [a for a in self._waiting if a.envelope.src != src or a.complete]
+                self._forget_receive(receive)
+            for key, line in self._waiting.lines():
+                for arrival in line if key == (src, None) else ():
+                    if not arrival.complete:
+                        self._forget_arrival(arrival)
         return failed
 
     def _nobody_left(self) -> bool:
@@ -382,8 +487,7 @@ class Mailbox:
         with self._lock:
             receive, arrival.receive = arrival.receive, None
             arrival.complete = True
-            if arrival in self._waiting:
-                self._waiting.remove(arrival)
+            self._forget_arrival(arrival)
             if receive is not None:
                 receive.settle(error)
         if receive is not None:
@@ -394,9 +498,10 @@ class Mailbox:
         with self._lock:
             if self._error is None:
                 self._error = error
-            failed = self._posted[:]
+            failed = [receive for _, line in self._posted.lines() for receive in line]
             self._posted.clear()
             self._waiting.clear()
+            self.ahead.clear()
             for receive in failed:
                 receive.settle(self._error)
         for receive in failed:

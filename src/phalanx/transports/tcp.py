@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..config.options import TlsOptions
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError
 from ..types import Address
@@ -20,6 +19,9 @@ from .stream import Refused, Stream, StreamEnded, TlsStream, no_check, wait_read
 
 if TYPE_CHECKING:
     import ssl
+
+    from ..config.options import TlsOptions
+    from ..wire.hosting import Tls
 
 __all__ = ["connect", "is_loopback", "listen", "resolve", "route_to", "server_stream"]
 
@@ -95,7 +97,7 @@ def listen(host: str, ports: range) -> socket.socket:
 
 
 @functools.lru_cache(maxsize=8)
-def _tls_context(options: TlsOptions, server: bool) -> ssl.SSLContext:
+def _tls_context(options: TlsOptions | Tls, server: bool) -> ssl.SSLContext:
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
@@ -123,7 +125,7 @@ def _own_certificate(path: str) -> bytes:
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0])).digest()
 
 
-def check_tls(options: TlsOptions | None) -> None:
+def check_tls(options: TlsOptions | Tls | None) -> None:
     """Loads the files now, so that a wrong path is an error of the caller and not of a later connection.
 
     Raises:
@@ -135,7 +137,7 @@ def check_tls(options: TlsOptions | None) -> None:
         _own_certificate(options.certificate)
 
 
-def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
+def server_stream(sock: socket.socket, tls: TlsOptions | Tls | None) -> Stream:
     """The stream of an accepted connection; its TLS handshake is still to be done."""
     sock.setblocking(False)
     if tls is None:
@@ -147,7 +149,7 @@ def server_stream(sock: socket.socket, tls: TlsOptions | None) -> Stream:
 
 
 def connect(
-    address: Address, deadline: Deadline, tls: TlsOptions | None, check: Callable[[], None] = no_check
+    address: Address, deadline: Deadline, tls: TlsOptions | Tls | None, check: Callable[[], None] = no_check
 ) -> Stream:
     """Connects to the first address of the host that answers; each gets its share of the time.
 

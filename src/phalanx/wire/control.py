@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ..errors import ProtocolError
+from ..exception_text import printable
 
 __all__ = [
     "Abort",
     "Break",
     "Cause",
     "ControlReader",
+    "Ended",
     "Heartbeat",
     "Join",
     "Leave",
@@ -21,12 +24,14 @@ __all__ = [
     "Lost",
     "Member",
     "Message",
+    "MessageReader",
     "OperationStatus",
     "Roster",
     "Shutdown",
     "StatusQuery",
     "StatusReply",
     "Statuses",
+    "Struct",
     "Waiting",
     "pack",
     "pack_cause",
@@ -38,8 +43,8 @@ MAX_CONTROL = 16 << 20
 """Bytes in one message. The largest is the roster: some 150 bytes a rank."""
 
 
-class _Struct(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    pass
+class Struct(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -88,13 +93,13 @@ class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
     """Since it began (running) or ended."""
 
 
-class Join(_Struct, frozen=True):
+class Join(Struct, frozen=True):
     """A rank says where it can be reached."""
 
     member: Member
 
 
-class Waiting(_Struct, frozen=True):
+class Waiting(Struct, frozen=True):
     """The world is not complete yet."""
 
     missing: list[int]
@@ -102,44 +107,55 @@ class Waiting(_Struct, frozen=True):
     """Those of the missing that were here and went away again."""
 
 
-class Roster(_Struct, frozen=True):
+class Roster(Struct, frozen=True):
     """The world is complete."""
 
     members: list[Member]
+    host: int | None = None
+    """The rank that the directory ends with, if it has no process of its own."""
 
 
-class Heartbeat(_Struct, frozen=True):
+class Heartbeat(Struct, frozen=True):
     """Both ways. From a rank it says what the rank is doing."""
 
     status: OperationStatus | None = None
 
 
-class Leave(_Struct, frozen=True):
+class Leave(Struct, frozen=True):
     """This rank closed its world on purpose."""
 
 
-class Left(_Struct, frozen=True):
+class Left(Struct, frozen=True):
     """Another rank closed its world on purpose."""
 
     rank: int
 
 
-class Lost(_Struct, frozen=True):
+class Lost(Struct, frozen=True):
     """A rank is gone without a word."""
 
     rank: int
     reason: str
 
 
-class Abort(_Struct, frozen=True):
+class Abort(Struct, frozen=True):
     """A rank ends the world for all."""
 
     rank: int
     reason: str
     traceback: str
+    peer: int | None = None
+    """The rank without which it cannot go on, if that is why."""
 
 
-class Break(_Struct, frozen=True):
+class Ended(Struct, frozen=True):
+    """A launcher saw the process of a rank end without a failure. Only a rank that has not joined makes it news."""
+
+    rank: int
+    how: str
+
+
+class Break(Struct, frozen=True):
     """A rank found one group broken."""
 
     context: bytes
@@ -147,7 +163,7 @@ class Break(_Struct, frozen=True):
     cause: Cause
 
 
-class StatusQuery(_Struct, frozen=True):
+class StatusQuery(Struct, frozen=True):
     """What is everybody doing in this group?"""
 
     query: int
@@ -156,14 +172,14 @@ class StatusQuery(_Struct, frozen=True):
     """A rank that has got so far tells of this collective instead of what it does now."""
 
 
-class StatusReply(_Struct, frozen=True):
+class StatusReply(Struct, frozen=True):
     """What this rank is doing in that group."""
 
     query: int
     status: OperationStatus
 
 
-class Statuses(_Struct, frozen=True):
+class Statuses(Struct, frozen=True):
     """The answers that came in time, and for the other ranks what they last said and how long ago."""
 
     query: int
@@ -171,7 +187,7 @@ class Statuses(_Struct, frozen=True):
     silent: dict[int, tuple[float, OperationStatus | None]]
 
 
-class Shutdown(_Struct, frozen=True):
+class Shutdown(Struct, frozen=True):
     """The directory ends on purpose: nobody watches any more, channels go on."""
 
 
@@ -184,6 +200,7 @@ Message = (
     | Left
     | Lost
     | Abort
+    | Ended
     | Break
     | StatusQuery
     | StatusReply
@@ -192,19 +209,38 @@ Message = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _cause_decoder = msgspec.msgpack.Decoder(Cause)
 
 
-def pack(message: Message) -> bytes:
+def pack(message: msgspec.Struct) -> bytes:
     """The bytes of one message."""
-    body = _encoder.encode(message)
+    body = _encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def pack_cause(cause: Cause) -> bytes:
     """The bytes of a cause, for a frame's description."""
-    return _encoder.encode(cause)
+    return _encode(cause)
+
+
+def _encode(message: msgspec.Struct) -> bytes:
+    """The body of a message. Its texts may be the user's: reasons, tracebacks, names of files and hosts."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:  # a lone surrogate, as any badly named file has
+        return _encoder.encode(_printable(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+
+def _printable(value: Any) -> Any:
+    """The value with the lone surrogates of all its texts escaped."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    return value
 
 
 def parse_cause(data: bytes) -> Cause:
@@ -219,14 +255,23 @@ def parse_cause(data: bytes) -> Cause:
         raise ProtocolError(f"not a cause: {error}") from None
 
 
-class ControlReader:
-    """Turns a stream of bytes into messages."""
+M = TypeVar("M")
 
-    def __init__(self, limit: int = MAX_CONTROL) -> None:
+
+class MessageReader(Generic[M]):
+    """Turns a stream of bytes into messages.
+
+    Args:
+        decoder: Knows the messages that may come.
+        limit: Bytes in one message.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M], limit: int) -> None:
         self._buffer = bytearray()
+        self._decoder = decoder
         self._limit = limit
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Message]:
+    def feed(self, data: bytes | memoryview) -> Iterator[M]:
         """Takes what came; yields the messages that are complete.
 
         Raises:
@@ -243,7 +288,14 @@ class ControlReader:
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
             try:
-                message = _decoder.decode(body)
+                message = self._decoder.decode(body)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise ProtocolError(f"not a control message: {error}") from None
             yield message
+
+
+class ControlReader(MessageReader[Message]):
+    """Reads what comes over a control connection."""
+
+    def __init__(self, limit: int = MAX_CONTROL) -> None:
+        super().__init__(_decoder, limit)

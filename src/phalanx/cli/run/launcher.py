@@ -72,7 +72,7 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
         stack.callback(world.close)
         guardian = Guardian(run_id)
         stack.callback(guardian.dismiss)
-        processes = Processes(run_id, spare=[guardian.pid])
+        processes = Processes(run_id, spare=[guardian.pid] if world.pid is None else [guardian.pid, world.pid])
         # Whatever goes wrong from here on, no process is left.
         stack.callback(end_all, processes.find, processes.reap)
         outputs: dict[Rank, tuple[RankOutput, RankOutput]] = {}
@@ -93,6 +93,7 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
                 console.connect(rank.rank, rank.stdout, "stdout"),
                 console.connect(rank.rank, rank.stderr, "stderr"),
             )
+        world.ready()
         supervisor = Supervisor(
             plan,
             processes,

@@ -152,6 +152,8 @@ class Supervisor:
     def _reap(self, now: float) -> None:
         for rank in self._processes.reap():
             self._ending.rank_ended(rank, now)
+            if not rank.status:
+                self._world.rank_exited(rank.rank, describe_status(0))
             if rank.status and self._ending.reason is Reason.FAILURE:
                 self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
 
@@ -289,7 +291,10 @@ class Supervisor:
             what = cause.reason if cause else "it"
             return f"{what}; it had to be killed after {self._plan.grace:g} s"
         if not culprit.status and cause is not None:
-            return f"{cause.reason if cause.aborted else 'it left before the others were done'} (exit code 0)"
+            ended = f" ({describe_status(0)})"
+            return (
+                f"{cause.reason.removesuffix(ended) if cause.aborted else 'it left before the others were done'}{ended}"
+            )
         return describe_status(culprit.status or 0)
 
     def _notes(self, culprit: Rank) -> list[str]:

@@ -1,7 +1,8 @@
 """The job's world as its launchers see it. Here is all that the launcher knows of the directory.
 
 The first node's launcher hosts the directory, so that no rank is special. The launchers of the other nodes watch it.
-Each hears why a world ended, and tells the others when a rank of its own node failed without a word to the directory.
+Each hears why a world ended, and tells the directory what it sees of the ranks of its own node: one that failed without
+a word, and one that is done, which others may be waiting for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from phalanx.types import Address
 
 if TYPE_CHECKING:
     from phalanx.config import Options
-    from phalanx.rendezvous.directory import Directory, EndCause
+    from phalanx.rendezvous.causes import EndCause
+    from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
 
 __all__ = ["HostedWorld", "WatchedWorld", "World", "WorldEnd"]
@@ -49,8 +51,18 @@ class World(Protocol):
 
     address: Address
 
+    @property
+    def pid(self) -> int | None:
+        """The directory's process, if it is a child of this one."""
+
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
+
+    def ready(self) -> None:
+        """Returns once ranks can be served. Called when all have been started."""
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Tells the directory that the process of a rank of this node has ended without a failure."""
 
     def others(self) -> int:
         """How many other nodes still need this launcher."""
@@ -64,7 +76,7 @@ class HostedWorld:
 
     Args:
         bind: Where it listens, and where ranks find it; port 0 takes any.
-        on_end: Called once, from another thread.
+        on_end: Called once, from another thread, at the earliest after `ready`.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -81,17 +93,33 @@ class HostedWorld:
         on_end: Callable[[WorldEnd], None],
     ) -> None:
         from phalanx.rendezvous.addresses import directory_host
-        from phalanx.rendezvous.directory import Directory
+        from phalanx.rendezvous.hosting.start import HostedDirectory
 
         host = directory_host(bind.host, all_local=not several_nodes)
-        self._directory: Directory = Directory(world_size, token=token, bind=Address(host, bind.port), options=options)
+        self._directory: HostedDirectory = HostedDirectory(
+            world_size, token=token, bind=Address(host, bind.port), options=options
+        )
+        self._on_end = on_end
         self._several_nodes = several_nodes
         self.address = Address(bind.host, self._directory.address.port)
 
-        def ended(cause: EndCause) -> None:
-            on_end(WorldEnd(cause.rank, cause.reason, cause.traceback, cause.aborted))
+    @property
+    def pid(self) -> int | None:
+        """The directory's process."""
+        return self._directory.pid
 
+    def ready(self) -> None:
+        """Returns once the directory serves."""
+
+        def ended(cause: EndCause) -> None:
+            self._on_end(WorldEnd(cause.rank, cause.reason, cause.traceback, cause.aborted))
+
+        self._directory.ready()
         self._directory.on_end(ended)
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Tells the directory that the process of a rank has ended without a failure."""
+        self._directory.rank_exited(rank, how)
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
@@ -109,6 +137,8 @@ class HostedWorld:
 class WatchedWorld:
     """On the other nodes: a connection to the directory, made in the background: the first node may start later."""
 
+    pid: int | None = None
+
     def __init__(
         self,
         world_size: int,
@@ -122,6 +152,8 @@ class WatchedWorld:
         self.address = address
         self._watch: DirectoryWatch | None = None
         self._last_words: tuple[int, str, str] | None = None
+        self._exited: list[tuple[int, str]] = []
+        """What the directory is to hear as soon as it can be reached."""
         self._closed = threading.Event()
         self._settled = threading.Event()
         self._lock = threading.Lock()
@@ -159,6 +191,8 @@ class WatchedWorld:
             else:
                 with self._lock:
                     self._watch = watch
+                    for exited in self._exited:
+                        watch.rank_exited(*exited)
                     if self._last_words is not None:
                         watch.abort(*self._last_words)
                     if self._closed.is_set():
@@ -166,10 +200,11 @@ class WatchedWorld:
                 break
         self._settled.set()
 
-    def _ended(self, rank: int | None, reason: str, traceback: str) -> None:
-        if rank is None:
-            reason = f"the first node's launcher at {self.address} is gone: {reason}"
-        self._on_end(WorldEnd(rank, reason, traceback, aborted=rank is None or bool(traceback)))
+    def _ended(self, cause: EndCause | str) -> None:
+        if isinstance(cause, str):
+            self._on_end(WorldEnd(None, f"the first node's launcher at {self.address} is gone: {cause}"))
+        else:
+            self._on_end(WorldEnd(*cause))
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
@@ -179,13 +214,24 @@ class WatchedWorld:
             elif self._last_words is None:
                 self._last_words = (rank, reason, traceback)
 
+    def ready(self) -> None:
+        """Returns at once: ranks find the directory by themselves."""
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Tells the directory that the process of a rank has ended without a failure."""
+        with self._lock:
+            if self._watch is not None:
+                self._watch.rank_exited(rank, how)
+            else:
+                self._exited.append((rank, how))
+
     def others(self) -> int:
         """Nobody needs this launcher."""
         return 0
 
     def close(self) -> None:
         """Stops watching, once it has said what there was to say."""
-        if self._last_words is not None:
+        if self._last_words is not None or self._exited:
             self._settled.wait(LAST_TRY)
         with self._lock:
             self._closed.set()

@@ -1,0 +1,6 @@
+"""How rank 0 or the launcher hosts a directory: in a small process of its own.
+
+In there it depends on nobody's GIL, and on no terminal: a rank that computes for seconds without a pause, or a launcher
+that was stopped by Ctrl-Z, does not keep the others from hearing of a loss. `start` is the way in. `process` is the
+host's side, `bootstrap` the program that it starts, and `service` what runs there.
+"""

@@ -1,0 +1,107 @@
+"""The directory's process: a directory, and the link to its host.
+
+It never outlives the job. When the host ends without a word, it ends at once if no world has formed, else with the last
+rank. This module and what it imports is all that the process loads, so that it starts soon and stays small.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from ...errors import PhalanxError, ProtocolError
+from ...exception_text import describe
+from ...transports.stream import Stream
+from ...wire import hosting as say
+from ...wire.control import Abort, Ended, pack
+from ..causes import EndCause
+from ..directory import Directory
+from ..link import READ_SIZE, Link
+
+__all__ = ["serve"]
+
+LOG_ROOM = 1 << 20
+"""Bytes that may wait for the host, which may be busy or stopped, before log lines are dropped."""
+
+
+def serve(listener: socket.socket, host: socket.socket) -> None:
+    """Serves until the end of the job."""
+    reader = say.HostReader()
+    messages: list[say.HostMessage] = []
+    try:
+        while not messages:
+            data = host.recv(READ_SIZE)
+            if not data:
+                return  # the host is gone already
+            messages += reader.feed(data)
+        setup = messages.pop(0)
+        if not isinstance(setup, say.Setup):
+            raise ProtocolError(f"expected the directory's setup, got {type(setup).__name__}")
+        directory = Directory(
+            setup.world_size,
+            token=setup.token,
+            bind=listener,
+            options=setup.settings,
+            one_world=setup.one_world,
+            job_file=os.fsdecode(setup.job_file) if setup.job_file else None,
+        )
+    except (PhalanxError, OSError) as error:
+        host.sendall(pack(say.Failed(describe(error))))
+        return
+    _Service(directory, Stream(host), reader, setup.log_level).start(messages)
+    directory.join()
+
+
+class _Service:
+    """Does what the host says, and tells it what happens. Everything runs in the directory's thread."""
+
+    def __init__(self, directory: Directory, stream: Stream, reader: say.HostReader, log_level: int) -> None:
+        self._directory = directory
+        self._link = Link(directory.reactor, stream, self._heard, lambda _reason: directory.outlive_host(), reader)
+        self._log_level = log_level
+
+    def start(self, messages: list[say.HostMessage]) -> None:
+        """Begins, with what the host has said so far."""
+
+        def begin() -> None:
+            self._link.send(say.Ready(os.getpid()))
+            for message in messages:
+                self._heard(message)
+            self._link.start()
+
+        logger = logging.getLogger("phalanx")
+        logger.setLevel(self._log_level)
+        logger.addHandler(_ToHost(self._log))
+        self._directory.on_end(self._ended)
+        self._directory.on_launchers(lambda count: self._link.send(say.Launchers(count)))
+        self._directory.reactor.call_soon(begin)
+
+    def _heard(self, message: say.HostMessage) -> None:
+        if isinstance(message, Abort):
+            self._directory.abort(message.rank, message.reason, message.traceback)
+        elif isinstance(message, Ended):
+            self._directory.rank_exited(message.rank, message.how)
+        elif isinstance(message, say.AwaitOthers):
+            self._directory.await_others(message.rank, lambda: self._link.send(say.OthersGone()))
+        elif isinstance(message, say.Close):
+            self._directory.close()
+
+    def _ended(self, cause: EndCause) -> None:
+        self._link.send(say.WorldEnded(*cause))
+
+    def _log(self, line: say.Log) -> None:
+        if self._link.waiting < LOG_ROOM:
+            self._link.send(line)
+
+
+class _ToHost(logging.Handler):
+    """Brings log lines to the host, where the program's own logging shows them."""
+
+    def __init__(self, send: Callable[[say.Log], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(say.Log(record.levelno, record.name, self.format(record)))

@@ -1,0 +1,160 @@
+"""Starts the directory of a job: in a process of its own or, where there can be none, in a thread of this one."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from ...config import Options
+from ...errors import InvalidWorldSize
+from ...transports.tcp import check_tls, listen
+from ...types import Address
+from ..causes import EndCause
+from ..directory import Directory
+from .process import DirectoryProcess, NotStarted
+
+__all__ = ["HostedDirectory"]
+
+logger = logging.getLogger("phalanx.rendezvous")
+
+
+class HostedDirectory:
+    """The directory that rank 0 or the launcher hosts. It listens at once; call `ready` before anything is asked of it.
+
+    Args:
+        world_size: How many ranks the world has.
+        token: What a rank must prove to know; None for a world without authentication.
+        bind: Where to listen; port 0 takes any, an empty host all interfaces.
+        rank: The rank that hosts it, which ends with its first world; None for a launcher, whose ranks may form the
+            next one when all have left.
+        job_file: The file by which the ranks find it, to be removed once all have.
+
+    Raises:
+        ConfigError: The address cannot be listened on, or the TLS files cannot be used.
+        InvalidWorldSize: `world_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        token: bytes | None,
+        bind: Address,
+        options: Options,
+        rank: int | None = None,
+        job_file: Path | None = None,
+    ) -> None:
+        if world_size < 1:
+            raise InvalidWorldSize(world_size)
+        check_tls(options.tls)
+        listener = listen(bind.host, range(bind.port, bind.port + 1))
+        self.address = Address(*listener.getsockname()[:2])
+        self._listener: socket.socket | None = listener
+        """Kept until the process serves: should it never, a thread of this process does, and nobody was turned away."""
+        self._serving: Directory | DirectoryProcess | None = None
+        one_world = rank is not None
+
+        def in_thread(listener: socket.socket) -> Directory:
+            return Directory(
+                world_size,
+                token=token,
+                bind=listener,
+                options=options,
+                one_world=one_world,
+                job_file=job_file,
+                host=rank,
+            )
+
+        self._in_thread = in_thread
+        self._problem = ""
+        try:
+            self._serving = DirectoryProcess(
+                world_size,
+                token=token,
+                listener=listener,
+                options=options,
+                one_world=one_world,
+                job_file=job_file,
+                detached=rank is not None,
+            )
+        except NotStarted as error:
+            self._problem = str(error)
+        except BaseException:
+            listener.close()
+            raise
+
+    @property
+    def pid(self) -> int | None:
+        """The process that it runs in, where that is another one."""
+        return self._serving.pid if isinstance(self._serving, DirectoryProcess) else None
+
+    def ready(self) -> None:
+        """Returns once it serves. May be called twice."""
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        if isinstance(self._serving, DirectoryProcess):
+            try:
+                self._serving.ready()
+            except NotStarted as error:
+                self._serving.close()
+                self._serving = None
+                self._problem = str(error)
+            except BaseException:
+                self._serving.close()
+                listener.close()
+                raise
+            else:
+                listener.close()
+                return
+        logger.warning(
+            "the directory runs in a thread of this process: while the process is busy or stopped, the other ranks are "
+            "not told that one is lost (%s)",
+            self._problem,
+        )
+        self._serving = self._in_thread(listener)
+
+    def on_end(self, callback: Callable[[EndCause], None]) -> None:
+        """Calls back from a thread, once, when a rank aborted the world or was lost."""
+        self._now.on_end(callback)
+
+    def abort(self, rank: int, reason: str, traceback: str = "") -> None:
+        """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""
+        self._now.abort(rank, reason, traceback)
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Says that the process of a rank has ended, without a failure."""
+        self._now.rank_exited(rank, how)
+
+    @property
+    def launchers(self) -> int:
+        """How many launchers of other nodes watch."""
+        return self._now.launchers
+
+    def wait_until_others_left(self, host: int, timeout: float) -> bool:
+        """Waits until every rank but `host` has left or is lost; False if the time ran out first."""
+        return self._now.wait_until_others_left(host, timeout)
+
+    def close(self) -> None:
+        """Ends it: it says that nobody watches any more, and gives everything back. May be called twice."""
+        if self._serving is not None:
+            self._serving.close()
+        self._close_listener()
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+        if self._serving is not None:
+            self._serving.abandon()
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    @property
+    def _now(self) -> Directory | DirectoryProcess:
+        assert self._serving is not None, "the directory was asked before it was ready"
+        return self._serving

@@ -1,0 +1,164 @@
+"""Rank 0 hosts the directory in a process of its own, or in a thread where there can be no process."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.rendezvous.support import (
+    FAST,
+    LOOPBACK,
+    TOKEN,
+    Job,
+    Stranger,
+    check,
+    directory,
+    eventually,
+    free_port,
+    ranks,
+)
+
+from phalanx.errors import ConfigError, WorldNotFormed
+from phalanx.rendezvous.hosting import process
+from phalanx.rendezvous.hosting.start import HostedDirectory
+from phalanx.types import Address
+
+
+def master_job(size: int) -> Job:
+    return Job(size, master=Address(LOOPBACK, free_port()))
+
+
+def host(size: int = 2) -> HostedDirectory:
+    return HostedDirectory(size, token=TOKEN, bind=Address(LOOPBACK, 0), options=FAST, rank=0)
+
+
+def test_it_is_a_process_that_ends_when_it_is_closed() -> None:
+    gc.collect()
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    hosted = host()
+    hosted.ready()
+    assert hosted.pid is not None
+    assert hosted.pid != os.getpid()
+    status = Path(f"/proc/{hosted.pid}/status")
+    assert int(status.read_text().split("VmRSS:")[1].split()[0]) < 48 << 10, "KiB"
+    hosted.close()
+    hosted.close()
+    eventually(lambda: not status.exists(), "its end")
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_it_can_be_closed_before_it_serves() -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    host().close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_it_has_to_say_is_in_the_log_of_its_host(caplog: pytest.LogCaptureFixture) -> None:
+    hosted = host()
+    hosted.ready()
+    with Stranger(hosted.address) as stranger:
+        stranger.send(b"GET / HTTP/1.1\r\n" * 20)
+        stranger.dropped()
+    eventually(lambda: any("dropped a connection" in record.getMessage() for record in caplog.records), "the log")
+    hosted.close()
+
+
+def no_process(monkeypatch: pytest.MonkeyPatch, folder: Path, why: str) -> None:
+    if why == "no interpreter":
+        monkeypatch.setattr(sys, "executable", "")
+    elif why == "frozen":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    elif why == "another program":
+        monkeypatch.setattr(sys, "executable", "/usr/bin/editor")
+    elif why == "it ends at once":
+        program = folder / "python-broken"
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+    else:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.mark.parametrize("why", ["no interpreter", "frozen", "another program", "it ends at once", "no process left"])
+def test_without_a_process_it_is_a_thread(
+    why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    no_process(monkeypatch, tmp_path, why)
+    job = master_job(3)
+    with ranks() as group:
+        for rank in range(3):
+            group.start(job.launch(rank))
+        check(group)
+        assert [backend.control.directory_host for backend in group.world()] == [0, 0, 0]
+        meeting = group.world()[0].world.meeting  # type: ignore[union-attr]
+        assert meeting.directory is not None
+        assert meeting.directory.pid is None
+    warnings = [
+        record.getMessage() for record in caplog.records if "in a thread of this process" in record.getMessage()
+    ]
+    assert len(warnings) == 1
+
+
+def test_a_process_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python-slow"
+    program.write_text("#!/bin/sh\nexec sleep 300\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(process, "START_LIMIT", 0.2)
+    hosted = host()
+    hosted.ready()
+    assert hosted.pid is None
+    hosted.close()
+
+
+def test_an_address_that_is_taken_is_an_error_of_the_host() -> None:
+    hosted = host()
+    with pytest.raises(ConfigError, match="cannot listen"):
+        HostedDirectory(2, token=TOKEN, bind=hosted.address, options=FAST, rank=0)
+    hosted.close()
+
+
+# -- ranks that end before they join -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen", ["after the others came", "before"])
+def test_those_who_wait_for_a_rank_that_has_ended_are_told(seen: str) -> None:
+    """Also those who come only then: no world will ever form here."""
+    with directory(3) as hosted, ranks() as group:
+        job = Job(3, directory=hosted.address)
+        if seen == "before":
+            hosted.rank_exited(2, "exit code 0")
+        group.start(job.launch(0))
+        if seen != "before":
+            eventually(lambda: 0 in hosted._ranks and hosted._ranks[0].member is not None, "rank 0")
+            hosted.rank_exited(2, "exit code 0")
+        for rank in range(2):
+            if rank:
+                group.start(job.launch(rank))
+            error = group.error(rank)
+            assert isinstance(error, WorldNotFormed)
+            assert error.missing == (2,)
+            assert "rank 2: its process ended before it joined the world (exit code 0)" in str(error)
+
+
+def test_a_rank_that_ends_after_it_left_harms_nobody() -> None:
+    with directory(2) as hosted, ranks() as group:
+        job = Job(2, directory=hosted.address)
+        for rank in range(2):
+            group.start(job.launch(rank))
+        group.world()[1].close()
+        hosted.rank_exited(1, "exit code 0")
+        group.world()[0].close()
+        hosted.rank_exited(0, "exit code 0")
+        assert hosted._cause is None
