@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,13 @@ from tests.rendezvous.support import (
 
 import phalanx
 from phalanx.config import Options
-from phalanx.errors import ConfigError, MissingVariable, WorldNotFormed
+from phalanx.deadline import Deadline
+from phalanx.errors import ConfigError, MissingVariable, PeerLost, WorldNotFormed
 from phalanx.rendezvous.addresses import interface_address
+from phalanx.rendezvous.join import dial
+from phalanx.transports.stream import Refused
 from phalanx.types import Address
+from phalanx.wire.handshake import Hello, Role
 
 # -- several hosts without a token -------------------------------------------------------------------------------------
 
@@ -190,3 +196,58 @@ def test_the_token_is_not_needed_twice() -> None:
         assert "tokens differ" in str(group.error(1))
         group.start(job.launch(1))
         check(group)
+
+
+# -- somebody who is gone ----------------------------------------------------------------------------------------------
+
+
+def test_the_try_that_decides_comes_when_it_should() -> None:
+    """Pauses grow, but never beyond the moment at which somebody who did listen is taken for gone."""
+    pauses: list[float] = []
+
+    def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    hello = Hello(Role.CHANNEL, 0, 2, 1, bytes(16), 1)
+    with pytest.raises(Refused):
+        dial(
+            [Address("127.0.0.1", free_port())],
+            hello,
+            None,
+            Options(),
+            Deadline(30),
+            who="rank 1",
+            rest=rest,
+            gone_after=0.5,
+        )
+    assert sum(pauses) < 0.51
+
+
+def test_news_ends_a_pause() -> None:
+    news = threading.Event()
+    seen: list[float] = []
+
+    def rest(seconds: float) -> None:
+        if len(seen) > 3:
+            news.set()
+        seen.append(seconds)
+        news.wait(seconds)
+
+    def check() -> None:
+        if news.is_set():
+            raise PeerLost(1, "it died")
+
+    hello = Hello(Role.CHANNEL, 0, 2, 1, bytes(16), 1)
+    with pytest.raises(PeerLost):
+        dial(
+            [Address("127.0.0.1", free_port())],
+            hello,
+            None,
+            Options(),
+            Deadline(30),
+            who="rank 1",
+            check=check,
+            rest=rest,
+        )
+    assert len(seen) == 5

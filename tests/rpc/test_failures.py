@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.rpc.support import WORLDS, error_of, held, run, until
+from tests.rpc.support import WORLDS, at_once, error_of, held, run, until
 
 import phalanx as px
+from phalanx.deadline import Deadline
 from phalanx.errors import Cancelled, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
 from phalanx.testing import run_ranks
@@ -566,6 +567,31 @@ def open_and_close(world: px.Group, rounds: int) -> float:
 
 def test_a_thousand_agents() -> None:
     assert run_ranks(1, open_and_close, 1000, backend="mesh", timeout=60)[0] < 1.0
+
+
+# -- many threads ----------------------------------------------------------------------------------------------------
+
+
+def threads_of_a_lost_rank(agent: Agent) -> list[float]:
+    """No connection can be made, and that takes a moment to find out: all threads hear of it then."""
+
+    def dial(_dst: int, _deadline: Deadline) -> Any:
+        time.sleep(0.3)
+        raise PeerLost(1, "nobody listens there any more")
+
+    agent._port.dial = dial  # type: ignore[method-assign]
+
+    def one(_number: int) -> float:
+        began = time.monotonic()
+        assert isinstance(error_of(agent.call, 1, "echo", 1, timeout=20), PeerLost)
+        return time.monotonic() - began
+
+    return at_once(8, one)
+
+
+def test_threads_do_not_find_out_one_after_another_that_a_rank_is_lost() -> None:
+    times = run("simulated", 2, serve, threads_of_a_lost_rank)
+    assert max(times) < 1.5, times  # eight times 0.3 s would be 2.4
 
 
 # -- forks and interrupts --------------------------------------------------------------------------------------------

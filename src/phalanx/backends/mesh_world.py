@@ -163,6 +163,7 @@ class MeshWorld(ControlPlane):
                 deadline,
                 who=f"rank {rank}",
                 check=check,
+                rest=lambda seconds: self.verdict(rank, (), seconds),
                 gone_after=GONE_AFTER,
             )
         except Refused:  # it did listen there: it is gone, and so is the directory, or it would have said so

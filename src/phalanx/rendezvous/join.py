@@ -57,6 +57,7 @@ def dial(
     who: str,
     missing: Sequence[int] = (),
     check: Callable[[], None] = lambda: None,
+    rest: Callable[[float], object] = time.sleep,
     gone_after: float = float("inf"),
 ) -> Stream:
     """Connects to the first address where somebody proves to know the token; tries again until the deadline.
@@ -65,6 +66,7 @@ def dial(
         who: Whom this is about, for messages: "the directory" or "rank 3".
         missing: The ranks that are missing if nobody ever answers.
         check: Called between tries and while waiting; it may raise to end them.
+        rest: Waits so many seconds between two tries, or less if there is news that `check` knows.
         gone_after: Seconds after which somebody who did listen there is taken for gone, if nobody does.
 
     Raises:
@@ -91,12 +93,13 @@ def dial(
                 reason = f"{address}: {error}"
             except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
                 reason = str(error)
-                if isinstance(error, Refused) and time.monotonic() - started > gone_after:
+                if isinstance(error, Refused) and time.monotonic() - started >= gone_after:
                     raise
             check()
         if deadline.remaining() <= pause:
             break
-        time.sleep(pause)
+        left = started + gone_after - time.monotonic()
+        rest(min(pause, left) if left > 0 else pause)  # the try that decides comes in time
         pause = min(pause * 1.5, LONGEST_PAUSE)
     where = ", ".join(str(address) for address in addresses[:4])
     raise WorldNotFormed(

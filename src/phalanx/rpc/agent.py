@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._native import core
+from ..backends.base import fresh
 from ..backends.links import LinkPort
 from ..deadline import Deadline
 from ..errors import (
@@ -25,6 +26,7 @@ from ..errors import (
     Closed,
     ConfigError,
     NoConnection,
+    PeerLost,
     PhalanxError,
     ProtocolError,
     RpcTimeout,
@@ -128,6 +130,8 @@ class Agent:
         self._callers: dict[int, CallerLink] = {}
         self._servers: set[ServerLink] = set()
         self._dialling = [threading.Lock() for _ in self.world_ranks]
+        self._found_lost: dict[int, tuple[float, PeerLost]] = {}
+        """Ranks that a connection could not be made to, because they are gone, and when that was found out."""
         self._closed = False
         self._lock = threading.RLock()
         name = f"phalanx-rpc-{self.world_ranks[self.rank]}"
@@ -433,12 +437,23 @@ class Agent:
         if dst != self.rank:
             self._backend.check_peer(dst)
         lock = self._dialling[dst]
+        came = time.monotonic()
         with self._service.waits():
             if not lock.acquire(timeout=deadline.remaining()):
                 raise self._no_answer(dst, deadline)
             try:
                 link = self._callers.get(dst)
-                return link if link is not None else self._connect(dst, deadline)
+                if link is not None:
+                    return link
+                # If another thread found out while this one waited that the rank is gone, it need not find out again:
+                # several threads, each waiting for the one before it, would hear of a loss one after another.
+                found, lost = self._found_lost.get(dst, (0.0, None))
+                if lost is not None and found >= came:
+                    raise fresh(lost, "", self.world_ranks[self.rank])
+                return self._connect(dst, deadline)
+            except PeerLost as lost:
+                self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
+                raise
             finally:
                 lock.release()
 
