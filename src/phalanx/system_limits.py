@@ -32,7 +32,7 @@ def out_of_resources(error: BaseException) -> OutOfResources | None:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         limit = _limit("RLIMIT_NOFILE")
-        words = f"this process may have {limit} files and connections open, and has (raise RLIMIT_NOFILE: ulimit -n)"
+        words = f"this process has as many files and connections open as it may: {limit} (RLIMIT_NOFILE; ulimit -n)"
     elif number == errno.ENFILE:
         words = "no more files can be opened on this machine (raise the sysctl fs.file-max)"
     elif number in (errno.ENOMEM, errno.ENOBUFS):

@@ -48,7 +48,7 @@ def test_no_more_descriptors(poor: int, transport: Any, use: Callable[[px.Group]
     found = run_ranks(2, run_out_of_files, poor, use, backend="mesh", options=options, timeout=20)
     name, words, limit = found[poor]
     assert name == "OutOfResources", found
-    assert f"may have {limit} files and connections open" in words, found
+    assert f"files and connections open as it may: {limit}" in words, found
     assert "ulimit -n" in words, found
     assert found[1 - poor][0], found
 
