@@ -360,7 +360,7 @@ def test_second_ctrl_c_kills_at_once(run: Runner) -> None:
     start = time.monotonic()
     terminal.type(b"\x03")
     time.sleep(0.5)  # two at once would be one signal
-    assert len(alive(run.mark)) == 4  # launcher, guardian, two ranks
+    assert len(alive(run.mark)) == 5  # launcher, directory, guardian, two ranks
     terminal.type(b"\x03")
     assert terminal.finish() == 130
     assert time.monotonic() - start < 30
@@ -409,7 +409,7 @@ def test_ranks_die_with_the_launcher(run: Runner, number: signal.Signals) -> Non
     )
     job = run.start("-n", "2", script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ready(run, 2)
-    assert len(alive(run.mark)) == 2 + 2 * 4
+    assert len(alive(run.mark)) == 3 + 2 * 4
     job.process.send_signal(number)
     job.process.wait(LIMIT)
     run.assert_nothing_left(limit=5)

@@ -25,7 +25,6 @@ from tests.rendezvous.support import (
 )
 
 from phalanx.errors import ConfigError, WorldNotFormed
-from phalanx.rendezvous.hosting import process
 from phalanx.rendezvous.hosting.start import HostedDirectory
 from phalanx.types import Address
 
@@ -115,9 +114,8 @@ def test_a_process_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPa
     program.write_text("#!/bin/sh\nexec sleep 300\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(process, "START_LIMIT", 0.2)
     hosted = host()
-    hosted.ready()
+    hosted.ready(timeout=0.2)
     assert hosted.pid is None
     hosted.close()
 

@@ -109,7 +109,7 @@ class MeshWorld(ControlPlane):
         )
         self._reactor.start()
         if meeting.directory is not None:
-            meeting.directory.ready()
+            meeting.directory.ready(deadline.remaining())
         hello = Hello(Role.RANK, self.rank, self.size)
         stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who="the directory", missing=[0])
         self.directory_seen_at = stream.peer_host

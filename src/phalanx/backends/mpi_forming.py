@@ -13,6 +13,7 @@ import numpy as np
 from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import ConfigError, PhalanxError, WorldNotFormed
+from ..exception_text import message_of
 from ..rendezvous.addresses import interface_address
 from ..rendezvous.host import host_id
 from ..rendezvous.hosting.start import HostedDirectory
@@ -26,6 +27,8 @@ __all__ = ["Communicators", "all_host_ids", "arrange", "communicators"]
 
 _INVITATION = 4096
 """Bytes in which rank 0 says where it hosts the directory."""
+MAX_PROBLEM = 800
+"""Characters of what rank 0 says when it cannot: they fit, even if each takes four bytes."""
 _HOST_ID = 128
 _SETS = 63
 """Worlds that may be open at the same time in one process."""
@@ -94,7 +97,7 @@ def finish(mpi: Mpi, request: Any, deadline: Deadline) -> None:
 def all_host_ids(mpi: Mpi, comm: Any, deadline: Deadline) -> list[bytes]:
     """What tells the hosts of all ranks apart."""
     mine = np.zeros(_HOST_ID, np.uint8)
-    name = host_id().encode()[:_HOST_ID]
+    name = host_id().encode("utf-8", "surrogateescape")[:_HOST_ID]
     mine[: len(name)] = np.frombuffer(name, np.uint8)
     everyone = np.zeros((comm.size, _HOST_ID), np.uint8)
     with mpi.lock:
@@ -150,7 +153,7 @@ def arrange(
             )
             invitation.addresses = [(name, directory.address.port) for name in names]
         except PhalanxError as error:
-            invitation.problem = str(error)
+            invitation.problem = message_of(error)[:MAX_PROBLEM]
         data = msgspec.msgpack.encode(invitation)
         slot[: len(data)] = np.frombuffer(data, np.uint8)
         slot[-2:] = divmod(len(data), 256)

@@ -18,6 +18,7 @@ from ..config.reader import Reader
 from ..config.secret import find_token
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, RendezvousError, WorldNotFormed
+from ..exception_text import describe
 from ..rendezvous.addresses import directory_host, is_local
 from ..rendezvous.meeting import Meeting
 from ..rendezvous.token_file import new_token
@@ -59,7 +60,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     try:
         meeting, place = _host(store, token, world_size, options)
     except Exception as error:
-        _publish(store, key, _Place(failure=f"{type(error).__name__}: {error}"))
+        _publish(store, key, _Place(failure=describe(error)))
         raise
     meeting.on_formed = lambda: _remove(store, key)  # by then everybody has read it
     try:

@@ -93,7 +93,6 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
                 console.connect(rank.rank, rank.stdout, "stdout"),
                 console.connect(rank.rank, rank.stderr, "stderr"),
             )
-        world.ready()
         supervisor = Supervisor(
             plan,
             processes,

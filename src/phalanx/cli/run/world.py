@@ -58,9 +58,6 @@ class World(Protocol):
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
 
-    def ready(self) -> None:
-        """Returns once ranks can be served. Called when all have been started."""
-
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank of this node has ended without a failure."""
 
@@ -76,7 +73,7 @@ class HostedWorld:
 
     Args:
         bind: Where it listens, and where ranks find it; port 0 takes any.
-        on_end: Called once, from another thread, at the earliest after `ready`.
+        on_end: Called once, from another thread.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -102,35 +99,52 @@ class HostedWorld:
         self._on_end = on_end
         self._several_nodes = several_nodes
         self.address = Address(bind.host, self._directory.address.port)
+        self._lock = threading.Lock()
+        self._later: list[Callable[[], None]] | None = []
+        """What the directory is to hear once it serves; None from then on."""
+        # In the background: the launcher watches its ranks from the moment when they are started.
+        self._starting = threading.Thread(target=self._start, name="phalanx-start", daemon=True)
+        self._starting.start()
 
     @property
     def pid(self) -> int | None:
         """The directory's process."""
         return self._directory.pid
 
-    def ready(self) -> None:
-        """Returns once the directory serves."""
-
+    def _start(self) -> None:
         def ended(cause: EndCause) -> None:
-            self._on_end(WorldEnd(cause.rank, cause.reason, cause.traceback, cause.aborted))
+            self._on_end(WorldEnd(*cause))
 
         self._directory.ready()
         self._directory.on_end(ended)
+        with self._lock:
+            for call in self._later or ():
+                call()
+            self._later = None
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if self._later is not None:
+                self._later.append(call)
+                return
+        call()
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank has ended without a failure."""
-        self._directory.rank_exited(rank, how)
+        self._tell(lambda: self._directory.rank_exited(rank, how))
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
-        self._directory.abort(rank, reason, traceback)
+        self._tell(lambda: self._directory.abort(rank, reason, traceback))
 
     def others(self) -> int:
         """How many launchers of other nodes watch."""
+        self._starting.join()
         return self._directory.launchers if self._several_nodes else 0
 
     def close(self) -> None:
         """Closes the directory."""
+        self._starting.join()
         self._directory.close()
 
 
@@ -213,9 +227,6 @@ class WatchedWorld:
                 self._watch.abort(rank, reason, traceback)
             elif self._last_words is None:
                 self._last_words = (rank, reason, traceback)
-
-    def ready(self) -> None:
-        """Returns at once: ranks find the directory by themselves."""
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank has ended without a failure."""

@@ -31,8 +31,6 @@ __all__ = ["DirectoryProcess", "NotStarted"]
 
 logger = logging.getLogger("phalanx.rendezvous")
 
-START_LIMIT = 20.0
-"""Seconds in which the process must say that it serves. A tenth of a second is usual."""
 CLOSE_LIMIT = 5.0
 """Seconds in which it must have ended once it was told to."""
 PYTHONS = ("python", "pypy")
@@ -98,13 +96,13 @@ class DirectoryProcess:
             self.pid = self._process.pid
         self._detached = detached
 
-    def ready(self) -> None:
+    def ready(self, timeout: float) -> None:
         """Waits until it serves.
 
         Raises:
             NotStarted: It does not come to.
         """
-        deadline = Deadline(START_LIMIT)
+        deadline = Deadline(timeout)
         view = memoryview(bytearray(READ_SIZE))
         messages: list[say.HostMessage] = []
         try:
@@ -112,7 +110,7 @@ class DirectoryProcess:
                 count = self._stream.receive_into(view)
                 messages += self._reader.feed(view[:count])
                 if not messages and not wait_ready(self._stream.fd, self._stream.read_events, deadline, no_check):
-                    raise NotStarted(f"its process did not answer within {START_LIMIT:g} s")
+                    raise NotStarted(f"its process did not answer within {timeout:.3g} s")
         except StreamEnded:
             raise NotStarted("its process ended at once") from None
         first = messages.pop(0)

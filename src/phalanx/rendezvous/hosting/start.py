@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ from .process import DirectoryProcess, NotStarted
 __all__ = ["HostedDirectory"]
 
 logger = logging.getLogger("phalanx.rendezvous")
+
+START_LIMIT = 20.0
+"""Seconds in which the process must say that it serves. A tenth of a second is usual."""
 
 
 class HostedDirectory:
@@ -90,14 +94,14 @@ class HostedDirectory:
         """The process that it runs in, where that is another one."""
         return self._serving.pid if isinstance(self._serving, DirectoryProcess) else None
 
-    def ready(self) -> None:
-        """Returns once it serves. May be called twice."""
+    def ready(self, timeout: float = math.inf) -> None:
+        """Returns once it serves: in a thread, if the process does not in that time. May be called twice."""
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
         if isinstance(self._serving, DirectoryProcess):
             try:
-                self._serving.ready()
+                self._serving.ready(min(START_LIMIT, timeout))
             except NotStarted as error:
                 self._serving.close()
                 self._serving = None
