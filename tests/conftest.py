@@ -8,10 +8,25 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tests import lateness
+
+pytest_plugins = ["tests.second_chance"]
 
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One probe for the whole run: workers of xdist inherit its name."""
+    if not hasattr(config, "workerinput"):
+        probe = lateness.Probe()
+        config.add_cleanup(probe.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    lateness.begin()
 
 
 def pytest_collection_finish() -> None:
