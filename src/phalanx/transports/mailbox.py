@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager as Lock
@@ -36,6 +37,10 @@ class Envelope(NamedTuple):
 
 class Sink(ABC):
     """Where the payload of a receive goes."""
+
+    receive: weakref.ref[Receive] | None = None
+    """What it was posted for. Known before anything can come, so that a caller who is interrupted inside `post` can
+    take it back: nobody writes to the memory of a call that has raised."""
 
     @abstractmethod
     def open(self, envelope: Envelope) -> memoryview:
@@ -119,7 +124,7 @@ class Operation:
 class Receive(Operation):
     """A posted receive. `src` None means from anyone, `tag` None with any tag."""
 
-    __slots__ = ("arrival", "envelope", "sink", "src", "tag")
+    __slots__ = ("__weakref__", "arrival", "envelope", "sink", "src", "tag")
 
     def __init__(self, src: int | None, tag: int | None, sink: Sink) -> None:
         super().__init__()
@@ -201,6 +206,7 @@ class Mailbox:
     def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
         """Announces a receive; it may be done at once."""
         receive = Receive(src, tag, sink)
+        sink.receive = weakref.ref(receive)
         with self._lock:
             if self._error is not None:
                 receive.settle(self._error)
