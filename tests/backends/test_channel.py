@@ -401,3 +401,15 @@ def test_an_interrupt_while_a_message_is_refused_tells_the_receive(pipe: Pipe, m
         pipe.feed(frame(b"first"))
     assert told == [receive]
     assert isinstance(receive.error, SizeMismatch)
+
+
+def test_an_interrupt_at_the_end_of_a_stream_tells_the_end(pipe: Pipe) -> None:
+    """Else a receive would wait for what can never come."""
+    pipe.channel._on_end = once(pipe.ends)
+    pipe.far.sendall(frame(b"first")[:-1])
+    pipe.far.close()
+    receive, _ = pipe.post(5)
+    with pytest.raises(Interrupt):
+        pipe.pump()
+    assert isinstance(pipe.ends.last, StreamEnded)
+    assert (receive.done, receive.error) == (True, pipe.ends.error)

@@ -68,6 +68,7 @@ class Inbound:
         self._arrival: Arrival | None = None
         self._settled: list[Operation] = []
         self._finished: list[Arrival] = []
+        self._over: Exception | None = None
         """What was decided under the lock, to be told without it (see `_tell`)."""
         self._paused = False
         self._goodbye = False
@@ -152,16 +153,12 @@ class Inbound:
                 if self._arrival in self._finished:
                     self._arrival = None
             if reason is not None:
+                self._over = reason
                 self.ended = True
                 self._close_stream()
             more = more or self._paused
-        if self._settled or self._finished:
+        if self._settled or self._finished or reason is not None:
             self._tell()
-        if reason is not None:
-            failure = self._on_end(self, reason, self._goodbye)
-            arrival, self._arrival = self._arrival, None
-            if arrival is not None:
-                arrival.mailbox.cut(arrival, failure)
         if interrupt is not None:
             raise interrupt
         return more
@@ -179,6 +176,12 @@ class Inbound:
             arrival.mailbox.finish(arrival)
             with contextlib.suppress(ValueError):
                 self._finished.remove(arrival)
+        if self._over is not None:
+            failure = self._on_end(self, self._over, self._goodbye)
+            cut, self._arrival = self._arrival, None
+            if cut is not None:
+                cut.mailbox.cut(cut, failure)
+            self._over = None
 
     def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
         """Closes the stream from this side; a message that is half here fails with `error`.
