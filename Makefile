@@ -43,6 +43,9 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
 # A worker begins with neighbours, which share worlds, and takes from the others when it is done.
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal --second-chances 3
 
+# Byte code is kept, whatever the environment says: thousands of processes would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BEGAN := $(shell date +%s)
 # $(call stage,name,command): runs it, and says how long it took.
 stage = began=$$(date +%s); $(2); code=$$?; printf '== %s: %d s\n' $(1) $$(($$(date +%s) - began)); exit $$code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,8 @@ settings.load_profile("phalanx")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One probe for the whole run: workers of xdist inherit its name."""
+    """What all processes of a run inherit: workers of xdist, ranks, and whatever they start."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, whose arrays Phalanx refuses
     if not hasattr(config, "workerinput"):
         probe = lateness.Probe()
         config.add_cleanup(probe.close)

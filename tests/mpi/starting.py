@@ -27,8 +27,15 @@ class Starter:
         self._jobs = jobs
         self._mpirun = mpirun(name)
 
-    def start(self, ranks: int, *command: str | Path, options: tuple[str, ...] = (), **env: str) -> Job:
-        """Starts ranks; `options` are mpirun's."""
+    def start(
+        self,
+        ranks: int,
+        *command: str | Path,
+        options: tuple[str, ...] = (),
+        through: tuple[str, ...] = (),
+        **env: str,
+    ) -> Job:
+        """Starts ranks; `options` are mpirun's, `through` is a command that runs Python."""
         # mpi4py is one package for every MPI. A container's root is refused by Open MPI unless it insists, and two
         # cores are fewer than four ranks.
         env = {
@@ -40,5 +47,5 @@ class Starter:
         }
         more = ("--map-by", ":OVERSUBSCRIBE") if self.name == "openmpi" else ()
         return self._jobs.start(
-            self._mpirun, *more, *options, "-n", str(ranks), sys.executable, *command, env=env, cwd=ROOT
+            self._mpirun, *more, *options, "-n", str(ranks), *through, sys.executable, *command, env=env, cwd=ROOT
         )
