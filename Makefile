@@ -37,19 +37,33 @@ help: ## this list
 demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 	@$(VENV)/bin/phalanx demo $(ARGS)
 
-# The failure contract is tested to the second, and a busy machine can be late: a test that failed is run again, twice at
-# most, and the summary says so.
+# Tests wait for each other and for clocks as well, so that a small machine has one worker more than processors; on a
+# large one the ranks of a test want some of their own.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
+# A test that failed is run once more, three of all at most, and the summary shows why: see tests/second_chance.py.
+# A worker begins with neighbours, which share worlds, and takes from the others when it is done.
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal --second-chances 3
+
+# Byte code is kept, whatever the environment says: thousands of processes would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+BEGAN := $(shell date +%s)
+# $(call stage,name,command): runs it, and says how long it took.
+stage = began=$$(date +%s); $(2); code=$$?; printf '== %s: %d s\n' $(1) $$(($$(date +%s) - began)); exit $$code
+
 .PHONY: test
-test: lint $(VENV)/.torch $(VENV)/.jax $(MPI)/.made ## install with test extras, lint, type check, all tests
-	$(SAY) "tests"
-	@$(PY) -m pytest -n 3 --reruns 2 $(ARGS)
+test: ready lint ## install with test extras, lint, type check, all tests
+	$(SAY) "tests, $(WORKERS) at a time"
+	@$(call stage,"tests",$(PY) $(PYTEST) $(ARGS))
+
+.PHONY: ready
+ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(MPI)/.made
+	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
 lint: $(VENV)/.test ## ruff and mypy
 	$(SAY) "ruff, mypy"
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
+	@$(call stage,"ruff and mypy",$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy)
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in site/
@@ -91,7 +105,7 @@ TORCHES ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0
 test-torches: $(TORCHES:%=.venv-torch-%/.installed) ## the plug-in's tests on older releases of torch
 	@for release in $(TORCHES); do \
 	    printf '== torch %s\n' $$release; \
-	    .venv-torch-$$release/bin/python -m pytest -q -n 2 --reruns 2 tests/torch_backend $(ARGS) || exit 1; \
+	    .venv-torch-$$release/bin/python $(PYTEST) -q tests/torch_backend $(ARGS) || exit 1; \
 	done
 
 .venv-torch-%/.installed: $(NATIVE)

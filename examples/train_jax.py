@@ -11,6 +11,9 @@ import numpy as np
 import phalanx as px
 from phalanx.cli.demo.digits import load
 
+# Phalanx moves arrays of the processors' memory; where there is a GPU, JAX would keep them there.
+jax.config.update("jax_platforms", "cpu")
+
 HIDDEN, BATCH, STEPS, RATE = 128, 32, 400, 0.5
 
 

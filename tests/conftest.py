@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tests import lateness
+
+pytest_plugins = ["tests.second_chance"]
 
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What all processes of a run inherit: workers of xdist, ranks, and whatever they start."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, whose arrays Phalanx refuses
+    if not hasattr(config, "workerinput"):
+        probe = lateness.Probe()
+        config.add_cleanup(probe.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    lateness.begin()
 
 
 def pytest_collection_finish() -> None:

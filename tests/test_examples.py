@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.lateness import bound
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,17 +46,26 @@ ALONE = {
 }
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    own = ("RANK", "WORLD_SIZE", "JAX_PLATFORMS")
+    environment = {name: value for name, value in os.environ.items() if name not in own} | env
     return subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", list(LAUNCHED))
+@functools.cache
+def launched(name: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    """One run of an example for all tests that read what it says."""
+    return run("-m", "phalanx", "run", "-n", str(ranks), str(EXAMPLES / name))
+
+
+RANKS = {"hello.py": 4, "objects.py": 4, "train_numpy.py": 2, "parameter_server.py": 4, "evaluator.py": 2}
+
+
+@pytest.mark.parametrize(("name", "ranks"), RANKS.items())
 def test_an_example_under_the_launcher(name: str, ranks: int) -> None:
-    done = run("-m", "phalanx", "run", "-n", str(ranks), str(EXAMPLES / name))
+    done = launched(name, ranks)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in LAUNCHED[name]:
         assert words.format(n=ranks, sum=ranks * (ranks - 1) // 2) in done.stdout
@@ -70,7 +81,7 @@ def test_an_example_by_plain_python(name: str) -> None:
 
 
 def test_training_learns() -> None:
-    done = run("-m", "phalanx", "run", "-n", "2", str(EXAMPLES / "train_numpy.py"))
+    done = launched("train_numpy.py", 2)
     accuracy = re.search(r"([\d.]+)% of the test images are right", done.stdout)
     assert accuracy, done.stdout + done.stderr
     assert float(accuracy[1]) > 95
@@ -78,7 +89,7 @@ def test_training_learns() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_parameter_server_learns_from_all_workers(ranks: int) -> None:
-    done = run("-m", "phalanx", "run", "-n", str(ranks), str(EXAMPLES / "parameter_server.py"))
+    done = launched("parameter_server.py", ranks)
     first, last = (re.search(rf"{when}: ([\d.]+)", done.stdout) for when in ("in the beginning", "final loss"))
     assert first, done.stdout + done.stderr
     assert last, done.stdout + done.stderr
@@ -89,7 +100,7 @@ def test_the_parameter_server_learns_from_all_workers(ranks: int) -> None:
 
 
 def test_an_evaluation_with_little_time_answers_with_what_it_has() -> None:
-    done = run("-m", "phalanx", "run", "-n", "2", str(EXAMPLES / "evaluator.py"))
+    done = launched("evaluator.py", 2)
     part = re.search(r"in (\d+) of 12 batches, known within half a second", done.stdout)
     assert part or "'evaluate' on rank 1: no answer within 0.5 s" in done.stdout, done.stdout + done.stderr
     assert not part or int(part[1]) < 12
@@ -100,7 +111,7 @@ def test_survivors_say_who_was_lost() -> None:
     assert done.returncode != 0
     noticed = re.findall(r"rank (\d) noticed after ([\d.]+) s: rank 3 is lost", done.stdout)
     assert sorted(int(rank) for rank, _ in noticed) == [0, 1, 2], done.stdout + done.stderr
-    assert all(float(seconds) < 1 for _, seconds in noticed)
+    assert all(float(seconds) < bound(1) for _, seconds in noticed)
 
 
 def test_failure_alone_says_what_it_needs() -> None:
@@ -149,7 +160,8 @@ def test_the_gpt_alone_learns() -> None:
 @needs("jax")
 @pytest.mark.parametrize("launcher", [[], ["-m", "phalanx", "run", "-n", "2"]])
 def test_training_with_jax(launcher: list[str]) -> None:
-    done = run(*launcher, str(EXAMPLES / "train_jax.py"))
+    # As on a machine where JAX would take the GPU.
+    done = run(*launcher, str(EXAMPLES / "train_jax.py"), JAX_PLATFORMS="cuda")
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy = re.search(r"([\d.]+)% of the test images are right", done.stdout)
     assert accuracy, done.stdout + done.stderr
@@ -159,4 +171,5 @@ def test_training_with_jax(launcher: list[str]) -> None:
 
 def test_no_example_is_forgotten() -> None:
     others = {"failure.py", "train_gpt.py", "train_jax.py"}
+    assert RANKS.keys() == LAUNCHED.keys()
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, *others}

@@ -6,6 +6,8 @@ that depends on the order differs from seed to seed, and a world in which no mes
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +22,20 @@ from phalanx.algorithms import Recv, Schedule, Send, chunk_bounds
 Array = npt.NDArray[Any]
 SIZES = range(1, 65)
 MANY = 24
+
+
+def every_size(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test for each of `SIZES`: one test per size would cost more than what it runs."""
+
+    @functools.wraps(test)
+    def run_all(**arguments: Any) -> None:
+        for size in SIZES:
+            test(size=size, **arguments)
+
+    taken = inspect.signature(test)
+    others = [parameter for name, parameter in taken.parameters.items() if name != "size"]
+    run_all.__signature__ = taken.replace(parameters=others)  # type: ignore[attr-defined]
+    return run_all
 
 
 class Deadlock(AssertionError):

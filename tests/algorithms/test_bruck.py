@@ -5,10 +5,10 @@ import pytest
 
 from phalanx.algorithms import bruck
 
-from .simulate import SIZES, simulate
+from .simulate import every_size, simulate
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("buffered", [False, True])
 def test_barrier(size: int, buffered: bool) -> None:
     schedules = [bruck.barrier(rank, size) for rank in range(size)]
@@ -20,7 +20,7 @@ def test_barrier(size: int, buffered: bool) -> None:
     assert {len(schedule.steps) for schedule in schedules} == {rounds}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_an_all_gather_sends_no_byte_twice(size: int) -> None:
     schedules = [bruck.all_gather(rank, size) for rank in range(size)]
     report = simulate(schedules, np.zeros((size, 3 * size)))

@@ -5,10 +5,10 @@ import pytest
 from phalanx.algorithms import chain
 from phalanx.errors import InvalidRank, UsageError
 
-from .simulate import SIZES, check_overlap, integers, simulate
+from .simulate import check_overlap, every_size, integers, simulate
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_broadcast(size: int) -> None:
     for root in sorted({0, 1 % size, size - 1}):
         for pieces in (1, 2, 7):

@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.algorithms import Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
 
-from .simulate import SIZES, Report, check_overlap, counts, integers, simulate, wild_floats
+from .simulate import Report, check_overlap, counts, every_size, integers, simulate, wild_floats
 
 
 def run(schedules: list[Schedule], count: int, check: Callable[[np.ndarray, np.ndarray], None], *, seed: int) -> Report:
@@ -37,7 +37,7 @@ def some_roots(size: int) -> list[int]:
     return sorted({0, 1 % size, size // 2, size - 1})
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("algorithm", [linear, star], ids=["linear", "star"])
 def test_gather_and_scatter(algorithm: ModuleType, size: int) -> None:
     for root in some_roots(size):
@@ -76,7 +76,7 @@ ROUNDS: dict[ModuleType, Callable[[int], int]] = {
 """Messages one after another, of an all_gather or reduce_scatter."""
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("algorithm", ROUNDS, ids=lambda module: module.__name__.split(".")[-1])
 def test_all_gather(algorithm: ModuleType, size: int) -> None:
     schedules = [algorithm.all_gather(rank, size) for rank in range(size)]
@@ -94,7 +94,7 @@ def test_all_gather(algorithm: ModuleType, size: int) -> None:
             assert report.rounds == ROUNDS[algorithm](size)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("algorithm", [ring, star, halving_doubling], ids=["ring", "star", "halving_doubling"])
 def test_reduce_scatter(algorithm: ModuleType, size: int) -> None:
     schedules = [algorithm.reduce_scatter(rank, size) for rank in range(size)]
@@ -123,7 +123,7 @@ def test_halving_and_doubling_move_as_few_bytes_as_the_ring(size: int) -> None:
         assert moved[0] == moved[1]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_reduce_scatter_has_the_same_bits_in_every_run(size: int) -> None:
     for algorithm in (ring, star, halving_doubling):
         results = set()
@@ -135,7 +135,7 @@ def test_reduce_scatter_has_the_same_bits_in_every_run(size: int) -> None:
         assert len(results) == 1
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_star_reduce(size: int) -> None:
     for root in some_roots(size):
         schedules = [star.reduce(rank, size, root) for rank in range(size)]
@@ -147,7 +147,7 @@ def test_star_reduce(size: int) -> None:
         run(schedules, size + 1, reduced, seed=size)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("algorithm", [pairwise, star, bruck, linear], ids=["pairwise", "star", "bruck", "linear"])
 def test_all_to_all(algorithm: ModuleType, size: int) -> None:
     schedules = [algorithm.all_to_all(rank, size) for rank in range(size)]
@@ -166,7 +166,7 @@ def test_all_to_all(algorithm: ModuleType, size: int) -> None:
         assert report.rounds == rounds[algorithm]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_what_bruck_takes_through_a_rank(size: int) -> None:
     for rank in range(size):
         held = {rank * size + peer for peer in range(size)} | bruck.passing(rank, size)

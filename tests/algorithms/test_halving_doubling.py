@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.algorithms import Schedule, halving_doubling
 
-from .simulate import SIZES, check_overlap, counts, integers, simulate, wild_floats
+from .simulate import check_overlap, counts, every_size, integers, simulate, wild_floats
 
 ALL_REDUCES = [halving_doubling.all_reduce, halving_doubling.short_all_reduce]
 Make = Callable[[int, int], Schedule]
@@ -18,7 +18,7 @@ def rounds(size: int) -> int:
     return size.bit_length() - 1 + (2 if size & (size - 1) else 0)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("make", ALL_REDUCES)
 def test_all_reduce(make: Make, size: int) -> None:
     schedules = [make(rank, size) for rank in range(size)]
@@ -39,7 +39,7 @@ def test_all_reduce(make: Make, size: int) -> None:
                 assert report.rounds == rounds(size) + size.bit_length() - 1
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("make", ALL_REDUCES)
 def test_all_ranks_have_the_same_bits_in_every_run(make: Make, size: int) -> None:
     schedules = [make(rank, size) for rank in range(size)]
@@ -51,7 +51,7 @@ def test_all_ranks_have_the_same_bits_in_every_run(make: Make, size: int) -> Non
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_a_short_all_reduce_combines_neighbours_in_the_order_of_ranks_everywhere(size: int) -> None:
     # With text there is no way to change the operands' places unseen, as there is not with a NaN or a signed zero.
     buffers = np.array([[f"{rank} "] for rank in range(size)], dtype=object)

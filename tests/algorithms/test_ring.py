@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import pytest
-
 from phalanx.algorithms import chunk_bounds, ring
 
-from .simulate import SIZES, check_overlap, counts, integers, simulate, wild_floats
+from .simulate import check_overlap, counts, every_size, integers, simulate, wild_floats
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_all_reduce(size: int) -> None:
     schedules = [ring.all_reduce(rank, size) for rank in range(size)]
     for schedule in schedules:
@@ -25,7 +23,7 @@ def test_all_reduce(size: int) -> None:
             assert abs(moved - exact) <= (0 if count % size == 0 else 2 * wanted.itemsize)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_all_ranks_have_the_same_bits_in_every_run(size: int) -> None:
     schedules = [ring.all_reduce(rank, size) for rank in range(size)]
     results = set()
@@ -51,7 +49,7 @@ def test_a_chunk_is_reduced_on_its_way_round_and_finished_on_its_own_rank() -> N
     assert data[::-1].sum(axis=0).tobytes() != buffers[0].tobytes()
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_a_rank_talks_to_its_neighbours_only(size: int) -> None:
     for rank in range(size):
         for step in ring.all_reduce(rank, size).steps:

@@ -5,7 +5,7 @@ import pytest
 
 from phalanx.algorithms import Schedule, star
 
-from .simulate import SIZES, check_overlap, counts, integers, simulate, wild_floats
+from .simulate import check_overlap, counts, every_size, integers, simulate, wild_floats
 
 
 def check_star(schedules: list[Schedule]) -> None:
@@ -16,7 +16,7 @@ def check_star(schedules: list[Schedule]) -> None:
             assert {send.peer for send in step.sends} | {recv.peer for recv in step.recvs} <= allowed
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_broadcast(size: int) -> None:
     for root in range(size):
         schedules = [star.broadcast(rank, size, root) for rank in range(size)]
@@ -41,7 +41,7 @@ def test_broadcast(size: int) -> None:
                 assert (report.sent[rank], report.received[rank]) == moved
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_all_reduce(size: int) -> None:
     schedules = [star.all_reduce(rank, size) for rank in range(size)]
     check_star(schedules)
@@ -59,7 +59,7 @@ def test_all_reduce(size: int) -> None:
             assert report.rounds == steps
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_all_ranks_have_the_same_bits_in_every_run(size: int) -> None:
     schedules = [star.all_reduce(rank, size) for rank in range(size)]
     results = set()
@@ -82,7 +82,7 @@ def test_all_reduce_is_the_sum_in_the_order_of_ranks() -> None:
     assert backwards.tobytes() != buffers[5].tobytes(), "the data cannot tell one order from another"
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("buffered", [False, True])
 def test_barrier(size: int, buffered: bool) -> None:
     schedules = [star.barrier(rank, size) for rank in range(size)]

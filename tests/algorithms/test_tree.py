@@ -5,7 +5,7 @@ import pytest
 
 from phalanx.algorithms import tree
 
-from .simulate import SIZES, check_overlap, counts, integers, simulate, wild_floats
+from .simulate import check_overlap, counts, every_size, integers, simulate, wild_floats
 
 
 def log2_up(size: int) -> int:
@@ -16,7 +16,7 @@ def log2_down(size: int) -> int:
     return size.bit_length() - 1
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_broadcast(size: int) -> None:
     for root in range(size):
         schedules = [tree.broadcast(rank, size, root) for rank in range(size)]
@@ -37,7 +37,7 @@ def test_broadcast(size: int) -> None:
             assert report.rounds == log2_up(size)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_reduce(size: int) -> None:
     for root in range(size):
         schedules = [tree.reduce(rank, size, root) for rank in range(size)]
@@ -77,7 +77,7 @@ def test_reduce_combines_neighbours_in_the_order_of_ranks(size: int) -> None:
         assert buffers[root][0].split() == [str((root + i) % size) for i in range(size)]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 @pytest.mark.parametrize("buffered", [False, True])
 def test_barrier(size: int, buffered: bool) -> None:
     schedules = [tree.barrier(rank, size) for rank in range(size)]
@@ -91,7 +91,7 @@ def test_barrier(size: int, buffered: bool) -> None:
         assert sum(len(step.recvs) for step in schedule.steps) == report.messages[rank]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@every_size
 def test_at_least_half_of_all_ranks_are_leaves(size: int) -> None:
     leaves = [rank for rank in range(size) if not any(step.recvs for step in tree.reduce(rank, size, 0).steps)]
     assert len(leaves) == (size + 1) // 2

@@ -7,7 +7,8 @@ import random
 import socket
 import struct
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -356,3 +357,59 @@ def test_a_goodbye_is_found_when_a_write_fails(goodbye: bool) -> None:
         far.close()
         assert channel.send([b"x"]).error is CUT
     assert said == [goodbye]
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a signal interrupts just before it runs, the first time."""
+    calls = []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise Interrupt
+        return function(*arguments)
+
+    return interrupted
+
+
+def test_an_interrupt_after_the_last_byte_loses_no_message(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may wait for the message that this one has read: nobody else will tell it."""
+    receive, target = pipe.post(5)
+    monkeypatch.setattr(pipe.mailbox, "finish", once(pipe.mailbox.finish))
+    with pytest.raises(Interrupt):
+        pipe.feed(frame(b"first") + frame(b"later"))
+    assert (receive.done, receive.error, bytes(target)) == (True, None, b"first")
+    pipe.pump()
+    receive, target = pipe.post(5)
+    assert (receive.done, bytes(target)) == (True, b"later")
+    assert not pipe.ends.seen
+
+
+def test_an_interrupt_while_a_message_is_refused_tells_the_receive(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, _ = pipe.post(3)
+    told: list[Receive] = []
+    receive.on_done(lambda: told.append(receive))
+    monkeypatch.setattr(Receive, "announce", once(Receive.announce))
+    with pytest.raises(Interrupt):
+        pipe.feed(frame(b"first"))
+    assert told == [receive]
+    assert isinstance(receive.error, SizeMismatch)
+
+
+def test_an_interrupt_at_the_end_of_a_stream_tells_the_end(pipe: Pipe) -> None:
+    """Else a receive would wait for what can never come."""
+    pipe.channel._on_end = once(pipe.ends)
+    pipe.far.sendall(frame(b"first")[:-1])
+    pipe.far.close()
+    receive, _ = pipe.post(5)
+    with pytest.raises(Interrupt):
+        pipe.pump()
+    assert isinstance(pipe.ends.last, StreamEnded)
+    assert (receive.done, receive.error) == (True, pipe.ends.error)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.run_support import LIMIT, PROGRAM, Runner, alive, run, tail_after, wait_for  # noqa: F401
+from tests.lateness import bound
 
 STUBBORN = """
     import os, pathlib, signal, sys, time
@@ -240,7 +241,7 @@ def test_signals_to_the_launcher(run: Runner, number: signal.Signals) -> None:
     start = time.monotonic()
     job.process.send_signal(number)
     assert job.finish() == 128 + number
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < bound(5)
     assert f"got {number.name}; ending ranks 0 and 1" in job.err
     assert "failed" not in job.err
     run.assert_nothing_left()
@@ -253,7 +254,7 @@ def test_stubborn_ranks_end_in_one_grace_period(run: Runner, number: signal.Sign
     start = time.monotonic()
     job.process.send_signal(number)
     assert job.finish() == 128 + number
-    assert 1 <= time.monotonic() - start < 4
+    assert 1 <= time.monotonic() - start < bound(4)
     run.assert_nothing_left()
 
 
@@ -363,7 +364,7 @@ def test_second_ctrl_c_kills_at_once(run: Runner) -> None:
     assert len(alive(run.mark)) == 5  # launcher, directory, guardian, two ranks
     terminal.type(b"\x03")
     assert terminal.finish() == 130
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < bound(30)
     run.assert_nothing_left()
 
 

@@ -225,13 +225,6 @@ TORCH = """
 """
 
 
-@needs_torch
-def test_torch_gloo_runs_unchanged(run: Runner) -> None:
-    job = run("-n", "3", run.script(TORCH))
-    assert job.process.returncode == 0, job.err
-    assert sorted(job.out.splitlines()) == [f"[{rank}] {rank} 3 [3.0, 3.0, 3.0, 3.0]" for rank in range(3)]
-
-
 # -- several nodes -----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.failures.ranks import Worlds, worlds  # noqa: F401
+from tests.lateness import bound
 
 CASES = {
     "another operation": ("g.all_reduce(x)", "g.barrier()"),
@@ -58,8 +59,8 @@ def test_every_member_is_told(worlds: Worlds) -> None:
             if event["type"] == "" and "broadcast" in "".join(calls):
                 event = again  # who only had to send is done; it hears of it at its next call
             assert event["type"] == again["type"] == "Desync", (case, rank.number, event)
-            assert event["took"] < 3.0, "about a second, not the deadline"
-            assert again is event or again["took"] < 1.0
+            assert event["took"] < bound(3.0), "about a second, not the deadline"
+            assert again is event or again["took"] < bound(1.0)
             both = {event["mine"], event["theirs"]}
             assert any(" in odd" in words for words in both), (case, event)
             assert any(" in others" in words for words in both), (case, event)
@@ -85,7 +86,7 @@ def test_ranks_that_all_wait_are_told_within_about_a_second(worlds: Worlds) -> N
     for rank in world:
         event = rank.wait("raised")
         assert event["type"] == "Desync", event
-        assert event["took"] < 2.0
+        assert event["took"] < bound(2.0)
         assert f"broadcast(src={1 - rank.number})" in event["text"]
         assert f"broadcast(src={rank.number})" in event["text"]
 

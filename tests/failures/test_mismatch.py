@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lateness import bound
 
 import phalanx as px
 from phalanx import _native
@@ -145,7 +146,7 @@ def run_programs(world: px.Group, first: int, count: int, in_step: bool) -> list
         done = 0
         try:
             for done, call in enumerate(mine):  # noqa: B007
-                call.run(group, SHORT if kind == "missing at the end" else PATIENCE)
+                call.run(group, bound(SHORT) if kind == "missing at the end" else PATIENCE)
         except PhalanxError as raised:
             error = raised
         except Exception:

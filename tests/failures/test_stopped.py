@@ -8,6 +8,7 @@ import time
 
 import pytest
 from tests.failures.ranks import CONTRACT, Worlds, directory_of, worlds  # noqa: F401
+from tests.lateness import bound
 
 PATIENCE = 1.5
 """Seconds of the deadlines here."""
@@ -59,7 +60,7 @@ def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: s
         assert event["type"] == "Timeout", event
         assert event["missing"] == [victim], event
         assert event["peer"] == victim
-        assert event["took"] < NOTICED
+        assert event["took"] < bound(NOTICED)
         assert f"{call}" in event["operation"]
         assert "world0.py:" in event["text"], "the call site"
         assert f"rank {victim} does not answer" in event["text"], event["text"]
@@ -69,7 +70,7 @@ def test_a_stopped_rank_is_named(worlds: Worlds, host: str, victim: int, call: s
         assert f"finished barrier #2 at {worlds.site('# the last')}" in event["text"], event["text"]
         event = rank.wait("again")
         assert (event["type"], event["missing"]) == ("Timeout", [victim]), event
-        assert event["took"] < CONTRACT, "a broken group raises at once"
+        assert event["took"] < bound(CONTRACT), "a broken group raises at once"
     world[victim].signal(signal.SIGCONT)
     world[victim].tell()
     world[victim].tell()
@@ -115,7 +116,7 @@ def test_members_tell_each_other_where_no_directory_can(worlds: Worlds) -> None:
         assert (event["type"], event["missing"]) == ("Timeout", [0, 2]), event
         assert "on rank 1: barrier #2" in event["text"], event
     os.kill(hosted, signal.SIGCONT)
-    assert world[2].wait("raised")["at"] - first["at"] < CONTRACT
+    assert world[2].wait("raised")["at"] - first["at"] < bound(CONTRACT)
 
 
 def test_a_slow_rank_is_told_from_a_stopped_one(worlds: Worlds) -> None:
@@ -185,7 +186,7 @@ def test_a_receive_that_timed_out_does_not_break(worlds: Worlds) -> None:
         event = world[0].wait(name)
         assert event["type"] == "Timeout", event
         assert event["missing"] == [1]
-        assert 0.1 < event["took"] < 0.2 + 1.5
+        assert 0.1 < event["took"] < bound(0.2 + 1.5)
     event = world[0].wait("got")
     assert (event["values"], event["raw"]) == ([1.0, 2.0], "rawbytes")
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
@@ -287,7 +288,7 @@ def test_one_deadline_for_all_steps(worlds: Worlds) -> None:
     for rank in world:
         event = rank.wait("raised")
         assert event["type"] == "Timeout", event
-        assert event["took"] < 1.2 + 1.5, event
+        assert event["took"] < bound(1.2 + 1.5), event
     assert any("not done within 1.2 s" in rank.wait("raised")["text"] for rank in world)
 
 
@@ -313,4 +314,4 @@ def test_a_deadline_counts_waiting_for_ones_turn(worlds: Worlds) -> None:
     assert world[0].wait("raised")["type"] == "Timeout"
     for count in (1, 2, 3):
         assert world[0].wait("work", count=count)["type"] == "Timeout"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < bound(30)

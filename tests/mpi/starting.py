@@ -27,11 +27,19 @@ class Starter:
         self._jobs = jobs
         self._mpirun = mpirun(name)
 
-    def start(self, ranks: int, *command: str | Path, options: tuple[str, ...] = (), **env: str) -> Job:
-        """Starts ranks; `options` are mpirun's."""
+    def start(
+        self,
+        ranks: int,
+        *command: str | Path,
+        options: tuple[str, ...] = (),
+        through: tuple[str, ...] = (),
+        **env: str,
+    ) -> Job:
+        """Starts ranks; `options` are mpirun's, `through` is a command that runs Python."""
         # A container's root is refused by Open MPI unless it insists, and two cores are fewer than four ranks.
         more = ("--map-by", ":OVERSUBSCRIBE") if self.name == "openmpi" else ()
-        return self.start_alone(self._mpirun, *more, *options, "-n", str(ranks), sys.executable, *command, **env)
+        python = (*through, sys.executable)
+        return self.start_alone(self._mpirun, *more, *options, "-n", str(ranks), *python, *command, **env)
 
     def start_alone(self, *command: str | Path, **env: str) -> Job:
         """Starts a program without mpirun."""

@@ -28,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tests.lateness import bound
 from tests.soak.chaos_rank import listening_inodes
 from tests.soak.chaos_zygote import Zygote
 
@@ -242,9 +243,14 @@ class Chaos:
             return
         took = raised["at"] - max(struck, told["joined"]["at"])
         outcome.times.append(took)
-        if took > CONTRACT:
+        if took > bound(CONTRACT):
             outcome.faults.append(f"rank {rank} noticed only after {took:.3f} s: {raised['text']}")
-        if again is None or again["type"] != "PeerLost" or again["peer"] != plan.victim or again["took"] > CONTRACT:
+        if (
+            again is None
+            or again["type"] != "PeerLost"
+            or again["peer"] != plan.victim
+            or again["took"] > bound(CONTRACT)
+        ):
             outcome.faults.append(f"rank {rank}: the next call should raise the first cause at once, but: {again}")
 
     def _check_stopped(self, plan: Plan, outcome: Outcome, told: dict[str, Event], struck: float) -> None:
@@ -257,7 +263,7 @@ class Chaos:
             return
         took = raised["at"] - struck
         outcome.times.append(took)
-        if took > STOP_BOUND:
+        if took > bound(STOP_BOUND):
             outcome.faults.append(f"rank {rank} gave up only after {took:.3f} s: {raised['text']}")
 
     def _check_not_formed(self, plan: Plan, outcome: Outcome, failed: Event) -> None:

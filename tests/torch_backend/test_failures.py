@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo  # data parallel asks for it, and it takes seconds
 import torch.distributed as dist
+from tests.lateness import bound
 from tests.torch_backend.crew import TORCH, together
 from torch import nn
 
@@ -45,7 +46,7 @@ def test_a_killed_rank_in_a_collective() -> None:
         return time.monotonic() - begin
 
     seconds = together(3, body, may_die=[1])
-    assert max(seconds[0], seconds[2]) < 0.3 + 1.0
+    assert max(seconds[0], seconds[2]) < bound(0.3 + 1.0)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -68,7 +69,7 @@ def test_a_killed_rank_under_data_parallel(ranks: int) -> None:
 
     seconds = together(ranks, body, may_die=[1])
     del seconds[1]
-    assert max(seconds) < 1.0
+    assert max(seconds) < bound(1.0)
 
 
 def test_a_mismatch_is_named_on_both() -> None:
@@ -147,7 +148,7 @@ def test_a_deadline() -> None:
             with pytest.raises(dist.DistBackendError, match=r"(?s) Timed out .* missing: 1") as caught:
                 dist.barrier(group)
             assert isinstance(caught.value.__cause__, Timeout)
-            assert 0.4 <= time.monotonic() - begin < 2.0
+            assert 0.4 <= time.monotonic() - begin < bound(2.0)
         else:
             time.sleep(1.2)
         dist.barrier()  # the other group is as good as new
@@ -230,7 +231,7 @@ def test_abort() -> None:
                 dist.distributed_c10d._get_default_group().abort()
             else:
                 dist.distributed_c10d._abort_process_group()
-            assert time.monotonic() - begin < 5.0  # it does not wait for the others to leave
+            assert time.monotonic() - begin < bound(5.0)  # it does not wait for the others to leave
         else:
             with pytest.raises(dist.DistNetworkError, match="rank 0 .*aborted"):
                 dist.barrier()

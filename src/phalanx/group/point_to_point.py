@@ -154,18 +154,16 @@ class PointToPoint(GroupCore):
             f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
         )
         description, payload = adapted.description.pack(), [adapted.bytes]
-        receive: Receive | None = None
         try:
             receive = self._messages.post(src, tag, sink)
             with naming_limits():
                 outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+            self._complete(entry, [outgoing, receive], deadline, self._sources(src))
+            return self._received(receive, sink, src)
         except BaseException:
-            if receive is not None:
-                self._messages.withdraw(receive)
+            self._forget(sink)
             entry.end()
             raise
-        self._complete(entry, [outgoing, receive], deadline, self._sources(src))
-        return self._received(receive, sink, src)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -305,15 +303,22 @@ class PointToPoint(GroupCore):
         entry = self._journal.begin(what, collective=False)
         try:
             receive = self._messages.post(src, tag, sink)
+            if async_op:
+                return self._in_background(
+                    entry, receive, deadline, self._sources(src), lambda: self._received(receive, sink, src)
+                )
+            self._complete(entry, [receive], deadline, self._sources(src))
+            return self._received(receive, sink, src)
         except BaseException:
+            self._forget(sink)
             entry.end()
             raise
-        if async_op:
-            return self._in_background(
-                entry, receive, deadline, self._sources(src), lambda: self._received(receive, sink, src)
-            )
-        self._complete(entry, [receive], deadline, self._sources(src))
-        return self._received(receive, sink, src)
+
+    def _forget(self, sink: AnySink) -> None:
+        """Takes back the receive of a call that raises: an interrupt may have come before the call knew of it."""
+        receive = None if sink.receive is None else sink.receive()
+        if receive is not None:
+            self._messages.withdraw(receive)
 
     def _naming(self, envelope: Envelope) -> int:
         """The world rank that a message came from: what errors speak of."""

@@ -142,11 +142,14 @@ class _Server:
         if isinstance(request, Kill):
             self._kill([pid for pid in request.pids if pid in self._children])
             return True
+        known = len(sys.modules)
         for where in request.modules:
             sys.path[:] = request.path
             # An import that fails here fails in the child, too, and there it can be reported.
             with contextlib.suppress(Exception, SystemExit):
                 shipping.load_module(where)
+        if len(sys.modules) > known:
+            _keep_all()
         pids = []
         for rank in range(request.ranks):
             with warnings.catch_warnings():
@@ -229,6 +232,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
+def _keep_all() -> None:
+    """What is here stays: children need not copy its pages only because their garbage collectors look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def main(fd: int) -> None:
     """Serves requests that come on a socket."""
     import numpy as np  # noqa: F401 - every rank needs it
@@ -238,6 +247,5 @@ def main(fd: int) -> None:
 
     from . import rank_process  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # what is here stays, so that children need not copy its pages to look at it
+    _keep_all()
     _Server(socket.socket(fileno=fd)).serve()

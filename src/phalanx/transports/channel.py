@@ -67,7 +67,9 @@ class Inbound:
         self._header: Header | None = None
         self._arrival: Arrival | None = None
         self._settled: list[Operation] = []
-        """What was decided under the lock, to be announced without it."""
+        self._finished: list[Arrival] = []
+        self._over: Exception | None = None
+        """What was decided under the lock, to be told without it (see `_tell`)."""
         self._paused = False
         self._goodbye = False
         self.last_word = b""
@@ -126,38 +128,60 @@ class Inbound:
 
         Never raises for the stream's sake: an end is told by `on_end`.
         """
+        try:
+            return self._pump()
+        except BaseException:  # an interrupt: whoever waits for what is here already must not wait for ever
+            self._tell()
+            raise
+
+    def _pump(self) -> bool:
         reason: Exception | None = None
         interrupt: BaseException | None = None
-        finished: Arrival | None = None
         with self.lock:
             if self.ended:
                 return False
             self._paused = False
+            more = False
             try:
-                finished = self._advance()
+                more = self._advance() is not None
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
             except MemoryError:
                 reason = ProtocolError("it announced a message for which there is no memory")
             except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
                 reason, interrupt = Torn("a receive from it was interrupted halfway"), error
+                if self._arrival in self._finished:
+                    self._arrival = None
             if reason is not None:
+                self._over = reason
                 self.ended = True
                 self._close_stream()
-            settled, self._settled = self._settled, []
-            more = finished is not None or self._paused
-        for operation in settled:
-            operation.announce()
-        if finished is not None:
-            finished.mailbox.finish(finished)
-        if reason is not None:
-            failure = self._on_end(self, reason, self._goodbye)
-            arrival, self._arrival = self._arrival, None
-            if arrival is not None:
-                arrival.mailbox.cut(arrival, failure)
+            more = more or self._paused
+        if self._settled or self._finished or reason is not None:
+            self._tell()
         if interrupt is not None:
             raise interrupt
         return more
+
+    def _tell(self) -> None:
+        """Tells those who wait what was decided under the lock.
+
+        An item is forgotten only after it was told: an interrupt in between has it told twice, which does no harm.
+        """
+        for operation in tuple(self._settled):
+            operation.announce()
+            with contextlib.suppress(ValueError):  # another thread told it, too
+                self._settled.remove(operation)
+        for arrival in tuple(self._finished):
+            arrival.mailbox.finish(arrival)
+            with contextlib.suppress(ValueError):
+                self._finished.remove(arrival)
+        if self._over is not None:
+            failure = self._on_end(self, self._over, self._goodbye)
+            cut, self._arrival = self._arrival, None
+            if cut is not None:
+                cut.mailbox.cut(cut, failure)
+            self._over = None
 
     def end(self, error: BaseException, *, goodbye: bytes = b"") -> None:
         """Closes the stream from this side; a message that is half here fails with `error`.
@@ -191,6 +215,7 @@ class Inbound:
             if arrival is not None:
                 if not self._read_payload(arrival):
                     return None
+                self._finished.append(arrival)
                 self._arrival = None
                 return arrival
             if not self._read_head():

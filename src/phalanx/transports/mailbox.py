@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,9 @@ class Sink(ABC):
 
     takes_plain_bytes = False
     """Whether it can do without the description of a message."""
+    receive: weakref.ref[Receive] | None = None
+    """What it was posted for. Known before anything can come, so that a caller who is interrupted inside `post` can
+    take it back: nobody writes to the memory of a call that has raised."""
 
     @abstractmethod
     def open(self, envelope: Envelope) -> memoryview:
@@ -125,7 +129,7 @@ class Operation:
 class Receive(Operation):
     """A posted receive. `src` None means from anyone, `tag` None with any tag."""
 
-    __slots__ = ("arrival", "envelope", "number", "queued", "sink", "src", "tag")
+    __slots__ = ("__weakref__", "arrival", "envelope", "number", "queued", "sink", "src", "tag")
 
     def __init__(self, src: int | None, tag: int | None, sink: Sink, number: int) -> None:
         super().__init__()
@@ -282,6 +286,7 @@ class Mailbox:
     def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
         """Announces a receive; it may be done at once."""
         receive = Receive(src, tag, sink, next(self._numbers))
+        sink.receive = weakref.ref(receive)
         with self._lock:
             if self._error is not None:
                 receive.settle(self._error)
