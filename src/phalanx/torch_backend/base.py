@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
@@ -14,6 +15,7 @@ from ..errors import UsageError
 from ..group import Group
 from . import devices
 from .runner import Runner
+from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .tensors import Places
 from .work import Job, seconds_of
 
@@ -88,6 +90,17 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self._address = 0
         self._elsewhere: dict[str, Any] = {}
         """The groups for tensors that are not on the CPU, by the type of the device."""
+        self.hooked = False
+        """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
+        if HAS_BACKENDS:
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(kind)
+            self._register_backend(torch.device("cpu"), kind, CpuBackend(self))
+
+    def prepare_dispatch(self) -> None:
+        """Makes sure that torch's dispatcher leads back here."""
+        if not HAS_BACKENDS:
+            kernels()
 
     def _issue(self, job: Job, request: Request, tensors: Any, size: int = _LONG) -> Any:
         seconds = self._seconds if request.seconds is None else request.seconds

@@ -13,21 +13,12 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UnsupportedArray
+from .visible import OLDER_NAMES
 
 if TYPE_CHECKING:
     from .base import GroupBase
 
 __all__ = ["device_types", "group_for", "operation_of"]
-
-_OLDER_NAMES = {
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-}
-"""What torch called these before 2.13."""
-
 
 def _backends(group: GroupBase) -> dict[str, str]:
     """The backend's name for each type of device, as the user asked for it."""
@@ -70,4 +61,4 @@ def group_for(group: GroupBase, device: Any) -> Any:
 
 def operation_of(group: Any, name: str) -> Any:
     """An operation of a group of torch's own, under the name that this torch has for it."""
-    return getattr(group, name if hasattr(group, name) else _OLDER_NAMES.get(name, name))
+    return getattr(group, name if hasattr(group, name) else OLDER_NAMES.get(name, name))

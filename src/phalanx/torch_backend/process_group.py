@@ -16,6 +16,7 @@ from ..group import Group
 from . import (
     barriers,
     base,
+    cpu_backend,
     devices,
     errors,
     gathers,
@@ -26,6 +27,7 @@ from . import (
     runner,
     sparse,
     tensors,
+    visible,
     work,
 )
 from .untraced import leave_alone
@@ -205,6 +207,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 _MODULES = (
     barriers,
     base,
+    cpu_backend,
     devices,
     errors,
     gathers,
@@ -215,6 +218,8 @@ _MODULES = (
     runner,
     sparse,
     tensors,
+    visible,
     work,
 )
+cpu_backend.complete()
 leave_alone([*_MODULES, sys.modules[__name__]])
