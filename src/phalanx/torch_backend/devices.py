@@ -29,7 +29,8 @@ def _backends(group: GroupBase) -> dict[str, str]:
 
 def device_types(group: GroupBase) -> list[Any]:
     """The devices that the group takes tensors from, the CPU first."""
-    return [torch.device("cpu"), *(torch.device(kind) for kind in _backends(group))]
+    kinds = [kind for kind in _backends(group) if group._elsewhere.get(kind, True) is not None]
+    return [torch.device("cpu"), *map(torch.device, kinds)]
 
 
 def group_for(group: GroupBase, device: Any) -> Any:
