@@ -14,8 +14,8 @@ from ..deadline import Deadline
 from ..errors import UnsupportedArray, UsageError
 from ..group import Group
 from . import devices
-from .runner import Runner
 from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
+from .runner import Runner
 from .tensors import Places
 from .work import Job, seconds_of
 

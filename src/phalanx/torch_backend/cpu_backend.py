@@ -26,7 +26,7 @@ HAS_BACKENDS = "rank" in (_distributed_c10d.Backend.__init__.__doc__ or "")
 """Whether this torch lets a backend be written in Python."""
 
 
-class CpuBackend(_distributed_c10d.Backend):  # type: ignore[misc]  # torch is not typed here
+class CpuBackend(_distributed_c10d.Backend):
     """Leads from torch's dispatcher to the group that it stands for."""
 
     def __init__(self, group: GroupBase) -> None:
@@ -59,7 +59,6 @@ class CpuBackend(_distributed_c10d.Backend):  # type: ignore[misc]  # torch is n
 
     def abort(self) -> None:
         self.process_group.abort()
-
 
     def allreduce_sparse(self, *args: Any) -> Any:
         return perform(self.process_group, OPERATIONS["allreduce"], *args)

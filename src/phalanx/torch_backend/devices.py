@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["device_types", "group_for", "operation_of"]
 
+
 def _backends(group: GroupBase) -> dict[str, str]:
     """The backend's name for each type of device, as the user asked for it."""
     config = c10d._world.pg_backend_config.get(group, "")

@@ -4,7 +4,8 @@ Before 2.13, some operations have other names.
 
 Before 2.7, torch lets the Python part of a `Work` die once only C++ holds it. What is left then has no `wait` and no
 `get_future`, and DDP and the functional collectives, which hold theirs in C++, fail or wait for ever. So they get a
-`Work` that is C++ altogether: one around a future. And `destroy_process_group` only lets go of a group, without a word to it.
+`Work` that is C++ altogether: one around a future. And `destroy_process_group` only lets go of a group, without a word
+to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shows operations to whatever watches torch: dispatch modes, the profiler, tensor subclasses, hooks of a group.
 
-torch's own groups hand every operation to its dispatcher, as `c10d::allreduce_` and its kin: there it is counted, traced,
-faked, profiled or recorded, and only then done. That way takes longer than a short collective does, so an operation that
-nothing watches goes straight to Phalanx.
+torch's own groups hand every operation to its dispatcher, as `c10d::allreduce_` and its kin: there it is counted,
+traced, faked, profiled or recorded, and only then done. That takes longer than a short collective does, so an operation
+that nothing watches goes straight to Phalanx.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ running = _Running()
 
 
 def visible(operation: Operation) -> Operation:
-    """Decorates the method of a process group that does an operation: it goes by the dispatcher if something watches."""
+    """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches."""
     name = operation.__name__
     OPERATIONS[name] = operation
     if not hasattr(dist.ProcessGroup, name):
