@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.torch_backend.crew import TORCH, all_gather_single, reduce_scatter_single, together
 from torch._subclasses import FakeTensorMode
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,6 +48,14 @@ def every_operation(rank: int) -> list[torch.Tensor]:
     dist.all_to_all(apart, [x, x + 1])
     dist.gather(x, halves if rank == 0 else None)
     dist.scatter(swapped, halves if rank == 0 else None)
+    for operation, tensors in (
+        (dist.all_reduce, [x]),
+        (all_gather_single, [both, x]),
+        (reduce_scatter_single, [x, both]),
+    ):
+        with _coalescing_manager():
+            operation(*tensors)
+            operation(*tensors)
     dist.barrier()
     if rank == 0:
         dist.send(x, 1)
@@ -67,6 +76,9 @@ OPERATIONS = [
     "alltoall_",
     "gather_",
     "scatter_",
+    "allreduce_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced_",
     "barrier",
 ]
 

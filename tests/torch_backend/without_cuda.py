@@ -1,23 +1,29 @@
-"""Makes a CUDA build of torch importable where CUDA's libraries are not installed, to test on the CPU.
+"""Makes a CUDA build of torch usable where CUDA's libraries are not installed, to test on the CPU.
 
 The registry has no CPU build of every release, and a CUDA build brings gigabytes of libraries with it that no test of
 the plug-in calls. torch is linked against them all the same, so it cannot be imported without. This script compiles one
 small library in their stead, of which every function answers "there is no GPU", and leaves it under all their names.
 
-    python tests/torch_backend/without_cuda.py    # in an environment with `pip install --no-deps torch`
+    python tests/torch_backend/without_cuda.py .venv
+
+It is for an environment with `pip install --no-deps torch`. Its argument is another one, which has everything else.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
 FOREIGN = re.compile(r"lib(cu|nccl|nv)")
 """Libraries of CUDA, by their names."""
+FOREIGN_PACKAGE = re.compile(r"cuda|nvidia|triton|pytorch-triton")
+"""Packages of CUDA, and the compiler for it."""
 SYMBOL = re.compile(r"(cu|nccl|nv|__cuda)[A-Za-z0-9_]*")
 """Their functions. Whatever is written in C++ has a name that begins with `_Z`, and is torch's own."""
 NO_DEVICE = 100
@@ -29,7 +35,11 @@ def main() -> None:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         sys.exit("there is no torch in this environment (install one first: pip install --no-deps torch)")
-    folder = Path(found.origin).parent / "lib"
+    _replace_libraries(Path(found.origin).parent / "lib")
+    _borrow(Path(sys.argv[1]).resolve())
+
+
+def _replace_libraries(folder: Path) -> None:
     libraries = sorted(folder.glob("*.so*"))
     names = {name for library in libraries for name in _needed(library) if FOREIGN.match(name)}
     if missing := sorted(name for name in names if not (folder / name).exists()):
@@ -37,7 +47,17 @@ def main() -> None:
         _compile(stub, {symbol: version for library in libraries for symbol, version in _undefined(library)})
         for name in missing:
             (folder / name).symlink_to(stub.name)
-    print(f"{len(missing)} libraries of CUDA are replaced by one that has no GPU")
+
+
+def _borrow(other: Path) -> None:
+    """Makes the packages of another environment visible here, behind this one's, and adds those that torch misses."""
+    mine = Path(sysconfig.get_path("purelib"))
+    theirs = other / mine.relative_to(sys.prefix)
+    (mine / "borrowed.pth").write_text(f"import site; site.addsitedir({str(theirs)!r})\n")
+    wanted = (entry.partition(";") for entry in importlib.metadata.requires("torch") or ())
+    names = [name for name, _, marker in wanted if "extra" not in marker and not FOREIGN_PACKAGE.match(name)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", *names]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)  # it complains of what is left out on purpose
 
 
 def _needed(library: Path) -> list[str]:
