@@ -31,7 +31,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/bindings/*.[ch]pp cpp/pha
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
 demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
@@ -55,6 +55,7 @@ stage = began=$$(date +%s); $(2); code=$$?; printf '== %s: %d s\n' $(1) $$(($$(d
 test: ready lint ## install with test extras, lint, type check, all tests
 	$(SAY) "tests, $(WORKERS) at a time"
 	@$(call stage,"tests",$(PY) $(PYTEST) $(ARGS))
+	@$(call stage,"newest torch",$(MAKE) --no-print-directory test-newest-torch)
 
 .PHONY: ready
 ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(MPI)/.made
@@ -99,20 +100,34 @@ bench-torch: $(VENV)/.bench $(VENV)/.torch ## torch.distributed on Phalanx besid
 	@$(VENV)/bin/phalanx bench training --rounds 15 --round-ms 200 --json $(BENCH)/training.json
 	@$(PY) docs/benchmarks.py $(BENCH)
 
-# The plug-in for torch on its older releases. Each has an environment of its own, of half a gigabyte.
-TORCHES ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0
-.PHONY: test-torches
-test-torches: $(TORCHES:%=.venv-torch-%/.installed) ## the plug-in's tests on older releases of torch
-	@for release in $(TORCHES); do \
+# The plug-in on every release of torch since 2.6 that the package index has (TORCHES="2.6.0 2.15.0" names others). Each
+# has an environment of its own, of 1 to 2 GB: torch alone, without CUDA's libraries. Everything else is $(VENV)'s.
+.PHONY: test-torches test-newest-torch
+test-torches: $(VENV)/.torch ## the plug-in's tests on every release of torch since 2.6
+	@failed=; for release in $(or $(TORCHES),$$($(PY) tests/torch_backend/releases.py)); do \
+	    $(MAKE) --no-print-directory .venv-torch-$$release/.installed || exit 1; \
 	    printf '== torch %s\n' $$release; \
-	    .venv-torch-$$release/bin/python $(PYTEST) -q tests/torch_backend $(ARGS) || exit 1; \
-	done
+	    .venv-torch-$$release/bin/python $(PYTEST) -q tests/torch_backend $(ARGS) || failed="$$failed $$release"; \
+	done; [ -z "$$failed" ] || { echo "failed on torch$$failed"; exit 1; }
 
-.venv-torch-%/.installed: $(NATIVE)
+# A new release comes every two months: these tests show at once whether it still takes the plug-in.
+SMOKE := $(addprefix tests/torch_backend/test_,autoload.py functional.py visible.py)
+test-newest-torch: $(VENV)/.torch ## some of the plug-in's tests on the newest torch
+	@release=$$($(PY) tests/torch_backend/releases.py --newest); \
+	if [ -n "$$release" ] && $(MAKE) --no-print-directory .venv-torch-$$release/.installed; then \
+	    printf '== torch %s\n' $$release; \
+	    .venv-torch-$$release/bin/python -m pytest -q -n 2 $(SMOKE); \
+	else \
+	    echo "note: there is no newer torch to be had for this Python; the plug-in was tested on the one above only"; \
+	fi
+
+.venv-torch-%/.installed: tests/torch_backend/without_cuda.py | $(VENV)/.test
 	$(SAY) "an environment with torch $*"
-	@$(PYTHON) -m venv .venv-torch-$*
-	@.venv-torch-$*/bin/python -m pip --disable-pip-version-check install $(QUIET) -e '.[test]' torch==$*+cpu || \
-	    .venv-torch-$*/bin/python -m pip --disable-pip-version-check install $(QUIET) -e '.[test]' torch==$*
+	@$(PY) -m venv .venv-torch-$*
+	@torch="$(QUIET) --only-binary :all: --no-deps torch==$*"; \
+	    .venv-torch-$*/bin/python -m pip --disable-pip-version-check install $$torch+cpu 2> /dev/null || \
+	    .venv-torch-$*/bin/python -m pip --disable-pip-version-check install $$torch
+	@.venv-torch-$*/bin/python tests/torch_backend/without_cuda.py $(VENV)
 	@touch $@
 
 # Ray has many requirements, so it has an environment of its own; without one it is left out, with a line that says so:
@@ -197,7 +212,7 @@ sanitize-core: $(VENV)/.test
 
 .PHONY: clean
 clean: ## remove everything that was made
-	rm -rf build dist site $(VENV) $(MPI) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------

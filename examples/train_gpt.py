@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
@@ -70,9 +71,10 @@ def with_torch_ddp(model):
 
 
 def with_fsdp2(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # without one, torch takes a GPU if there is one
     for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def with_phalanx(model):

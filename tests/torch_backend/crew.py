@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# These are there before the ranks are forked: the compiler, which data parallel asks for, takes seconds.
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.tensor.debug
+import torch.profiler
 
-import phalanx.torch_backend.create  # so that it is there before the ranks are forked
+import phalanx.torch_backend.create
 from phalanx import Group
 from phalanx.testing import run_ranks
 

@@ -65,6 +65,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TORCHELASTIC_RUN_ID", "torchrun or phalanx run", "name of the job", "none"),
     Variable("TORCHELASTIC_RESTART_COUNT", _TORCHRUN, "how often the job was restarted", "0"),
     Variable("TORCHELASTIC_USE_AGENT_STORE", _TORCHRUN, "True: torchrun itself listens on MASTER_PORT", "False"),
+    # -- torch, under init_process_group("phalanx") --------------------------------------------------------------------
+    Variable("TORCH_FR_BUFFER_SIZE", _USER, "operations that torch's flight recorder keeps (torch 2.14)", "none"),
+    Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", _USER, "the same by an older name", "none"),
+    Variable("TORCH_DIST_NAN_CHECK", _USER, "1: torch looks for NaN in what is sent (torch 2.14)", "0"),
     # -- Open MPI ----------------------------------------------------------------------------------------------------
     Variable("OMPI_COMM_WORLD_RANK", _OPENMPI, "this process among all, from 0", "none"),
     Variable("OMPI_COMM_WORLD_SIZE", _OPENMPI, "number of processes", "none"),

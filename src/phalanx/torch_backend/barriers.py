@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from ..deadline import Deadline
 from ..errors import PhalanxError
 from .base import GroupBase, Request
+from .visible import visible
 
 __all__ = ["Barriers"]
 
@@ -21,6 +23,7 @@ _ARRIVED, _LEAVE = (1 << 62) + 1, (1 << 62) + 2
 class Barriers(GroupBase):
     """Ways to meet."""
 
+    @visible
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Is done once every rank has called it.
 
@@ -33,6 +36,7 @@ class Barriers(GroupBase):
         group = self.group
         return self._issue(lambda seconds: group.barrier(timeout=seconds), request, [])
 
+    @visible
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier in which rank 0 tells which ranks did not come in time. The group can go on after that.
 
@@ -42,6 +46,8 @@ class Barriers(GroupBase):
         """
         # What was issued before comes first, as with Gloo.
         self._runner.drain()
+        if isinstance(timeout, c10d.BarrierOptions):
+            timeout = timeout.timeout
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         deadline = Deadline(self.group.timeout if timeout is None or timeout < 0 else timeout)

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from ..deadline import Deadline
-from ..errors import UsageError
+from ..errors import UnsupportedArray, UsageError
 from ..group import Group
 from . import devices
+from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .runner import Runner
 from .tensors import Places
 from .work import Job, seconds_of
@@ -87,7 +89,18 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self._memory = np.empty(0, np.uint8)
         self._address = 0
         self._elsewhere: dict[str, Any] = {}
-        """The groups for tensors that are not on the CPU, by the type of the device."""
+        """The groups for tensors that are not on the CPU, by the type of the device; None while one is being made."""
+        self.hooked = False
+        """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
+        if HAS_BACKENDS:
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(kind)
+            self._register_backend(torch.device("cpu"), kind, CpuBackend(self))
+
+    def prepare_dispatch(self) -> None:
+        """Makes sure that torch's dispatcher leads back here."""
+        if not HAS_BACKENDS:
+            kernels()
 
     def _issue(self, job: Job, request: Request, tensors: Any, size: int = _LONG) -> Any:
         seconds = self._seconds if request.seconds is None else request.seconds
@@ -146,9 +159,17 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         return devices.operation_of(self._for(tensor.device), operation)
 
     def _for(self, device: Any) -> Any:
-        if device.type not in self._elsewhere:
-            self._elsewhere[device.type] = devices.group_for(self, device)
-        return self._elsewhere[device.type]
+        kind = device.type
+        if kind not in self._elsewhere:
+            self._elsewhere[kind] = None  # under way: whoever makes it asks what this group has
+            try:
+                self._elsewhere[kind] = devices.group_for(self, device)
+            finally:
+                if self._elsewhere[kind] is None:
+                    del self._elsewhere[kind]
+        if self._elsewhere[kind] is None:
+            raise UnsupportedArray(f"the group for tensors on {device} is not made yet")
+        return self._elsewhere[kind]
 
 
 def only(tensors: Any, what: str) -> Any:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from ..backends.base import DEFAULT_TIMEOUT, LaneBackend
 from ..backends.mesh import MeshBackend
 from ..backends.simulated import SimulatedBackend
-from ..backends.subgroup import SubBackend
 from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import PhalanxError
@@ -21,7 +20,7 @@ from ..group import Group, call_site
 from ..world import close_at_exit
 from . import functional, rendezvous
 from .errors import translated
-from .process_group import PhalanxProcessGroup
+from .process_group import PhalanxProcessGroup, part_of
 
 __all__ = ["create"]
 
@@ -58,7 +57,7 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         if parent is None:
             group = _world(options.store, rank, size, seconds, _chosen(backend_options))
         else:
-            group = _part(parent, list(options.global_ranks_in_group), seconds)
+            group = part_of(parent.group, list(options.global_ranks_in_group), seconds)
     except PhalanxError as error:
         raise translated(error) from error
     return PhalanxProcessGroup(group, options.store, str(options.group_id))
@@ -74,12 +73,6 @@ def _parent(ranks: list[int]) -> PhalanxProcessGroup | None:
         return None
     default = dist.distributed_c10d._get_default_group()
     return default if isinstance(default, PhalanxProcessGroup) else None
-
-
-def _part(parent: PhalanxProcessGroup, ranks: list[int], seconds: float) -> Group:
-    backend = SubBackend(parent.group.backend, ranks, keep_order=True)
-    backend.timeout = seconds
-    return Group(backend, _owns_backend=True)
 
 
 def _world(store: Any, rank: int, size: int, seconds: float, options: Options) -> Group:

@@ -13,20 +13,12 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UnsupportedArray
+from .visible import OLDER_NAMES
 
 if TYPE_CHECKING:
     from .base import GroupBase
 
 __all__ = ["device_types", "group_for", "operation_of"]
-
-_OLDER_NAMES = {
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-}
-"""What torch called these before 2.13."""
 
 
 def _backends(group: GroupBase) -> dict[str, str]:
@@ -38,7 +30,8 @@ def _backends(group: GroupBase) -> dict[str, str]:
 
 def device_types(group: GroupBase) -> list[Any]:
     """The devices that the group takes tensors from, the CPU first."""
-    return [torch.device("cpu"), *(torch.device(kind) for kind in _backends(group))]
+    kinds = [kind for kind in _backends(group) if group._elsewhere.get(kind, True) is not None]
+    return [torch.device("cpu"), *map(torch.device, kinds)]
 
 
 def group_for(group: GroupBase, device: Any) -> Any:
@@ -70,4 +63,4 @@ def group_for(group: GroupBase, device: Any) -> Any:
 
 def operation_of(group: Any, name: str) -> Any:
     """An operation of a group of torch's own, under the name that this torch has for it."""
-    return getattr(group, name if hasattr(group, name) else _OLDER_NAMES.get(name, name))
+    return getattr(group, name if hasattr(group, name) else OLDER_NAMES.get(name, name))

@@ -11,6 +11,7 @@ from ..errors import UsageError
 from .base import SLICE, Request, only
 from .reductions import Reductions
 from .tensors import Memory, Places, adjacent, check_alike, in_place, joined, places, plain, source
+from .visible import visible
 from .work import Job
 
 __all__ = ["Gathers"]
@@ -19,6 +20,7 @@ __all__ = ["Gathers"]
 class Gathers(Reductions):
     """`broadcast`, `allgather`, `alltoall` and their kin."""
 
+    @visible
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """One rank's tensor on every rank.
 
@@ -44,6 +46,7 @@ class Gathers(Reductions):
 
     # -- all gather ----------------------------------------------------------------------------------------------------
 
+    @visible
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Any:  # noqa: A002
         """The tensors of all ranks in one tensor, on every rank."""
         if not output.is_cpu:
@@ -52,8 +55,7 @@ class Gathers(Reductions):
         self._check_parts("all_gather", output, input)
         return self._issue(self._all_gather_job(output, input), request, [output], output.nbytes)
 
-    _allgather_base = all_gather_single
-
+    @visible
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`all_gather_single` of many tensors."""
         request = Request(opts, timeout=timeout)
@@ -66,8 +68,7 @@ class Gathers(Reductions):
         size = sum(output.nbytes for output in outputs)
         return self._issue(lambda seconds: [job(seconds) for job in jobs], request, list(outputs), size)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
+    @visible
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """The tensors of all ranks, each in a tensor of its own, on every rank. They may differ in size."""
         tensor = only(inputs, "all_gather")
@@ -77,6 +78,7 @@ class Gathers(Reductions):
         targets = only(outputs, "all_gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
         return self._issue(self._all_gather_list_job(targets, tensor), request, list(targets), tensor.nbytes)
 
+    @visible
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`allgather` of many tensors: `outputs[r][i]` is the i-th of rank r."""
         request = Request(opts, timeout=timeout)
@@ -152,6 +154,7 @@ class Gathers(Reductions):
 
     # -- gather and scatter --------------------------------------------------------------------------------------------
 
+    @visible
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The tensors of all ranks, each in a tensor of its own, on one rank."""
         tensor = only(inputs, "gather")
@@ -181,6 +184,7 @@ class Gathers(Reductions):
 
         return self._issue(job, request, list(targets))
 
+    @visible
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The r-th tensor of one rank to rank r."""
         output = only(outputs, "scatter")
@@ -205,6 +209,7 @@ class Gathers(Reductions):
 
     # -- all to all ----------------------------------------------------------------------------------------------------
 
+    @visible
     def all_to_all_single(
         self,
         output: Any,
@@ -248,8 +253,7 @@ class Gathers(Reductions):
 
         return self._issue(job, request, [output])
 
-    alltoall_base = all_to_all_single
-
+    @visible
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Sends the j-th tensor to rank j. They may be of any size."""
         if outputs and not outputs[0].is_cpu:

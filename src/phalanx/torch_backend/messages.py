@@ -16,6 +16,7 @@ from .base import GroupBase, only
 from .errors import translated
 from .runner import Runner
 from .tensors import in_place, source
+from .visible import visible
 from .work import Finished, Message, SelfMessage
 
 __all__ = ["Messages"]
@@ -30,6 +31,7 @@ class Messages(GroupBase):
     Most are waited for at once: then they go the quick way of a synchronous message, in the thread that waits.
     """
 
+    @visible
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         """Sends a tensor to a rank of the group, which may be this one.
 
@@ -56,6 +58,7 @@ class Messages(GroupBase):
             outgoing.join(work)
         return self._noted(work)
 
+    @visible
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         """Receives a tensor from a rank of the group, which may be this one.
 
@@ -70,6 +73,7 @@ class Messages(GroupBase):
         self._check(src, tag)
         return self._noted(self._receive(tensor, src, tag))
 
+    @visible
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         """Receives a tensor from whoever sends one; `_source_rank` of the work says who did.
 

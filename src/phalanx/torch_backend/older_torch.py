@@ -1,8 +1,11 @@
-"""What torch before 2.7 needs.
+"""What older releases of torch need.
 
-It lets the Python part of a `Work` die once only C++ holds it. What is left then has no `wait` and no `get_future`, and
-DDP and the functional collectives, which hold theirs in C++, fail or wait for ever. So they get a `Work` that is C++
-altogether: one around a future. And `destroy_process_group` only lets go of a group, without a word to it.
+Before 2.13, some operations have other names.
+
+Before 2.7, torch lets the Python part of a `Work` die once only C++ holds it. What is left then has no `wait` and no
+`get_future`, and DDP and the functional collectives, which hold theirs in C++, fail or wait for ever. So they get a
+`Work` that is C++ altogether: one around a future. And `destroy_process_group` only lets go of a group, without a word
+to it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d
+
+from .visible import OLDER_NAMES
 
 __all__ = ["fitted"]
 
@@ -41,6 +47,9 @@ _REACHED_FROM_CPP = (
 
 def fitted(group: _Group) -> _Group:
     """Decorates the class of a process group: it does the same on an old torch as on others."""
+    for name, older in OLDER_NAMES.items():
+        if not hasattr(dist.ProcessGroup, name):
+            setattr(group, older, getattr(group, name))
     if _IS_OLD:
         for name in _REACHED_FROM_CPP:
             setattr(group, name, _lasting(getattr(group, name), name))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from ..backends.subgroup import SubBackend
+from ..config.reader import Reader
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
 from . import (
     barriers,
     base,
+    cpu_backend,
     devices,
     errors,
     gathers,
@@ -26,12 +30,13 @@ from . import (
     runner,
     sparse,
     tensors,
+    visible,
     work,
 )
 from .untraced import leave_alone
 from .work import Combined, Finished, seconds_of
 
-__all__ = ["PhalanxProcessGroup"]
+__all__ = ["PhalanxProcessGroup", "part_of"]
 
 
 @older_torch.fitted
@@ -49,6 +54,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         self._store = store
         self._name = name
         self._description = "undefined"
+        self.hooked = cpu_backend.HAS_BACKENDS and _hooks_wanted()
 
     def __repr__(self) -> str:
         return f"<PhalanxProcessGroup {self._name!r}: {self.group!r}>"
@@ -110,7 +116,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 
     # -- what torch otherwise asks of the backend behind a group: here they are one ------------------------------------
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
@@ -132,6 +138,49 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
             return self._for(device)._get_backend(device)
         except UnsupportedArray as error:
             raise RuntimeError(f"the group {self._name!r} has no backend for {device}") from error
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> PhalanxProcessGroup | None:
+        """A group of some ranks of this one, in this order: what `torch.distributed.split_group` asks for.
+
+        Args:
+            opts: Of no use here: a part of a world has the world's options.
+            device_types: Of no use here: torch's table of groups says which devices the new one has.
+
+        Returns:
+            The group; None on a rank that is not in it.
+        """
+        if self.group.rank not in ranks:
+            return None
+        seconds = seconds_of(timeout)
+        part = part_of(self.group, ranks, self._runner.default if seconds is None else seconds)
+        name = group_name or f"{self._name}:split:{part._context.hex()}"
+        made = PhalanxProcessGroup(part, dist.PrefixStore(f"{name}/", self._store), name)
+        made._set_group_desc(group_desc or f"{self._description}:split")
+        return made
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """What a rank does that is not in a group that others make: nothing has to be done."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Connects before the first operation, which the world has done."""
+
+    def register_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Has a function called before every operation (torch 2.14 and later)."""
+        self.hooked = True
+        return super().register_pre_hook(*args, **kwargs)
+
+    def register_post_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Has a function called after every operation was begun (torch 2.14 and later)."""
+        self.hooked = True
+        return super().register_post_hook(*args, **kwargs)
 
     def _set_sequence_number_for_group(self) -> None:
         """Every group of Phalanx counts from 0 on all its ranks."""
@@ -181,7 +230,8 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         self._runner.stop()
         elsewhere, self._elsewhere = list(self._elsewhere.values()), {}
         for group in elsewhere:
-            group.shutdown()
+            if group is not None:
+                group.shutdown()
         self.group.close()
 
     def abort(self) -> None:
@@ -202,9 +252,28 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         self.shutdown()
 
 
+def part_of(parent: Group, ranks: Sequence[int], seconds: float) -> Group:
+    """A group of some ranks of another one, in this order. Nobody else has to take part."""
+    backend = SubBackend(parent.backend, ranks, keep_order=True)
+    backend.timeout = seconds
+    return Group(backend, _owns_backend=True)
+
+
+def _hooks_wanted() -> bool:
+    """Whether the user has asked for hooks that torch attaches to a group by itself.
+
+    torch attaches its flight recorder unless it is told not to, but that takes longer than a short collective: here it
+    records what happens only if the variable is set.
+    """
+    reader = Reader()
+    recorded = reader.text("TORCH_FR_BUFFER_SIZE") or reader.text("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
+    return recorded != "0" or reader.text("TORCH_DIST_NAN_CHECK") == "1"
+
+
 _MODULES = (
     barriers,
     base,
+    cpu_backend,
     devices,
     errors,
     gathers,
@@ -215,6 +284,8 @@ _MODULES = (
     runner,
     sparse,
     tensors,
+    visible,
     work,
 )
+cpu_backend.complete()
 leave_alone([*_MODULES, sys.modules[__name__]])

@@ -11,6 +11,7 @@ from .base import SLICE, GroupBase, Request, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
 from .tensors import Memory, as_tensor, check_alike, in_place, is_sparse, joined, places, plain, source
+from .visible import visible
 
 __all__ = ["Reductions"]
 
@@ -18,6 +19,7 @@ __all__ = ["Reductions"]
 class Reductions(GroupBase):
     """`allreduce` and its kin."""
 
+    @visible
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
         """The reduction of all ranks' tensors, on every rank.
 
@@ -47,6 +49,7 @@ class Reductions(GroupBase):
         memory.restore()
         _divide(tensor, how)
 
+    @visible
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
         """`allreduce` of many tensors at once."""
         request = Request(opts, timeout=timeout, op=op)
@@ -72,6 +75,7 @@ class Reductions(GroupBase):
 
         return self._issue(job, request, list(tensors))
 
+    @visible
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The reduction of all ranks' tensors, on one rank; the others' stay as they are."""
         tensor = only(tensors, "reduce")
@@ -96,6 +100,7 @@ class Reductions(GroupBase):
 
     # -- reduce and scatter --------------------------------------------------------------------------------------------
 
+    @visible
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> Any:
@@ -156,6 +161,7 @@ class Reductions(GroupBase):
         _divide(output, how)
         return True
 
+    @visible
     def reduce_scatter_single(
         self,
         output: Any,
@@ -174,8 +180,7 @@ class Reductions(GroupBase):
         job = self._reduce_scatter_job(output, input, how)
         return self._issue(job, request, [output], input.nbytes)
 
-    _reduce_scatter_base = reduce_scatter_single
-
+    @visible
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`reduce_scatter_single` of many tensors."""
         request = Request(opts, timeout=timeout)
@@ -189,8 +194,6 @@ class Reductions(GroupBase):
             )
         size = sum(part.nbytes for part in inputs)
         return self._issue(lambda seconds: [job(seconds) for job in jobs], request, list(outputs), size)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter_job(self, output: Any, values: Any, how: Combining) -> Any:
         def job(seconds: float | None) -> None:

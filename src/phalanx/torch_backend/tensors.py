@@ -185,6 +185,8 @@ def places(tensors: Sequence[Any]) -> Places | None:
         ):
             return None
         addresses.append(tensor.data_ptr())
+    if count and not all(addresses):
+        return None
     return Places(addresses, count * known[1], count, known[0])
 
 
@@ -259,8 +261,15 @@ def _check(tensor: Any) -> None:
 
 
 def _at(tensor: Any, dtype: Any, size: int) -> Any:
-    """An array of elements of this size where a contiguous tensor has its own."""
-    return _memory_at(tensor.data_ptr(), tensor.numel() * size, dtype, tensor)
+    """An array of elements of this size where a contiguous tensor has its own.
+
+    Raises:
+        UnsupportedArray: It has none, as a tensor that stands for another.
+    """
+    address, length = tensor.data_ptr(), tensor.numel() * size
+    if not address and length:
+        raise UnsupportedArray(f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory to send")
+    return _memory_at(address, length, dtype, tensor)
 
 
 def _memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:

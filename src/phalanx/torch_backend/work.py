@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ..arguments import LONGEST
 from ..group import call_site
 from .errors import translated
+from .visible import unwatched
 
 if TYPE_CHECKING:
     from ..group import Work as GroupWork
@@ -213,7 +214,7 @@ class Operation(_Unfinished):
         error: BaseException | None = None
         call_site.lend(self._site)
         try:
-            job(seconds)
+            unwatched(job, seconds)
         except BaseException as failure:
             error = translated(failure)
         finally:
@@ -276,7 +277,7 @@ class Message(_Unfinished):
         try:
             call_site.lend(self._site)
             try:
-                self._work = begin()
+                self._work = unwatched(begin)
             finally:
                 call_site.lend(None)
             if self._work is None:
@@ -297,7 +298,7 @@ class Message(_Unfinished):
 
     def _arrived(self, result: Any) -> None:
         if self._finish is not None:
-            self._source = self._finish(result)
+            self._source = unwatched(self._finish, result)
         self._conclude(None)
 
     def _conclude(self, error: BaseException | None) -> None:

@@ -1,0 +1,126 @@
+"""Shows operations to whatever watches torch: dispatch modes, the profiler, tensor subclasses, hooks of a group.
+
+torch's own groups hand every operation to its dispatcher, as `c10d::allreduce_` and its kin: there it is counted,
+traced, faked, profiled or recorded, and only then done. That takes longer than a short collective does, so an operation
+that nothing watches goes straight to Phalanx.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from .base import GroupBase
+
+__all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
+
+Operation = Callable[..., Any]
+
+OLDER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+"""What torch called these before 2.13."""
+OPERATIONS: dict[str, Operation] = {}
+"""What Phalanx does for each of torch's operations, by the name of the method."""
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_modes = torch._C._len_torch_dispatch_stack
+_profiled = torch._C._autograd._profiler_enabled
+_transforms = torch._C._functorch.peek_interpreter_stack
+
+
+class _Running(threading.local):
+    call: Call | None = None
+
+
+class Call:
+    """A call that is on its way through the dispatcher."""
+
+    __slots__ = ("args", "kwargs", "operation", "work")
+
+    def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.work: Any = None
+        """What Phalanx has begun for it, if it came through."""
+
+
+running = _Running()
+"""The innermost of those calls of this thread."""
+
+
+def visible(operation: Operation) -> Operation:
+    """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches."""
+    name = operation.__name__
+    OPERATIONS[name] = operation
+    if not hasattr(dist.ProcessGroup, name):
+        name = OLDER_NAMES[name]
+    through = getattr(dist.ProcessGroup, name)
+
+    def call(self: GroupBase, *args: Any, **kwargs: Any) -> Any:
+        if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
+            return operation(self, *args, **kwargs)
+        if not _are_on_cpu(args, kwargs):  # the group for that device shows it
+            return operation(self, *args, **kwargs)
+        self.prepare_dispatch()
+        outer, running.call = running.call, Call(operation, args, kwargs)
+        mine = running.call
+        try:
+            found = through(self, *args, **kwargs)
+        finally:
+            running.call = outer
+        # C++ gives back what stands for the work, without its errors and its results.
+        return found if mine.work is None else mine.work
+
+    # By the name of the function that calls it, torch knows that the method of C++ is meant, not again this one.
+    call.__code__ = call.__code__.replace(co_name=name)
+    return functools.wraps(operation)(call)
+
+
+def perform(group: GroupBase, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Does an operation that has come through the dispatcher."""
+    work = operation(group, *args, **kwargs)
+    if running.call is not None and running.call.operation is operation:
+        running.call.work = work
+    return work
+
+
+def unwatched(job: Operation, *args: Any) -> Any:
+    """Runs what belongs to an operation that was shown before, in a thread of a program that may be watched now."""
+    if not _modes():
+        return job(*args)
+    with _disable_current_modes():
+        return job(*args)
+
+
+def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether no tensor is of a class that wants to see what is done with it."""
+    for arg in (*args[:2], *kwargs.values()) if kwargs else args[:2]:
+        kind = type(arg)
+        if kind is list or kind is tuple:
+            if not _PLAIN.issuperset(map(type, arg)) and not all(_are_plain((part,), {}) for part in arg):
+                return False
+        elif kind not in _PLAIN and isinstance(arg, torch.Tensor):
+            return False
+    return True
+
+
+def _are_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    for arg in (*args[:2], *kwargs.values()):
+        if isinstance(arg, (list, tuple)) and arg:
+            return _are_on_cpu(tuple(arg), {})
+        if isinstance(arg, torch.Tensor):
+            return bool(arg.is_cpu)
+    return True
