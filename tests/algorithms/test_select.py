@@ -69,6 +69,8 @@ def test_what_is_not_there() -> None:
     [
         ("", {}),
         ("all_reduce=ring", {"all_reduce": "ring"}),
+        ("ring", {"all_gather": "ring", "all_reduce": "ring", "reduce_scatter": "ring"}),
+        ("all_gather=bruck,ring", {"all_gather": "bruck", "all_reduce": "ring", "reduce_scatter": "ring"}),
         (" all_reduce = ring , broadcast=tree, ", {"all_reduce": "ring", "broadcast": "tree"}),
     ],
 )
@@ -79,7 +81,8 @@ def test_the_option(text: str, chosen: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("ring", "'ring' has no '=' in it"),
+        ("rings", "no operation has an algorithm 'rings'"),
+        ("ring,doubling", "'doubling' and another name are for the same operation"),
         ("send=ring", "'send' is not an operation with a choice (all_gather, all_reduce"),
         ("all_reduce=star", "all_reduce has no algorithm 'star' (doubling, halving_doubling, ring)"),
         ("barrier=tree,barrier=bruck", "barrier is named twice"),

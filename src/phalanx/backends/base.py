@@ -164,6 +164,8 @@ class LaneBackend(Backend):
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
         """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
         self._raw: Lane | None = None
+        self._barrier_at = 0
+        """How many messages of a barrier have been sent and received. One that timed out goes on in the next call."""
         self._dropped: weakref.finalize[..., Any] | None = None
         self._unusable: str | None = None
         self.forked = False
@@ -252,11 +254,15 @@ class LaneBackend(Backend):
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
         deadline = Deadline.of(timeout, self.timeout)
-        for peer, sends in self.barrier_messages():
+        messages = self.barrier_messages()
+        while self._barrier_at < len(messages):
+            peer, sends = messages[self._barrier_at]
             if sends:
                 self.send(BARRIER, peer, timeout=deadline.remaining())
             else:
                 self.recv(bytearray(len(BARRIER)), peer, timeout=deadline.remaining())
+            self._barrier_at += 1
+        self._barrier_at = 0
 
     def barrier_messages(self) -> Sequence[Message]:
         """The messages of this rank in a barrier."""
