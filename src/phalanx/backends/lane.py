@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
+from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
 from ..rendezvous.causes import from_cause
 from ..transports.channel import Inbound, Outbound, Outgoing, Torn
 from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
@@ -39,6 +39,8 @@ STOP_WAIT = 5.0
 """Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word, so that a rank's own traceback is raised, not an echo."""
+ACCOUNT_WAIT = 1.0
+"""Seconds to wait for the whole account of a timeout."""
 
 
 class Lane(ABC):
@@ -235,6 +237,16 @@ class Lane(ABC):
         finally:
             self.remove_sleeper(waker)
             waker.give_back()
+
+    def whole_account(self, error: PhalanxError) -> PhalanxError:
+        """The error of a member that gave up, with who was missing.
+
+        It ended its lane before it asked around, so its last word is brief, and the account comes a little later.
+        """
+        if not isinstance(error, Timeout) or error.missing:
+            return error
+        known = self.await_error(ACCOUNT_WAIT)
+        return known if isinstance(known, PhalanxError) else error
 
     def interrupt_with(self, interrupt: Callable[[bool], None]) -> None:
         """Has `interrupt(on_purpose)` called when the lane ends.

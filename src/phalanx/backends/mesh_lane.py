@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .._native import core, plain_arrays
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PhalanxError, ProtocolError, Timeout
+from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..rendezvous.causes import in_brief, to_cause
 from ..transports.channel import Inbound
 from ..transports.direct import outbound_over
@@ -45,8 +45,6 @@ CROWDED = (0, 4)
 
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """What a poll tells of a connection that the other side has closed, also if there is something left to read."""
-ACCOUNT_WAIT = 1.0
-"""Seconds to wait for the whole account of a timeout, for which the rank that gave up asks everybody."""
 
 
 class MeshLane(Lane):
@@ -178,11 +176,9 @@ class MeshLane(Lane):
             raise self.error
 
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
-        error = super().told(rank, last_word)
-        if isinstance(error, Timeout):  # in brief: the whole account comes by the directory
-            known = self.await_error(ACCOUNT_WAIT)
-            if isinstance(known, PhalanxError):
-                return known
+        error = self.whole_account(super().told(rank, last_word))
+        if error is self.error:
+            return error
         # What breaks the group for one member breaks it for all, also where no directory can say so.
         self._world.on_break(self._key[0], rank, to_cause(error))
         return self.error if isinstance(self.error, PhalanxError) else error

@@ -117,7 +117,7 @@ class _LocalLane(Lane):
         rank = self.members[member]
         broken = self._world.closed.get((*self._name, rank))
         if isinstance(broken, PhalanxError):
-            return from_cause(to_cause(broken), rank)
+            return self.whole_account(from_cause(to_cause(broken), rank))
         return ChannelClosed(rank, "it has closed this group")
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:

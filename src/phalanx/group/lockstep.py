@@ -217,10 +217,8 @@ class Lockstep(GroupCore):
 
         The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
         """
-        names = [self.members[rank] for rank in waiting]
-        words = f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s; missing: "
-        arrived = [name for name in self.members if name not in names]
-        self._collectives.fail(Timeout(words + ", ".join(map(str, names)), missing=names, arrived=arrived))
+        in_brief = Timeout(f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s")
+        self._collectives.fail(in_brief)
         self._break(self._timed_out(entry.name, entry.site, deadline, waiting, entry.sequence))
 
     def _lost(self, error: PhalanxError, entry: Entry) -> PhalanxError:
