@@ -805,8 +805,8 @@ def test_a_rank_that_closes_its_backend(kind: str) -> None:
         backends[1].close()
         with pytest.raises(PeerLost):
             agent.call(1, "echo", timeout=patience)
-        other._thread.join(patience)
-        assert not other._thread.is_alive(), "without its backend the agent has nothing to do"
+        other._calls._thread.join(patience)
+        assert not other._calls._thread.is_alive(), "without its backend the agent has nothing to do"
         with pytest.raises(px.errors.Closed):
             other.call(0, "echo")
         other.close()
