@@ -58,7 +58,7 @@ test: ready lint ## install with test extras, lint, type check, all tests
 	@$(call stage,"newest torch",$(MAKE) --no-print-directory test-newest-torch)
 
 .PHONY: ready
-ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(MPI)/.made
+ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.peers $(MPI)/.made
 	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
@@ -271,6 +271,12 @@ $(VENV)/.jax: | $(VENV)/.test
 	$(SAY) "JAX"
 	@$(INSTALL) --only-binary :all: jax \
 	    || echo "note: there is no JAX for this Python; tests that need it are skipped"
+	@touch $@
+
+$(VENV)/.peers: | $(VENV)/.test
+	$(SAY) "what the benchmark compares with and draws by"
+	@$(INSTALL) --only-binary :all: "matplotlib>=3.8" "pyzmq>=25" "grpcio>=1.60" \
+	    || echo "note: not all of it is there for this Python; tests that need it are skipped"
 	@touch $@
 
 $(MPI)/.made: | $(VENV)/.made
