@@ -28,7 +28,7 @@ def printed(console: Console) -> str:
 def test_calls_of_all_kinds(processes: str, console: Console) -> None:
     transport = "tcp" if processes == "tcp" else "auto"
     assert calls.run_calls(2000, 3, transport, "small", console, short=True), printed(console)
-    for outcome in ("answered", "cancelled", "Timeout", "RemoteError", "FunctionNotFound", "InvalidArgument"):
+    for outcome in ("answered", "cancelled", "RpcTimeout", "RemoteError", "FunctionNotFound", "InvalidArgument"):
         assert f" {outcome}" in printed(console)
 
 

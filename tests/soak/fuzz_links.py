@@ -200,7 +200,8 @@ def _serve(*pieces: bytes, at_once: bool) -> tuple[list[tuple[Any, bytes]], Phal
     finally:
         talk.close()
         _logger.disabled = False
-    if link.requests or link._objects:
+    registry = link._registry()
+    if link.requests or (registry is not None and any(owner is link for owner, _ in registry.objects)):
         raise Misbehaved("a link that has ended keeps requests or objects")
     return frames, ended
 

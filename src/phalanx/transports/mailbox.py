@@ -256,6 +256,9 @@ class _Lines(Generic[T]):
         for key, line in list(self._lines.items()):
             yield key, [item for item in line.values() if item.queued]
 
+    def __len__(self) -> int:
+        return len({item.number for _, line in self.lines() for item in line})
+
     def clear(self) -> None:
         """Forgets all."""
         self._lines.clear()
