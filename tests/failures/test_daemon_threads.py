@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import threading, time
+import sys, threading, time
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,7 @@ class Slow:
         print("ended", flush=True)
 
 
-slow = Slow()
+sys.modules["slow"] = Slow()  # not a global: the threads' frames would keep it
 print("ends", flush=True)
 """
 
