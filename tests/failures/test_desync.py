@@ -145,6 +145,7 @@ with world.subgroup([0, 1]) as group:
         with group:
             if world.rank == 1: hear()
             group.broadcast(np.ones(4), world.rank)
+            say("last root")
             raise KeyError("of the program")
     except BaseException as error:
         tell_error("masked", error)
@@ -168,6 +169,7 @@ def test_two_ranks_that_take_themselves_for_the_root(worlds: Worlds) -> None:
                 words.split(" #")[0] for words in (event["mine"], event["theirs"])
             }
             assert rank.wait("closed again", count=turn)["type"] == "", "told once"
+    world[0].wait("last root")
     world[1].tell()
     assert world[0].wait("masked")["type"] == "KeyError"
     assert world[1].wait("masked")["type"] == "Desync"
