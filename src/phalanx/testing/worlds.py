@@ -60,6 +60,7 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
     elif backend in ("mesh", "mesh-ipv6"):
         token = secrets.token_hex(16).encode()
         host = "::1" if backend == "mesh-ipv6" else "127.0.0.1"
+        # In a thread: this process only waits for the ranks, and a thread starts sooner than a process.
         directory = Directory(world_size, token=token, bind=Address(host, 0), options=options)
         try:
             yield Place(backend, world_size, directory.address, token, options)

@@ -118,7 +118,11 @@ class HostedDirectory:
             "not told that one is lost (%s)",
             self._problem,
         )
-        self._serving = self._in_thread(listener)
+        try:
+            self._serving = self._in_thread(listener)
+        except BaseException:
+            listener.close()
+            raise
 
     def on_end(self, callback: Callable[[EndCause], None]) -> None:
         """Calls back from a thread, once, when a rank aborted the world or was lost."""
