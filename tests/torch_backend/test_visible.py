@@ -30,7 +30,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
         return func(*args, **(kwargs or {}))
 
 
-def every_operation(rank: int) -> list[torch.Tensor]:
+def every_operation(rank: int, *, coalesced: bool = True) -> list[torch.Tensor]:
     """Each operation of torch.distributed once, with two ranks; the tensors after it."""
     x = torch.arange(4.0) + rank
     both, halves = torch.zeros(8), [torch.zeros(4), torch.zeros(4)]
@@ -48,11 +48,8 @@ def every_operation(rank: int) -> list[torch.Tensor]:
     dist.all_to_all(apart, [x, x + 1])
     dist.gather(x, halves if rank == 0 else None)
     dist.scatter(swapped, halves if rank == 0 else None)
-    for operation, tensors in (
-        (dist.all_reduce, [x]),
-        (all_gather_single, [both, x]),
-        (reduce_scatter_single, [x, both]),
-    ):
+    calls = [(dist.all_reduce, [x]), (all_gather_single, [both, x]), (reduce_scatter_single, [x, both])]
+    for operation, tensors in calls if coalesced else []:
         with _coalescing_manager():
             operation(*tensors)
             operation(*tensors)
@@ -114,7 +111,7 @@ def test_fake_tensors_are_not_sent() -> None:
         issued = issued.clone(memory_format=torch.preserve_format)
         work = dist.all_reduce(issued, async_op=True)
         with FakeTensorMode() as mode:
-            every_operation(rank)
+            every_operation(rank, coalesced=False)  # torch has no fake ones
             fake = torch.ones(4)
             if rank == 0:  # it would wait for the other rank
                 dist.all_reduce(fake)
@@ -125,7 +122,9 @@ def test_fake_tensors_are_not_sent() -> None:
         if rank == 0:
             dist.all_reduce(fake)  # also where the mode is over
             dist.all_gather([mode.from_tensor(torch.ones(4)) for _ in range(2)], fake)
-            with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):  # torch's word
+            with pytest.raises(
+                ValueError, match="FakeTensor of shape .4,. has no memory"
+            ):  # lists of lists are not looked at
                 dist.all_gather([torch.ones(4), fake], torch.ones(4))
         total = torch.ones(4)
         dist.all_reduce(total)

@@ -29,6 +29,15 @@ HAS_BACKENDS = "rank" in (_distributed_c10d.Backend.__init__.__doc__ or "")
 class CpuBackend(_distributed_c10d.Backend):
     """Leads from torch's dispatcher to the group that it stands for."""
 
+    # All of them are said here: torch asks the class in Python before its own, and that one asks again.
+    options = None
+    supports_splitting = True
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
+
     def __init__(self, group: GroupBase) -> None:
         super().__init__(group.group.rank, group.group.world_size)
         self._group = weakref.ref(group)
