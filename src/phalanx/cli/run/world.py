@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,8 @@ TRY = 1.0
 """Seconds of one attempt to reach the first node's launcher; between two it is seen whether the job is over."""
 LAST_TRY = 5.0
 """Seconds that a launcher whose rank failed at once waits for the connection over which to say so."""
+ARRIVAL = 2 * TRY
+"""Seconds in which launchers that waited for the directory are let in, once it serves: one may have to try again."""
 WARN_AFTER = 15
 """Attempts after which the launcher says what it is waiting for."""
 
@@ -99,6 +102,7 @@ class HostedWorld:
         self._on_end = on_end
         self._several_nodes = several_nodes
         self.address = Address(bind.host, self._directory.address.port)
+        self._serves_since = 0.0
         self._lock = threading.Lock()
         self._later: list[Callable[[], None]] | None = []
         """What the directory is to hear once it serves; None from then on."""
@@ -116,6 +120,7 @@ class HostedWorld:
             self._on_end(WorldEnd(*cause))
 
         self._directory.ready()
+        self._serves_since = time.monotonic()
         self._directory.on_end(ended)
         with self._lock:
             for call in self._later or ():
@@ -139,8 +144,12 @@ class HostedWorld:
 
     def others(self) -> int:
         """How many launchers of other nodes watch."""
+        if not self._several_nodes:
+            return 0
         self._starting.join()
-        return self._directory.launchers if self._several_nodes else 0
+        # Those who came before it served are still proving themselves.
+        coming = time.monotonic() < self._serves_since + ARRIVAL
+        return max(self._directory.launchers, int(coming))
 
     def close(self) -> None:
         """Closes the directory."""
