@@ -30,7 +30,7 @@ class CpuBackend(_distributed_c10d.Backend):
     """Leads from torch's dispatcher to the group that it stands for."""
 
     # All of them are said here: torch asks the class in Python before its own, and that one asks again.
-    options = None
+    options: Any = None
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
