@@ -507,10 +507,18 @@ def use_everything(agent: Agent) -> None:
         agent.notify(dst, "sleep", 0.003)
 
 
-def leave(world: px.Group, how: str, rounds: int) -> Any:
+def leave(world: px.Group, how: str, rounds: int) -> float:
     slowest = 0.0
+    before: dict[str, int] = {}
 
-    def once() -> dict[str, int]:
+    def ended(own: int) -> bool:
+        """Whether the agent's threads are gone, and with them all but `own` descriptors that it held."""
+        if any(thread.name.startswith("phalanx-rpc") for thread in threading.enumerate()):
+            return False
+        now = held()
+        return not before or all(now[kind] <= before[kind] + own * (kind == "descriptors") for kind in now)
+
+    def once() -> None:
         nonlocal slowest
         agent = Agent(world, timeout=10)
         serve(agent)
@@ -518,36 +526,33 @@ def leave(world: px.Group, how: str, rounds: int) -> Any:
         use_everything(agent)
         world.barrier()
         began = time.monotonic()
+        own = 0
         if how == "drop":
             del agent
             gc.collect()
         else:
             agent.close(drain=how == "drain")
+            own = 1  # what wakes its threads: it goes with the agent, which this function still holds
+        # The agent's own thread ends a dropped one. And also one that was joined is the system's for a moment longer.
+        until(lambda: ended(own), f"an agent to end: {before} before, {held()} now", 5)
         slowest = max(slowest, time.monotonic() - began)
-        return held()
 
     once()
     world.barrier()
     before = held()
-    found = [once() for _ in range(rounds)]
+    for _ in range(rounds):
+        once()
     world.barrier()
-    end = time.monotonic() + 5
-    while held() != before and time.monotonic() < end:
-        time.sleep(0.01)
-    return before, found[-1], held(), slowest
+    until(lambda: ended(0), f"all agents to end: {before} before, {held()} now", 5)
+    return slowest
 
 
 @pytest.mark.parametrize("how", ["drain", "no drain", "drop"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left(transport: str, how: str) -> None:
     options = px.Options(transport=transport)
-    for before, after_close, after, slowest in run_ranks(2, leave, how, 8, backend="mesh", options=options, timeout=40):
-        assert after == before
-        if how != "drop":  # also as long as somebody holds the agent
-            assert after_close["threads"] <= before["threads"]
-            assert after_close["mappings"] <= before["mappings"]
-            assert after_close["descriptors"] <= before["descriptors"] + 1
-        assert slowest < 2, "a thread did not end when it was told"
+    slowest = max(run_ranks(2, leave, how, 8, backend="mesh", options=options, timeout=40))
+    assert slowest < bound(2), "a thread did not end when it was told"
 
 
 def open_and_close(world: px.Group, rounds: int) -> float:
