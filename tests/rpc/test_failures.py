@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.rpc.support import WORLDS, at_once, error_of, held, run, until
 
 import phalanx as px
 from phalanx.deadline import Deadline
-from phalanx.errors import Cancelled, Closed, PeerLost, PhalanxError, Timeout
+from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
 from phalanx.testing import run_ranks
 
@@ -226,9 +227,13 @@ def killed_during_the_first_call(world: px.Group) -> Any:
     agent = Agent(world, timeout=10)
     serve(agent)
     world.barrier()
+    through = np.zeros(1)
     if world.rank == 0:
+        for rank in (1, 2):
+            world.recv(through, rank)  # not before they have left the barrier
         time.sleep(0.01 * random.random())
         os.kill(os.getpid(), signal.SIGKILL)
+    world.send(through, 0)
     began = time.monotonic()
     while True:
         error = _outcome(agent.call, 0, "echo", 1)
@@ -679,6 +684,41 @@ def interrupted(agent: Agent, seed: int) -> list[str]:
     use_everything(agent)
     assert interrupts == 150
     return errors
+
+
+def interrupted_before_it_connects(agent: Agent) -> int:
+    """Ctrl-C at every line from the beginning of a first call to where it connects."""
+    place = reached = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal reached
+        if frame.f_code is Agent._connect.__code__:
+            sys.settrace(None)
+        if frame.f_code is not Agent._link.__code__:
+            return None
+        if event == "line":
+            reached += 1
+            if reached == place:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    while reached >= place:
+        place, reached = place + 1, 0
+        sys.settrace(trace)
+        try:
+            agent.call(1, "echo", 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert agent.call(1, "echo", 2, timeout=2) == 2
+        agent._callers[1].over(ChannelClosed(1, "the next call connects"))
+    return place
+
+
+def test_ctrl_c_before_a_connection_leaves_the_agent_usable() -> None:
+    assert run("simulated", 2, serve, interrupted_before_it_connects) > 5
 
 
 def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:
