@@ -477,6 +477,13 @@ def test_values_and_arrays_elsewhere(kind: str) -> None:
     run(kind, 2, serve_values, values, everyone=True)
 
 
+def serve_tensors(agent: Agent) -> None:
+    pytest.importorskip(
+        "torch"
+    )  # both ranks at the same time: it takes seconds, and later one would wait for the other
+    serve(agent)
+
+
 def tensors(agent: Agent) -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -492,7 +499,7 @@ def tensors(agent: Agent) -> None:
 
 def test_tensors() -> None:
     pytest.importorskip("torch")
-    run("rings", 2, serve_values, tensors)
+    run("rings", 2, serve_tensors, tensors)
 
 
 def changed_afterwards(agent: Agent) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.rpc.support import WORLDS, at_once, error_of, held, run, until
 
 import phalanx as px
 from phalanx.deadline import Deadline
-from phalanx.errors import Cancelled, Closed, PeerLost, PhalanxError, Timeout
+from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
 from phalanx.testing import run_ranks
 
@@ -82,13 +83,13 @@ class Watch:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def latest(self, expected: type[BaseException], peer: int, since: float) -> float:
-        """The longest that any of them took, if all ended in the right way."""
+    def latest(self, expected: type[BaseException], peer: int) -> float:
+        """When the last of them ended, if all did so in the right way."""
         assert len(self.ended) == len(self._threads), "some have not ended"
         for _, error in self.ended:
             assert isinstance(error, expected), repr(error)
             assert getattr(error, "peer", None) == peer, repr(error)
-        return max(at for at, _ in self.ended) - since
+        return max(at for at, _ in self.ended)
 
 
 # -- a rank that dies ------------------------------------------------------------------------------------------------
@@ -97,6 +98,8 @@ class Watch:
 def killed_under_load(world: px.Group, victim: int) -> Any:
     agent = Agent(world, timeout=20, workers=32)
     serve(agent)
+    loaded = threading.Semaphore(0)
+    agent.register("loaded", loaded.release)
     world.barrier()
     pids = world.all_gather_object(os.getpid())
     if world.rank == victim:
@@ -141,11 +144,14 @@ def killed_under_load(world: px.Group, victim: int) -> Any:
     other = threading.Thread(target=lambda: going_on.append(_outcome(others)))
     other.start()
     time.sleep(0.5)
-    killed_at = time.monotonic()
+    agent.notify(survivors[0], "loaded")
+    killed_at = None
     if world.rank == survivors[0]:
+        assert all(loaded.acquire(timeout=10) for _ in survivors)
+        killed_at = time.monotonic()  # the clock is the same for all processes
         os.kill(pids[victim], signal.SIGKILL)
     watch.join()
-    latest = watch.latest(PeerLost, victim, killed_at)
+    latest = watch.latest(PeerLost, victim)
     time.sleep(0.2)
     stop.set()
     other.join()
@@ -161,7 +167,7 @@ def killed_under_load(world: px.Group, victim: int) -> Any:
         until(lambda rank=rank: _outcome(agent.call, rank, "done") is True, f"rank {rank}")
     time.sleep(0.3)
     agent.close()
-    return latest, going_on[0], slowest[0]
+    return killed_at, latest, going_on[0], slowest[0]
 
 
 def _outcome(act: Callable[..., Any], *args: Any) -> Any:
@@ -175,9 +181,10 @@ def _outcome(act: Callable[..., Any], *args: Any) -> Any:
 def test_a_rank_killed_under_load(transport: str) -> None:
     options = px.Options(transport=transport)
     results = run_ranks(3, killed_under_load, 1, backend="mesh", may_die=[1], options=options, timeout=40)
+    killed_at = results[0][0]
     for rank in (0, 2):
-        latest, done, slowest = results[rank]
-        assert latest < bound(CONTRACT), f"rank {rank} noticed after {latest:.3f} s"
+        _, latest, done, slowest = results[rank]
+        assert latest - killed_at < bound(CONTRACT), f"rank {rank} noticed after {latest - killed_at:.3f} s"
         assert isinstance(done, int), f"a call to a survivor failed: {done!r}"
         assert done > 20
         assert slowest < bound(CONTRACT)
@@ -220,9 +227,13 @@ def killed_during_the_first_call(world: px.Group) -> Any:
     agent = Agent(world, timeout=10)
     serve(agent)
     world.barrier()
+    through = np.zeros(1)
     if world.rank == 0:
+        for rank in (1, 2):
+            world.recv(through, rank)  # not before they have left the barrier
         time.sleep(0.01 * random.random())
         os.kill(os.getpid(), signal.SIGKILL)
+    world.send(through, 0)
     began = time.monotonic()
     while True:
         error = _outcome(agent.call, 0, "echo", 1)
@@ -507,10 +518,18 @@ def use_everything(agent: Agent) -> None:
         agent.notify(dst, "sleep", 0.003)
 
 
-def leave(world: px.Group, how: str, rounds: int) -> Any:
+def leave(world: px.Group, how: str, rounds: int) -> float:
     slowest = 0.0
+    before: dict[str, int] = {}
 
-    def once() -> dict[str, int]:
+    def ended(own: int) -> bool:
+        """Whether the agent's threads are gone, and with them all but `own` descriptors that it held."""
+        if any(thread.name.startswith("phalanx-rpc") for thread in threading.enumerate()):
+            return False
+        now = held()
+        return not before or all(now[kind] <= before[kind] + own * (kind == "descriptors") for kind in now)
+
+    def once() -> None:
         nonlocal slowest
         agent = Agent(world, timeout=10)
         serve(agent)
@@ -518,36 +537,33 @@ def leave(world: px.Group, how: str, rounds: int) -> Any:
         use_everything(agent)
         world.barrier()
         began = time.monotonic()
+        own = 0
         if how == "drop":
             del agent
             gc.collect()
         else:
             agent.close(drain=how == "drain")
+            own = 1  # what wakes its threads: it goes with the agent, which this function still holds
+        # The agent's own thread ends a dropped one. And also one that was joined is the system's for a moment longer.
+        until(lambda: ended(own), f"an agent to end: {before} before, {held()} now", 5)
         slowest = max(slowest, time.monotonic() - began)
-        return held()
 
     once()
     world.barrier()
     before = held()
-    found = [once() for _ in range(rounds)]
+    for _ in range(rounds):
+        once()
     world.barrier()
-    end = time.monotonic() + 5
-    while held() != before and time.monotonic() < end:
-        time.sleep(0.01)
-    return before, found[-1], held(), slowest
+    until(lambda: ended(0), f"all agents to end: {before} before, {held()} now", 5)
+    return slowest
 
 
 @pytest.mark.parametrize("how", ["drain", "no drain", "drop"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left(transport: str, how: str) -> None:
     options = px.Options(transport=transport)
-    for before, after_close, after, slowest in run_ranks(2, leave, how, 8, backend="mesh", options=options, timeout=40):
-        assert after == before
-        if how != "drop":  # also as long as somebody holds the agent
-            assert after_close["threads"] <= before["threads"]
-            assert after_close["mappings"] <= before["mappings"]
-            assert after_close["descriptors"] <= before["descriptors"] + 1
-        assert slowest < 2, "a thread did not end when it was told"
+    slowest = max(run_ranks(2, leave, how, 8, backend="mesh", options=options, timeout=40))
+    assert slowest < bound(2), "a thread did not end when it was told"
 
 
 def open_and_close(world: px.Group, rounds: int) -> float:
@@ -668,6 +684,41 @@ def interrupted(agent: Agent, seed: int) -> list[str]:
     use_everything(agent)
     assert interrupts == 150
     return errors
+
+
+def interrupted_before_it_connects(agent: Agent) -> int:
+    """Ctrl-C at every line from the beginning of a first call to where it connects."""
+    place = reached = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal reached
+        if frame.f_code is Agent._connect.__code__:
+            sys.settrace(None)
+        if frame.f_code is not Agent._link.__code__:
+            return None
+        if event == "line":
+            reached += 1
+            if reached == place:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    while reached >= place:
+        place, reached = place + 1, 0
+        sys.settrace(trace)
+        try:
+            agent.call(1, "echo", 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert agent.call(1, "echo", 2, timeout=2) == 2
+        agent._callers[1].over(ChannelClosed(1, "the next call connects"))
+    return place
+
+
+def test_ctrl_c_before_a_connection_leaves_the_agent_usable() -> None:
+    assert run("simulated", 2, serve, interrupted_before_it_connects) > 5
 
 
 def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -212,8 +213,10 @@ def test_an_object_whose_maker_has_given_up(processes: str) -> None:
 
 
 def die_with_objects(world: px.Group) -> Any:
+    asked = threading.Event()
     with px.rpc.Agent(world) as agent:
         serve(agent)
+        agent.register("done", asked.set)
         world.barrier()
         if world.rank == 0:
             handles = [agent.create(1, "Counter") for _ in range(5)]
@@ -222,10 +225,12 @@ def die_with_objects(world: px.Group) -> Any:
         if world.rank == 1:
             until(lambda: len(made) == 5, "the objects")
             until(lambda: alive() == 0, "their end", 3.0)
+            assert asked.wait(20)  # the group is broken, so rank 2 says by a call that it is done with this agent
         if world.rank == 2:
             until(lambda: agent.call(1, "made") == 5 and agent.call(1, "alive") == 0, "the objects' end")
-            return agent.call(1, "plain")
-        time.sleep(0.3)
+            result = agent.call(1, "plain")
+            agent.call(1, "done")
+            return result
     return None
 
 

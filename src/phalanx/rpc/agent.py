@@ -63,6 +63,8 @@ LONGEST_OFFER = 4096
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word on why."""
 JOIN_TIMEOUT = 86400.0
+LONGEST_TURN = 0.1
+"""Seconds after which a thread looks again whether it may connect: whoever had to wake it may have been interrupted."""
 STOP_WAIT = 5.0
 """Seconds that closing waits for threads, which may be inside a handler."""
 _IDLE = OperationStatus("", 0, 0, "", False, float("inf"))
@@ -129,7 +131,8 @@ class Agent:
         self._registry = Registry(self.world_ranks[self.rank])
         self._callers: dict[int, CallerLink] = {}
         self._servers: set[ServerLink] = set()
-        self._dialling = [threading.Lock() for _ in self.world_ranks]
+        self._dialling: dict[int, _Turn] = {}
+        """For each rank, who connects to it, or did so last."""
         self._found_lost: dict[int, tuple[float, PeerLost]] = {}
         """Ranks that a connection could not be made to, because they are gone, and when that was found out."""
         self._closed = False
@@ -436,12 +439,14 @@ class Agent:
             raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
         if dst != self.rank:
             self._backend.check_peer(dst)
-        lock = self._dialling[dst]
+        turn = _Turn()
         came = time.monotonic()
         with self._service.waits():
-            if not lock.acquire(timeout=deadline.remaining()):
-                raise self._no_answer(dst, deadline)
             try:
+                while not self._is_next(dst, turn):
+                    if deadline.expired:
+                        raise self._no_answer(dst, deadline)
+                    self._dialling[dst].wait(deadline)
                 link = self._callers.get(dst)
                 if link is not None:
                     return link
@@ -455,7 +460,16 @@ class Agent:
                 self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
                 raise
             finally:
-                lock.release()
+                turn.over = True
+                turn.bell.release()
+
+    def _is_next(self, dst: int, turn: _Turn) -> bool:
+        """Gives the right to connect to a rank to this turn, unless another has it."""
+        with self._lock:
+            first = self._dialling.get(dst)
+            if first is None or first.over:
+                first = self._dialling[dst] = turn
+            return first is turn
 
     def _connect(self, dst: int, deadline: Deadline) -> CallerLink:
         if dst == self.rank:
@@ -574,6 +588,27 @@ class Agent:
     def status(self, sequence: int = 0) -> OperationStatus:
         """Remote calls are not in lockstep."""
         return _IDLE
+
+
+class _Turn:
+    """One thread's right to connect to a rank, from when it is given until `over` is set.
+
+    Not a lock: Ctrl-C may come between taking one and noting that, and then nobody would ever release it. Here the
+    thread enters the block that ends the turn before it has it.
+    """
+
+    __slots__ = ("bell", "over")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.bell = threading.Lock()
+        """Held until the turn is over."""
+        self.bell.acquire()
+
+    def wait(self, deadline: Deadline) -> None:
+        """Waits for the end of this turn, or a moment."""
+        if self.bell.acquire(timeout=min(deadline.remaining(), LONGEST_TURN)):
+            self.bell.release()  # the next one that waits
 
 
 def _seconds(value: float | None, default: float) -> float:
