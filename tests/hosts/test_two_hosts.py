@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.hosts.network import SIDE, TALK, Network
-from tests.launchers.processes import Job, Jobs, finish_all, wait_until
 from tests.lateness import bound
+from tests.launchers.processes import Job, Jobs, finish_all, wait_until
 
 PORT = 29500
 """No other process is in these namespaces, so any port is free."""
