@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -255,12 +256,20 @@ def all_ready(run: Runner, *launchers: Launched) -> None:
 
 
 def is_watched(launcher: Launched) -> bool:
-    """Whether the launcher of another node has a connection, which can only be the one to the directory."""
-    names = set()
-    for link in Path(f"/proc/{launcher.pid}/fd").iterdir():
+    """Whether the launcher of another node hears the directory: it waits for what comes on its only socket.
+
+    A socket alone does not say so: the directory may not have answered yet, or its process may not be up.
+    """
+    process = Path(f"/proc/{launcher.pid}")
+    sockets, awaited = set(), set()
+    for link in (process / "fd").iterdir():
         with contextlib.suppress(OSError):
-            names.add(link.readlink().name)
-    return any(name.startswith("socket:") for name in names)
+            name = link.readlink().name
+            if name.startswith("socket:"):
+                sockets.add(link.name)
+            elif name == "anon_inode:[eventpoll]":
+                awaited.update(re.findall(r"tfd: +(\d+)", (process / "fdinfo" / link.name).read_text()))
+    return bool(sockets & awaited)
 
 
 class Nodes:

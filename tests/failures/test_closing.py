@@ -47,8 +47,9 @@ def test_messages_arrive_after_their_sender_has_left(worlds: Worlds, host: str) 
         assert event["took"] < bound(CONTRACT)
     for rank in world.but(2):
         rank.wait("went on")
-    for rank in world.but(2):
+    for rank in world.but(2):  # rank 0 ends after rank 1: it hosts the directory
         rank.tell()
+    for rank in world.but(2):
         for count in (1, 2):
             event = rank.wait("barrier", count=count)
             assert (event["type"], event["peer"]) == ("ChannelClosed", 2), event

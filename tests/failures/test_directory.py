@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.failures.ranks import CONTRACT, DIRECTORY_ENDS, LIMIT, Worlds, directory_of, parent_of, wait_for, worlds  # noqa: F401
+from tests.failures.ranks import CONTRACT, DIRECTORY_ENDS, Worlds, directory_of, parent_of, wait_for, worlds  # noqa: F401
 
 BUSY = """
 import ctypes
@@ -113,13 +113,3 @@ def test_it_ends_with_its_job(worlds: Worlds, formed: bool, number: int) -> None
     for rank in world:
         rank.finish()
     wait_for(lambda: not Path(f"/proc/{hosted}").exists(), "the end of the directory", DIRECTORY_ENDS)
-
-
-def test_it_lets_those_who_wait_know_that_rank_0_died_before_the_world_formed(worlds: Worlds) -> None:
-    worlds.leaves_file = True
-    world = worlds(3, 'expect(lambda: init(), "not formed")', started=2)
-    directory_of(worlds, world[0])
-    world[0].kill()
-    event = world[1].wait("not formed", LIMIT)
-    assert event["type"] == "WorldNotFormed", event
-    assert 0 in event["missing"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.failures.ranks import CONTRACT, HOSTS, Worlds, assert_lost, wait_for, worlds  # noqa: F401
+from tests.failures.ranks import CONTRACT, HOSTS, Worlds, assert_lost, worlds  # noqa: F401
 from tests.lateness import bound
 
 ALL_AT_ONCE = """
@@ -287,12 +287,20 @@ def test_one_that_dies_while_joining_is_missing(worlds: Worlds) -> None:
 
 
 def test_a_rank_0_that_dies_before_all_have_joined_is_missing(worlds: Worlds) -> None:
-    world = worlds(4, "say('joining')\nexpect(lambda: init(timeout=20.0))", started=3)
-    for rank in world:
-        rank.wait("joining")
-    wait_for(lambda: list(worlds.runtime.iterdir()), "rank 0 to host the directory")
-    for rank in world:
-        rank.wait_asleep()
+    world = worlds(
+        4,
+        """
+        from phalanx.rendezvous.control import ControlClient
+        join = ControlClient.join
+        def reached(*arguments):
+            say("reached")
+            return join(*arguments)
+        ControlClient.join = reached
+        expect(lambda: init(timeout=30.0))
+        """,
+        started=3,
+    )
+    world.wait("reached")
     killed = world[0].kill()
     worlds.leaves_file = True
     for rank in world.but(0):
@@ -300,5 +308,4 @@ def test_a_rank_0_that_dies_before_all_have_joined_is_missing(worlds: Worlds) ->
         assert event["type"] == "WorldNotFormed", event
         assert 0 in event["missing"], event
         assert "rank 0" in event["text"], event
-        # Who had reached the directory knows at once; who had not goes on looking for it until the deadline.
-        assert event["at"] - killed < 25.0
+        assert event["at"] - killed < bound(CONTRACT)

@@ -196,7 +196,7 @@ def unfit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[J
 
 def test_tokens_that_differ(unfit: dict[str, list[Job]]) -> None:
     first, second = unfit["tokens"]
-    assert second.out.startswith("AuthenticationFailed: the directory at 127.0.0.1")
+    assert second.out.startswith("AuthenticationFailed: the directory of rank 0 at 127.0.0.1")
     assert "the tokens differ (PHALANX_TOKEN must be the same on all ranks)" in second.out
     assert "WorldNotFormed: rank 0: the world did not form within 6 s: missing rank 1" in first.out
     assert "it does not know the job's token (it says it is rank 1)" in first.err

@@ -161,30 +161,30 @@ def test_an_interface_by_name_over_ipv6() -> None:
         assert {member.host for member in group.world()[1].world.roster} == {"::1"}
 
 
-def listening() -> set[str]:
-    """The addresses on which this process listens."""
+def listening() -> dict[str, str]:
+    """The sockets on which this process listens, each with its address."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
-    found = set()
+    found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 raw = bytes.fromhex(fields[1].partition(":")[0])
                 words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
-                found.add(str(ipaddress.ip_address(b"".join(words))))
+                found[fields[9]] = str(ipaddress.ip_address(b"".join(words)))
     return found
 
 
 def test_listeners_bind_one_address_and_not_all() -> None:
-    assert listening() == set()
+    before = listening()  # a plugin of pytest may listen, too
     with ranks() as group:
         for rank, job in enumerate([Job(2, master=Address(LOOPBACK, free_port()))] * 2):
             group.start(job.launch(rank))
         group.world()
-        assert listening() == {LOOPBACK}
+        assert {address for number, address in listening().items() if number not in before} == {LOOPBACK}
 
 
 def test_the_token_is_not_needed_twice() -> None:
@@ -196,6 +196,24 @@ def test_the_token_is_not_needed_twice() -> None:
         assert "tokens differ" in str(group.error(1))
         group.start(job.launch(1))
         check(group)
+
+
+def test_a_rank_0_that_never_comes_is_named() -> None:
+    with ranks() as group:
+        group.start(Job(2, master=Address(LOOPBACK, free_port())).launch(1), timeout=0.3)
+        error = group.error(1)
+    assert isinstance(error, WorldNotFormed)
+    assert "rank 1 could not reach the directory of rank 0 at " in str(error)
+    assert error.missing == (0,)
+
+
+def test_a_launcher_that_never_comes_is_no_rank() -> None:
+    with ranks() as group:
+        group.start(Job(2, directory=Address(LOOPBACK, free_port())).launch(1), timeout=0.3)
+        error = group.error(1)
+    assert isinstance(error, WorldNotFormed)
+    assert "rank 1 could not reach the directory at " in str(error)
+    assert error.missing == ()
 
 
 # -- somebody who is gone ----------------------------------------------------------------------------------------------

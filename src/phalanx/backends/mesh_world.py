@@ -111,7 +111,9 @@ class MeshWorld(ControlPlane):
         if meeting.directory is not None:
             meeting.directory.ready(deadline.remaining())
         hello = Hello(Role.RANK, self.rank, self.size)
-        stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who="the directory", missing=[0])
+        host = self.directory_host
+        who, missing = ("the directory", []) if host is None else (f"the directory of rank {host}", [host])
+        stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who=who, missing=missing)
         self.directory_seen_at = stream.peer_host
         self._client = ControlClient(self._reactor, stream, self.rank, options, self)
         port = self._acceptor.address.port
