@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.algorithms import Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
 
-from .simulate import Report, check_overlap, counts, every_size, integers, simulate, wild_floats
+from .simulate import Report, check_overlap, counts, every_size, integers, simulate, some_sizes, wild_floats
 
 
 def run(schedules: list[Schedule], count: int, check: Callable[[np.ndarray, np.ndarray], None], *, seed: int) -> Report:
@@ -123,7 +123,7 @@ def test_halving_and_doubling_move_as_few_bytes_as_the_ring(size: int) -> None:
         assert moved[0] == moved[1]
 
 
-@every_size
+@some_sizes
 def test_reduce_scatter_has_the_same_bits_in_every_run(size: int) -> None:
     for algorithm in (ring, star, halving_doubling):
         results = set()

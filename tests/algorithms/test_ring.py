@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from phalanx.algorithms import chunk_bounds, ring
 
-from .simulate import check_overlap, counts, every_size, integers, simulate, wild_floats
+from .simulate import check_overlap, counts, every_size, integers, simulate, some_sizes, wild_floats
 
 
 @every_size
@@ -23,7 +23,7 @@ def test_all_reduce(size: int) -> None:
             assert abs(moved - exact) <= (0 if count % size == 0 else 2 * wanted.itemsize)
 
 
-@every_size
+@some_sizes
 def test_all_ranks_have_the_same_bits_in_every_run(size: int) -> None:
     schedules = [ring.all_reduce(rank, size) for rank in range(size)]
     results = set()

@@ -1,6 +1,7 @@
 """Random programs in which one rank differs in one call: `Desync` (or `Timeout`) on all ranks, with the right names.
 
-All programs run in one world, each in a group of its own, because a mismatch breaks its group for good.
+All programs run in one world, each in a group of its own, because a mismatch breaks its group for good. Some run at a
+time, each on a thread: what they do for most of the time is to wait.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import random
 import re
 import traceback
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +36,7 @@ DTYPES = ("float32", "float64", "int32", "int64", "float16")
 SIZES = (1, 3, 100, 5000, 200_000)
 PATIENCE = 20.0
 SHORT = 0.3
+AT_A_TIME = 4
 
 
 @dataclass(frozen=True)
@@ -137,16 +141,28 @@ FINALE = Call("all_reduce", 7, "uint8", 0, "max")
 
 
 def run_programs(world: px.Group, first: int, count: int, in_step: bool) -> list[str]:
+    """Deals the programs out to threads, each with a group of all ranks to make the groups of its programs from."""
+    hands = [range(first + hand, first + count, AT_A_TIME) for hand in range(AT_A_TIME)]
+    parents = [world.subgroup(range(RANKS)) for _ in hands]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        found = list(pool.map(run_some, parents, hands, [in_step] * AT_A_TIME))
+    for parent in parents:
+        parent.close()
+    return [problem for problems in found for problem in problems]
+
+
+def run_some(world: px.Group, seeds: Iterable[int], in_step: bool) -> list[str]:
     problems = []
-    for seed in range(first, first + count):
+    for seed in seeds:
         kind, odd_rank, parted, program, odd = make(seed)
         mine = odd if world.rank == odd_rank else program
         group = world.subgroup(range(RANKS))
         error: BaseException | None = None
         done = 0
         try:
-            for done, call in enumerate(mine):  # noqa: B007
-                call.run(group, bound(SHORT) if kind == "missing at the end" else PATIENCE)
+            for done, call in enumerate(mine):
+                alone = kind == "missing at the end" and done == parted
+                call.run(group, bound(SHORT) if alone else PATIENCE)
         except PhalanxError as raised:
             error = raised
         except Exception:
