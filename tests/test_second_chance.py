@@ -19,7 +19,10 @@ def flaky(name, times):
 
 
 @pytest.fixture
-def tests(pytester: pytest.Pytester) -> pytest.Pytester:
+def tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    # Whatever else is installed here has no part in this.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     root = Path(__file__).parent.parent
     pytester.makeconftest(f"import sys; sys.path.insert(0, {str(root)!r}); pytest_plugins = ['tests.second_chance']")
     return pytester

@@ -6,7 +6,16 @@ Start with `detect` (who am I?) and `Options` (everything that can be tuned). `v
 from __future__ import annotations
 
 from .detect import Launch, detect, four_variables, started_as
-from .environment import backend_of_choice, inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from .environment import (
+    backend_of_choice,
+    inherited,
+    log_level,
+    pure,
+    runtime_dir,
+    snapshot,
+    torch_hooks_wanted,
+    unknown_variables,
+)
 from .options import Options, TlsOptions, options_of
 from .reader import adopt
 from .variables import VARIABLES, Variable
@@ -28,5 +37,6 @@ __all__ = [
     "runtime_dir",
     "snapshot",
     "started_as",
+    "torch_hooks_wanted",
     "unknown_variables",
 ]

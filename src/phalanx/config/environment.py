@@ -12,7 +12,16 @@ from ..errors import ConfigError
 from .reader import Reader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
-__all__ = ["backend_of_choice", "inherited", "log_level", "pure", "runtime_dir", "snapshot", "unknown_variables"]
+__all__ = [
+    "backend_of_choice",
+    "inherited",
+    "log_level",
+    "pure",
+    "runtime_dir",
+    "snapshot",
+    "torch_hooks_wanted",
+    "unknown_variables",
+]
 
 BACKENDS = ("mesh", "tcp", "mpi")
 """What `init` can be told to use."""
@@ -44,6 +53,17 @@ def pure(env: Mapping[str, str] | None = None) -> bool:
         ConfigError: The variable is neither true nor false.
     """
     return Reader(env).flag("PHALANX_PURE")
+
+
+def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the user has asked for hooks that torch attaches to a process group by itself.
+
+    torch attaches its flight recorder unless it is told not to, but that takes longer than a short collective: on
+    Phalanx it records what happens only if the variable is set.
+    """
+    reader = Reader(env)
+    recorded = reader.text("TORCH_FR_BUFFER_SIZE") or reader.text("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
+    return recorded != "0" or reader.text("TORCH_DIST_NAN_CHECK") == "1"
 
 
 def log_level(env: Mapping[str, str] | None = None) -> int | None:

@@ -77,7 +77,7 @@ def dial(
     """
     started = time.monotonic()
     pause = FIRST_PAUSE
-    reason = "nobody listens there"
+    reason = ""
     while True:
         for address in addresses:
             try:
@@ -92,7 +92,8 @@ def dial(
                     raise AuthenticationFailed(f"{who} at {address}: {error}", rank=hello.rank) from None
                 reason = f"{address}: {error}"
             except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
-                reason = str(error)
+                if not (reason and isinstance(error, Timeout) and deadline.expired):  # earlier tries know more
+                    reason = str(error)
                 if isinstance(error, Refused) and time.monotonic() - started >= gone_after:
                     raise
             check()
@@ -101,6 +102,7 @@ def dial(
         left = started + gone_after - time.monotonic()
         rest(min(pause, left) if left > 0 else pause)  # the try that decides comes in time
         pause = min(pause * 1.5, LONGEST_PAUSE)
+    reason = reason or "nobody listens there"
     where = ", ".join(str(address) for address in addresses[:4])
     raise WorldNotFormed(
         f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason}",

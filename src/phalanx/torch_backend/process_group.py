@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..backends.subgroup import SubBackend
-from ..config.reader import Reader
+from ..config import torch_hooks_wanted
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
 from . import (
@@ -54,7 +54,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         self._store = store
         self._name = name
         self._description = "undefined"
-        self.hooked = cpu_backend.HAS_BACKENDS and _hooks_wanted()
+        self.hooked = cpu_backend.HAS_BACKENDS and torch_hooks_wanted()
 
     def __repr__(self) -> str:
         return f"<PhalanxProcessGroup {self._name!r}: {self.group!r}>"
@@ -257,17 +257,6 @@ def part_of(parent: Group, ranks: Sequence[int], seconds: float) -> Group:
     backend = SubBackend(parent.backend, ranks, keep_order=True)
     backend.timeout = seconds
     return Group(backend, _owns_backend=True)
-
-
-def _hooks_wanted() -> bool:
-    """Whether the user has asked for hooks that torch attaches to a group by itself.
-
-    torch attaches its flight recorder unless it is told not to, but that takes longer than a short collective: here it
-    records what happens only if the variable is set.
-    """
-    reader = Reader()
-    recorded = reader.text("TORCH_FR_BUFFER_SIZE") or reader.text("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
-    return recorded != "0" or reader.text("TORCH_DIST_NAN_CHECK") == "1"
 
 
 _MODULES = (
