@@ -280,10 +280,11 @@ def eventually(condition: Callable[[], object], what: str, limit: float = LIMIT)
 
 
 def open_sockets() -> set[str]:
-    """The sockets of this process, but for those to the processes that start ranks: they are kept for the next run."""
-    kept = {f"socket:[{os.fstat(home.fileno()).st_ino}]" for _, home in nursery._free}
+    """The sockets of this process, without those to the processes that `run_ranks` keeps for its next call."""
+    kept = {str(one.fileno()) for _, one in nursery._free}
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(os.readlink(entry))
-    return {name for name in found if name.startswith("socket:")} - kept
+            if entry.name not in kept:
+                found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}

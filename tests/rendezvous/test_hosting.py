@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.rendezvous.support import (
     FAST,
+    LIMIT,
     LOOPBACK,
     TOKEN,
     Job,
@@ -21,12 +24,18 @@ from tests.rendezvous.support import (
     directory,
     eventually,
     free_port,
+    rank_hello,
     ranks,
 )
 
 from phalanx.errors import ConfigError, WorldNotFormed
+from phalanx.rendezvous.hosting.service import _Service, _ToHost
 from phalanx.rendezvous.hosting.start import HostedDirectory
+from phalanx.rendezvous.link import READ_SIZE
+from phalanx.transports.stream import Stream
 from phalanx.types import Address
+from phalanx.wire.handshake import Role
+from phalanx.wire.hosting import HostReader, Launchers, Ready
 
 
 def master_job(size: int) -> Job:
@@ -57,6 +66,22 @@ def test_it_can_be_closed_before_it_serves() -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     host().close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_those_who_waited_for_it_are_told_after_it_said_that_it_serves() -> None:
+    """A launcher may be let in before the host has heard anything: it took that for a process that is no directory."""
+    ours, theirs = socket.socketpair()
+    reader, heard = HostReader(), list[object]()
+    with ours, theirs, directory(2) as hosted, Stranger(hosted.address) as launcher:
+        launcher.shake(rank_hello(1, 2, Role.LAUNCHER), TOKEN)
+        eventually(lambda: hosted.launchers, "the launcher")
+        _Service(hosted, Stream(theirs), reader, logging.WARNING).start([])
+        ours.settimeout(LIMIT)
+        while len(heard) < 2:
+            heard += reader.feed(ours.recv(READ_SIZE))
+        package = logging.getLogger("phalanx")
+        package.handlers = [handler for handler in package.handlers if not isinstance(handler, _ToHost)]
+    assert heard == [Ready(os.getpid()), Launchers(1)]
 
 
 def test_what_it_has_to_say_is_in_the_log_of_its_host(caplog: pytest.LogCaptureFixture) -> None:

@@ -186,8 +186,9 @@ class Directory:
         return len(self._launchers)
 
     def on_launchers(self, callback: Callable[[int], None]) -> None:
-        """Calls back from the directory's thread when another number of launchers watches."""
+        """Calls back now and when another number of launchers watches. In the directory's thread."""
         self._on_launchers = callback
+        callback(len(self._launchers))
 
     def wait_until_others_left(self, host: int, timeout: float) -> bool:
         """Waits until every rank but `host` has left or is lost; False if the time ran out first."""

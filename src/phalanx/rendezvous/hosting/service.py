@@ -66,16 +66,17 @@ class _Service:
         """Begins, with what the host has said so far."""
 
         def begin() -> None:
+            # The directory serves already: whoever waited for it may be in. The host counts on this word as the first.
             self._link.send(say.Ready(os.getpid()))
+            logger = logging.getLogger("phalanx")
+            logger.setLevel(self._log_level)
+            logger.addHandler(_ToHost(self._log))
+            self._directory.on_end(self._ended)
+            self._directory.on_launchers(lambda count: self._link.send(say.Launchers(count)))
             for message in messages:
                 self._heard(message)
             self._link.start()
 
-        logger = logging.getLogger("phalanx")
-        logger.setLevel(self._log_level)
-        logger.addHandler(_ToHost(self._log))
-        self._directory.on_end(self._ended)
-        self._directory.on_launchers(lambda count: self._link.send(say.Launchers(count)))
         self._directory.reactor.call_soon(begin)
 
     def _heard(self, message: say.HostMessage) -> None:
