@@ -148,12 +148,12 @@ def test_the_gpt_has_the_same_losses_however_it_is_wrapped(launcher: str) -> Non
 
 @needs("torch")
 def test_the_gpt_alone_learns() -> None:
-    done = run(str(EXAMPLES / "train_gpt.py"), "--steps", "50")
+    done = run(str(EXAMPLES / "train_gpt.py"), "--steps", "20")
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
     assert losses[0] > 4
-    assert losses[-1] < 3
+    assert losses[-1] < 3.3
     assert "1 ranks, torch-ddp on phalanx" in done.stdout
 
 
