@@ -316,7 +316,9 @@ private:
                 return outcome;
             } else {
                 breaker_ = found.rank();
-                return Outcome::broken;
+                if (boards()[breaker_].left.load(std::memory_order_seq_cst) == 0) return Outcome::broken;
+                leaver_ = breaker_;  // it closed its group in the middle of the operation
+                return Outcome::left;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -203,6 +204,7 @@ def test_a_sub_group_shares_the_stream() -> None:
 
 
 def test_the_backends_messages_go_on_after_its_group() -> None:
+    closed = threading.Barrier(2)  # a group that is still open would take the other's message
     with seats("mesh", ("phalanx", "phalanx"), peers="ferrotorch") as world:
 
         def ours(seat: Seat) -> None:
@@ -210,6 +212,7 @@ def test_the_backends_messages_go_on_after_its_group() -> None:
                 work = group.irecv(np.zeros(1), 1 - group.rank)
             with pytest.raises(px.PhalanxError):
                 work.wait(5)
+            closed.wait(10)
             seat.barrier()
             seat.send(b"still here", 1 - seat.rank)
             assert seat.recv(10, 1 - seat.rank) == b"still here"

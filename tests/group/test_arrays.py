@@ -71,6 +71,20 @@ def test_memory_that_is_not_contiguous_is_written_back(view: Any) -> None:
     assert np.array_equal(round_trip(x), x)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda base: np.lib.stride_tricks.sliding_window_view(base, 3, writeable=True),
+        lambda base: np.lib.stride_tricks.as_strided(base, (4,), (4,)),
+        lambda base: np.lib.stride_tricks.as_strided(base, (2, 3), (8, 8)),
+        lambda base: np.lib.stride_tricks.as_strided(base, (3,), (0,)),
+    ],
+)
+def test_an_array_that_overlaps_itself_is_not_written_to(view: Any) -> None:
+    with pytest.raises(UnsupportedArray, match="one place in memory"):
+        adapt(view(np.arange(6.0)), write=True)
+
+
 def test_a_read_only_array_is_left_alone() -> None:
     x = np.arange(4)
     x.flags.writeable = False

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lateness import bound
 
 import phalanx as px
 from phalanx import _native
@@ -208,3 +209,54 @@ def two_ways(group: px.Group) -> list[Any]:
 def test_both_ways_have_the_same_fingerprint() -> None:
     shapes = [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]
     assert run(2, two_ways) == [shapes] * 2
+
+
+def closed_by_another_thread(group: px.Group) -> tuple[str, float]:
+    with group.subgroup([0, 1]) as pair:
+        pair.barrier()
+        if group.rank == 0:
+            inside = threading.Thread(target=wait, args=(pair,))
+            inside.start()
+            while not pair.status().running:
+                time.sleep(0.001)
+            pair.close()
+            inside.join()
+            group.send(np.ones(1), 1)
+            return "", 0.0
+        group.recv(np.ones(1), 0)
+        began = time.monotonic()
+        with pytest.raises(px.ChannelClosed) as caught:
+            pair.barrier()
+        return str(caught.value), time.monotonic() - began
+
+
+def wait(group: px.Group) -> None:
+    with contextlib.suppress(px.PhalanxError):
+        group.barrier()
+
+
+def test_a_group_that_another_thread_closes_in_a_collective() -> None:
+    text, seconds = run(2, closed_by_another_thread)[1]
+    assert "rank 0 is no longer there: it has closed this group" in text
+    assert seconds < bound(1.0)
+
+
+def unheard(group: px.Group) -> list[str]:
+    told = []
+    for asks in (False, True):
+        pair = group.subgroup([0, 1])
+        work = pair.all_reduce(np.ones(3 + group.rank), async_op=True)
+        while not work.done():
+            time.sleep(0.001)
+        if asks:
+            assert isinstance(work.exception(), px.Desync)
+        try:
+            pair.close()
+            told.append("nothing")
+        except px.Desync:
+            told.append("Desync")
+    return told
+
+
+def test_close_raises_a_desync_that_nobody_asked_for() -> None:
+    assert run(2, unheard) == [["Desync", "nothing"]] * 2

@@ -26,6 +26,24 @@ def fail(world: px.Group, how: str) -> None:
         world.all_reduce(np.ones(5, np.float32))
     if how == "comes late":
         time.sleep(60)
+    if how == "forks":
+        fork(world)
+
+
+def fork(world: px.Group) -> None:
+    """A child that calls what its parent will call."""
+    child = os.fork()
+    if child == 0:
+        x = np.full(4, 100.0, np.float32)
+        for call in (lambda: world.all_reduce(x), lambda: world.broadcast(x, world.rank), world.barrier):
+            try:
+                call()
+                os._exit(1)
+            except px.Closed:
+                continue
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child took part"
+    assert world.all_reduce(np.ones(4, np.float32)).tolist() == [world.world_size] * 4
 
 
 def main(how: str, folder: Path) -> None:
@@ -40,7 +58,9 @@ def main(how: str, folder: Path) -> None:
             began.write_text(repr(time.time()))
             fail(world, how)
         else:
+            x[:] = 1
             world.all_reduce(x, timeout=1 if how == "comes late" else 20)
+            assert how != "forks" or x.tolist() == [world.world_size] * 4, x
     except px.PhalanxError as error:
         seen = {"error": type(error).__name__, "text": str(error), "after": time.time() - float(began.read_text())}
         (folder / f"rank{world.rank}.part").write_text(json.dumps(seen))

@@ -175,7 +175,7 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
         return Adapted(copy, dtype, library, lambda: _like(original, copy.view(own)))
     if array.flags.c_contiguous:
         return Adapted(array, dtype, library, lambda: original)
-    if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+    if _overlaps_itself(array):
         raise UnsupportedArray("several elements of the array are one place in memory, which cannot be written to")
     copy = np.ascontiguousarray(array)
 
@@ -184,6 +184,19 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
         return original
 
     return Adapted(copy, dtype, library, write_back)
+
+
+def _overlaps_itself(array: npt.NDArray[Any]) -> bool:
+    """Whether two elements share bytes: what is written to one shows in the other.
+
+    An axis whose stride is less than what the shorter strides span may do so; slices and transposes never have one.
+    """
+    span = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < span:
+            return array.size > 0
+        span += stride * (length - 1)
+    return False
 
 
 def _like(original: Any, result: npt.NDArray[Any]) -> Any:

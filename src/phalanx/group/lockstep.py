@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import traceback
@@ -172,11 +173,20 @@ class Lockstep(GroupCore):
             entry = self._journal.begin(what, collective=True)
             if at_once or self._worker is None:
                 return self._guarded(body, entry, deadline)
-            work = Work(what, deadline)
-            self._worker.add(work, lambda: self._guarded(body, entry, deadline))
+            work = Work(what, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            self._worker.add(work, lambda: self._unheard(body, entry, deadline))
         finally:
             self._turn.release()
         return work if async_op else work.wait()
+
+    def _unheard(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+        """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
+        told = self._told
+        try:
+            return self._guarded(body, entry, deadline)
+        except BaseException:
+            self._told = told
+            raise
 
     def _guarded(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
         try:
@@ -265,6 +275,13 @@ class Lockstep(GroupCore):
             peer=name,
             operation=entry.name,
         )
+
+
+def _told(group: weakref.ref[Lockstep]) -> None:
+    """The program has been given the error of an asynchronous operation."""
+    found = group()
+    if found is not None:
+        found._told = True
 
 
 def _kind_of(verb: str, dtype: int, reduction: str) -> int:

@@ -24,12 +24,19 @@ class Work:
     """
 
     def __init__(
-        self, operation: str, deadline: Deadline, *, drive: Callable[[Deadline], object] | None = None
+        self,
+        operation: str,
+        deadline: Deadline,
+        *,
+        drive: Callable[[Deadline], object] | None = None,
+        on_told: Callable[[], None] = lambda: None,
     ) -> None:
         self._operation = operation
         self._deadline = deadline
         self._drive = drive
         """Moves this operation's bytes in the waiting thread, if that is of use."""
+        self._on_told = on_told
+        """Called when the program is given the error that the operation ended with."""
         self._finished = threading.Event()
         self._lock = threading.Lock()
         self._result: Any = None
@@ -75,11 +82,14 @@ class Work:
         if not self._finished.is_set():
             raise UsageError(f"{self._operation} is still under way (call wait() first)")
         if self._error is not None:
+            self._on_told()
             raise self._error
         return self._result
 
     def exception(self) -> BaseException | None:
         """The error it ended with; None if it went well or is still under way."""
+        if self._error is not None:
+            self._on_told()
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
