@@ -89,7 +89,11 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
                 )
         votes = np.zeros(lane.size, np.uint8)
         mine = np.array([not problem], np.uint8)
-        NetworkEngine(lane, is_star=False).all_gather(setup, mine, votes, [1] * lane.size)
+        try:
+            NetworkEngine(lane, is_star=False).all_gather(setup, mine, votes, [1] * lane.size)
+        except BaseException:
+            opened = None  # a broken group keeps the error, whose traceback would keep the memory
+            raise
     if problem:
         logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
     return (True, opened) if votes.all() else (False, None)
