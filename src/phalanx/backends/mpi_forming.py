@@ -90,7 +90,8 @@ def finish(mpi: Mpi, request: Any, deadline: Deadline) -> None:
         size = mpi.module.COMM_WORLD.size
         raise WorldNotFormed(
             f"the world did not form within {deadline.seconds:g} s: not all {size} processes of this MPI job have "
-            "called phalanx.init('mpi') or made an MpiBackend"
+            "called phalanx.init('mpi') or made an MpiBackend",
+            seconds=deadline.seconds,
         )
 
 

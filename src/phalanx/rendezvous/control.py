@@ -100,10 +100,11 @@ class ControlClient:
                         self._waiting = say.Waiting([host])
                     raise self._not_formed(what, hint)
                 if not self._condition.wait(deadline.remaining()) and deadline.expired:
-                    raise self._not_formed(f"the world did not form within {deadline.seconds:g} s", hint)
+                    what = f"the world did not form within {deadline.seconds:g} s"
+                    raise self._not_formed(what, hint, deadline.seconds)
             return self._roster
 
-    def _not_formed(self, what: str, hint: str) -> WorldNotFormed:
+    def _not_formed(self, what: str, hint: str, seconds: float | None = None) -> WorldNotFormed:
         # A rank whose own time was over a little earlier is not the one to look for.
         gone = self._waiting.gone
         never = [rank for rank in self._waiting.missing if rank not in gone]
@@ -112,6 +113,7 @@ class ControlClient:
         return WorldNotFormed(
             f"rank {self._rank}: {what}: {'; '.join(filter(None, (names, left, hint)))}",
             missing=never or gone,
+            seconds=seconds,
             rank=self._rank,
             operation="rendezvous",
         )
