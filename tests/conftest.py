@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,8 @@ settings.load_profile("phalanx")
 def pytest_configure(config: pytest.Config) -> None:
     """What all processes of a run inherit: workers of xdist, ranks, and whatever they start."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, whose arrays Phalanx refuses
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of all that a script starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         probe = lateness.Probe()
         config.add_cleanup(probe.close)

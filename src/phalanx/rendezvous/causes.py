@@ -80,7 +80,8 @@ def from_cause(cause: Cause, reporter: int) -> PhalanxError:
     if cause.kind in ("PeerLost", "ChannelClosed"):
         kind = ChannelClosed if cause.kind == "ChannelClosed" else PeerLost
         lost = reporter if peer is None else peer
-        return kind(lost, cause.message, remote_traceback=cause.traceback or None)
+        by_itself = kind is ChannelClosed and lost == reporter
+        return kind(lost, "it has closed this group" if by_itself else cause.message, remote_traceback=cause.traceback or None)
     if cause.kind == "Desync":
         return Desync(cause.message, mine=cause.mine, theirs=cause.theirs, peer=peer)
     if cause.kind == "Timeout":

@@ -42,6 +42,8 @@ STATUS_WAIT = 0.3
 
 A rank that is alive answers in milliseconds.
 """
+FAREWELL_WAIT = 0.1
+"""Seconds in which a rank's goodbye may come after the abort of one that missed it."""
 WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
 
@@ -131,6 +133,8 @@ class Directory:
         self._callbacks: list[Callable[[EndCause], None]] = []
         self._on_launchers: Callable[[int], None] = lambda _count: None
         self._cause: EndCause | None = None
+        self._blaming: tuple[EndCause, int] | None = None
+        """An abort, and the rank that it may be the fault of, until it is clear whether that one has left."""
         self._all_gone = threading.Event()
         self._on_all_gone: Callable[[], None] = lambda: None
         self._awaiting: int | None = None
@@ -354,6 +358,8 @@ class Directory:
             return
         self._left.add(rank)
         self._tell_all(say.Left(rank))
+        if self._blaming is not None and self._blaming[1] == rank:
+            self._blame()
         self._check_all_gone()
         self._check_over()
         if not self._ranks and not self._one_world:
@@ -378,7 +384,8 @@ class Directory:
         for query in list(self._queries.values()):
             query.waiting.discard(rank)
             self._conclude_if_done(query)
-        if self._cause is not None and self._cause.rank == rank:
+        known = self._blaming[0] if self._blaming is not None else self._cause
+        if known is not None and known.rank == rank:
             return  # it said why before it went
         member = entry.member
         where = f" (process {member.pid} on {member.hostname})" if member else ""
@@ -386,20 +393,38 @@ class Directory:
         self._record(EndCause(rank, f"{reason}{where}"))
 
     def _abort(self, rank: int, message: say.Abort) -> None:
+        """A rank ends the world. All are told at once, but the rank to blame may be one that was done too soon."""
         cause = EndCause(rank, message.reason, message.traceback, aborted=True)
-        if self._cause is not None or message.peer not in self._left:
+        peer = message.peer
+        if self._cause is not None or self._blaming is not None or (peer not in self._left and peer not in self._ranks):
             self._end_world(cause)
             return
-        # All are told what failed, but the one to blame is the rank that was done too soon.
         self._tell_all(_describe(cause), but=rank)
-        self._record(EndCause(message.peer, f"it left before the others were done: rank {rank}: {message.reason}"))
+        self._blaming = (cause, peer)
+        if peer in self._left:
+            self._blame()
+        else:  # its goodbye may be on its way: it closed its channels first
+            self._reactor.call_later(FAREWELL_WAIT, self._blame)
+
+    def _blame(self) -> None:
+        """Decides whether an abort is the fault of the rank that it names."""
+        if self._blaming is None:
+            return
+        (cause, peer), self._blaming = self._blaming, None
+        if peer in self._left:
+            cause = EndCause(peer, f"it left before the others were done: rank {cause.rank}: {cause.reason}")
+        self._record(cause)
 
     def _end_world(self, cause: EndCause) -> None:
-        if self._cause is None or self._cause.rank == cause.rank:
+        known = self._blaming[0] if self._blaming is not None else self._cause
+        if known is None or known.rank == cause.rank:
             self._tell_all(_describe(cause), but=cause.rank)
         self._record(cause)
 
     def _record(self, cause: EndCause) -> None:
+        if self._blaming is not None and cause.rank != self._blaming[1]:
+            return  # a consequence
+        self._blaming = None
         if self._cause is None:
             self._cause = cause
             for callback in self._callbacks:

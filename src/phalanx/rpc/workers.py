@@ -165,6 +165,8 @@ class Workers:
             while not self._stopping:
                 task: Task | None = None
                 with self._lock:
+                    if self._stopping:  # said just now, when nobody slept here who could be woken
+                        return
                     if self._mover is None:
                         self._mover = me
                     elif self._tasks and self._running < self._limit - 1:  # the mover runs one itself
@@ -237,7 +239,8 @@ class Workers:
         while not self._stopping:
             if quiet >= QUIET:
                 self._watchman_sleeps = True
-                self._watchman_bell.wait()
+                if self._begun == seen:  # else a handler began just now, and did not ring
+                    self._watchman_bell.wait()
                 self._watchman_bell.clear()
                 self._watchman_sleeps = False
                 quiet = 0

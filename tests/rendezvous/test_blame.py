@@ -1,0 +1,51 @@
+"""The rank to blame when a world ends: the directory hears of one end by several connections, in any order."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable
+
+import pytest
+from tests.rendezvous.support import LIMIT, LOOPBACK, TOKEN, Stranger, directory, eventually, rank_hello
+
+from phalanx.rendezvous.causes import EndCause
+from phalanx.wire import control
+
+SIZE = 2
+
+
+def join(stranger: Stranger, rank: int) -> None:
+    stranger.shake(rank_hello(rank, SIZE), TOKEN)
+    stranger.send(control.pack(control.Join(control.Member(rank, "here", "x", 1, LOOPBACK, 1, rank))))
+
+
+def leave(peer: Stranger) -> None:
+    peer.send(control.pack(control.Leave()))
+
+
+@pytest.mark.parametrize(
+    ("then", "rank", "words"),
+    [
+        (leave, 1, "it left before the others were done: rank 0: rank 1 is no longer there"),
+        (Stranger.close, 1, "the connection was"),
+        (lambda _: None, 0, "rank 1 is no longer there"),
+    ],
+    ids=["leaves", "is lost", "stays"],
+)
+def test_an_abort_overtakes_the_end_that_it_is_about(then: Callable[[Stranger], None], rank: int, words: str) -> None:
+    causes: queue.SimpleQueue[EndCause] = queue.SimpleQueue()
+    with directory(SIZE) as hosted, contextlib.ExitStack() as stack:
+        hosted.on_end(causes.put)
+        ranks = [stack.enter_context(Stranger(hosted.address)) for _ in range(SIZE)]
+        for number, stranger in enumerate(ranks):
+            join(stranger, number)
+        eventually(lambda: hosted._state.value == "formed", "the world")
+        ranks[0].send(control.pack(control.Abort(0, "rank 1 is no longer there", "", peer=1)))
+        eventually(lambda: hosted._blaming or hosted._cause, "the abort to be heard")
+        ranks[0].close()
+        then(ranks[1])
+        cause = causes.get(timeout=LIMIT)
+    assert cause.rank == rank
+    assert words in cause.reason
+    assert causes.empty(), "a world ends once"
