@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["VARIABLE", "Figures", "Probe", "begin", "bound"]
+__all__ = ["VARIABLE", "Figures", "Probe", "begin", "bound", "now"]
 
 VARIABLE = "TEST_LATENESS"
 """The figures when the test began, and the probe's file: `<late> <wall> <cpu>:<path>`."""
@@ -49,19 +49,27 @@ _ENTRY = struct.Struct("<4d")
 """The figures, and when the probe wrote them, on the monotonic clock."""
 
 
-def bound(seconds: float) -> float:
-    """The seconds that something may take in this test that takes `seconds` at most on a quiet machine."""
-    since, _, path = os.environ.get(VARIABLE, "").partition(":")
-    return _read(path).bound(seconds, Figures(*map(float, since.split()))) if path else seconds
+def bound(seconds: float, since: Figures | None = None) -> float:
+    """The seconds that something may take that takes `seconds` at most on a quiet machine.
+
+    Args:
+        since: The figures when it began (see `now`); else those when this test did.
+    """
+    began, _, path = os.environ.get(VARIABLE, "").partition(":")
+    return _read(path).bound(seconds, since or Figures(*map(float, began.split()))) if path else seconds
 
 
 def begin() -> None:
     """A test begins: what was before does not count for it."""
     path = os.environ.get(VARIABLE, "").partition(":")[2]
     if path:
-        # What the probe has written, and not how late it may be right now: the figures since then only grow.
-        figures = Figures(*_ENTRY.unpack(Path(path).read_bytes())[:3])
-        os.environ[VARIABLE] = _variable(figures, path)
+        os.environ[VARIABLE] = _variable(now(), path)
+
+
+def now() -> Figures:
+    """The figures that the probe has written. They do not say how late it is right now, so later ones are no less."""
+    path = os.environ.get(VARIABLE, "").partition(":")[2]
+    return Figures(*_ENTRY.unpack(Path(path).read_bytes())[:3]) if path else Figures()
 
 
 def _variable(figures: Figures, path: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.lateness import bound
+from tests import lateness
 
 import phalanx as px
 from phalanx import _native
@@ -159,10 +159,11 @@ def run_some(world: px.Group, seeds: Iterable[int], in_step: bool) -> list[str]:
         group = world.subgroup(range(RANKS))
         error: BaseException | None = None
         done = 0
+        began = lateness.now()
         try:
             for done, call in enumerate(mine):
                 alone = kind == "missing at the end" and done == parted
-                call.run(group, bound(SHORT) if alone else PATIENCE)
+                call.run(group, lateness.bound(SHORT, began) if alone else PATIENCE)
         except PhalanxError as raised:
             error = raised
         except Exception:

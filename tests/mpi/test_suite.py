@@ -10,11 +10,17 @@ from tests.mpi.starting import Starter, on_each_mpi
 from phalanx.testing import conformance
 
 PROPERTIES = 8
+CROSSED = [
+    pytest.param(ranks, *one.values, id=f"{ranks}-{one.id}", marks=[*one.marks, *([pytest.mark.slow] if rare else [])])
+    for ranks, usual in ((2, "mpich"), (4, "openmpi"))
+    for one in on_each_mpi
+    for rare in [one.id != usual]
+]
+"""Each number of ranks and each library once; with `-m slow` also the others."""
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("ranks", "mpirun"), CROSSED, indirect=["mpirun"])
 def test_every_check_and_every_property(mpirun: Starter, ranks: int) -> None:
     report = mpirun.folder / "report.json"
     job = mpirun.start(ranks, "-m", "tests.mpi.suite", report)

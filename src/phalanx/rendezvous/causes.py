@@ -81,7 +81,9 @@ def from_cause(cause: Cause, reporter: int) -> PhalanxError:
         kind = ChannelClosed if cause.kind == "ChannelClosed" else PeerLost
         lost = reporter if peer is None else peer
         by_itself = kind is ChannelClosed and lost == reporter
-        return kind(lost, "it has closed this group" if by_itself else cause.message, remote_traceback=cause.traceback or None)
+        return kind(
+            lost, "it has closed this group" if by_itself else cause.message, remote_traceback=cause.traceback or None
+        )
     if cause.kind == "Desync":
         return Desync(cause.message, mine=cause.mine, theirs=cause.theirs, peer=peer)
     if cause.kind == "Timeout":
