@@ -164,7 +164,7 @@ ON_CORE = PYTHONPATH=$(CURDIR)/tests/other_core TEST_CORE="$$(ls $(CURDIR)/$(1)/
 SEEDS ?= 100
 FIRST ?= 1
 SEED ?= 1
-JITTER_SUITES := tests/collectives tests/failures tests/rpc tests/stress tests/group/test_segment.py
+JITTER_SUITES := tests/collectives tests/failures tests/rpc tests/stress tests/group/engines/test_segment.py
 .PHONY: jitter jitter-core jitter-seeds jitter-suites
 jitter: jitter-seeds jitter-suites ## the core with random pauses between its steps: SEEDS=1000 worlds, then the suites
 jitter-core: $(VENV)/.test
@@ -196,7 +196,7 @@ sanitize-headers:
 # what the sanitizer replaces in it must be there at the start. CPython never gives all of its memory back: no leaks are
 # looked for. -R: the thread sanitizer needs addresses that are not random.
 PRELOADED = $$($(CXX) -print-file-name=lib$$(echo $$kind | cut -c1)san.so) $$($(CXX) -print-file-name=libstdc++.so.6)
-SANITIZED := tests/collectives tests/group/test_segment.py tests/stress/test_random.py
+SANITIZED := tests/collectives tests/group/engines/test_segment.py tests/stress/test_random.py
 sanitize-core: export ASAN_OPTIONS = detect_leaks=0:halt_on_error=1
 sanitize-core: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1
 sanitize-core: export TSAN_OPTIONS = halt_on_error=1:exitcode=66

@@ -258,7 +258,7 @@ def test_relative_imports_of_a_package_start_at_the_package() -> None:
     ],
 )
 def test_heavy_imports_are_seen(text: str, wrong: int) -> None:
-    assert len(heavy_at_import(parse("phalanx.group.arrays", text))) == wrong
+    assert len(heavy_at_import(parse("phalanx.group.data.arrays", text))) == wrong
     assert heavy_at_import(parse("phalanx.parallel.ddp", text)) == []
 
 

@@ -1,9 +1,9 @@
 // The quick path of a group's collectives: a synchronous call on plain contiguous NumPy arrays, with the default timeout, from
 // the Group's method into the segment without any Python in between. What is not as simple is declined with None, before
-// anything has happened, and goes the general way (phalanx/group/lockstep.py).
+// anything has happened, and goes the general way (phalanx/group/collective_runner.py).
 //
-// On MPI (phalanx/group/mpi_engine.py) the segment only makes sure that all ranks have come and mean the same; then MPI's own
-// function is called.
+// On MPI (phalanx/group/engines/mpi/engine.py) the segment only makes sure that all ranks have come and mean the same; then
+// MPI's own function is called.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -340,7 +340,7 @@ void phalanx::bind_express(nb::module_& m) {
         .def(nb::init<const std::vector<MpiCalls::Word>&, std::intptr_t, MpiCalls::Word, const std::vector<MpiCalls::Word>&,
                       const std::vector<std::vector<MpiCalls::Word>>&>())
         .def_prop_ro("inside", [](const MpiCalls& calls) { return calls.inside.load(std::memory_order_relaxed); });
-    nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.lockstep.")
+    nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.collective_runner.")
         .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double,
                       nb::object>(),
              nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),

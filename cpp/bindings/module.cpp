@@ -11,7 +11,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 void phalanx::bind_call_site(nb::module_& m) {
-    nb::class_<CallSite>(m, "CallSite", "A place in the user's program; see phalanx.group.call_site.")
+    nb::class_<CallSite>(m, "CallSite", "A place in the user's program; see phalanx.group.tracking.call_site.")
         .def_prop_ro("code", &CallSite::code)
         .def_prop_ro("line", &CallSite::line);
     m.def("call_site", [] { return CallSite::current(false); }, "What this thread works for, or where it is.");
@@ -22,7 +22,7 @@ void phalanx::bind_call_site(nb::module_& m) {
 }
 
 void phalanx::bind_recorder(nb::module_& m) {
-    nb::class_<Recorder>(m, "Recorder", "The last operations of the quick paths; see phalanx.group.journal.")
+    nb::class_<Recorder>(m, "Recorder", "The last operations of the quick paths; see phalanx.group.tracking.journal.")
         .def(nb::init<>())
         .def_rw("sequence", &Recorder::sequence)
         .def("records", &Recorder::records);

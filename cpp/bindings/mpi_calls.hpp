@@ -30,7 +30,7 @@ public:
 
     std::atomic<std::uint64_t> inside{0};  // the number of the collective that is inside MPI now; 0 if none is
 
-    // More than this goes the general way, in parts (_MOST in phalanx/group/mpi_engine.py): MPI counts in 31 bits.
+    // More than this goes the general way, in parts (_MOST in phalanx/group/engines/mpi/engine.py): MPI counts in 31 bits.
     static constexpr std::size_t most = std::size_t{1} << 30;
 
     bool can_move(Dtype dtype, std::size_t items) const noexcept { return items <= most && datatype(dtype) != 0; }

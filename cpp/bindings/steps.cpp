@@ -1,4 +1,4 @@
-// The steps of a schedule over TCP for Python; see phalanx.group.native_steps.
+// The steps of a schedule over TCP for Python; see phalanx.group.engines.steps.native.
 
 #include "phalanx/steps.hpp"
 
@@ -118,9 +118,9 @@ private:
 }  // namespace
 
 void bind_steps(nb::module_& m) {
-    nb::class_<Plan>(m, "Plan", "The steps of a schedule; see phalanx.group.native_steps.")
+    nb::class_<Plan>(m, "Plan", "The steps of a schedule; see phalanx.group.engines.steps.native.")
         .def(nb::init<const std::vector<int>&>(), nb::arg("numbers"));
-    nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.native_steps.")
+    nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.engines.steps.native.")
         .def(nb::init<const Plan&, nb::list, nb::list, const std::vector<int>&, const std::vector<int>&, std::uint64_t, int,
                       int>(),
              nb::arg("plan"), nb::arg("chunks"), nb::arg("sources"), nb::arg("out"), nb::arg("into"), nb::arg("mark"),

@@ -1,4 +1,4 @@
-// 64 bits that say which operation this is; the same numbers as src/phalanx/group/fingerprint.py.
+// 64 bits that say which operation this is; the same numbers as src/phalanx/group/tracking/fingerprint.py.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The steps of a schedule over TCP: what src/phalanx/group/executor.py does, without the interpreter in between.
+// The steps of a schedule over TCP: what src/phalanx/group/engines/steps/run.py does, without the interpreter in between.
 //
 // Nothing here waits. `move` sends and receives as much as goes now, reduces what has come while it is still in the cache,
 // and goes on to the next step by itself. Whatever is not as expected (an end, another frame) it leaves to the caller.
@@ -48,7 +48,7 @@ struct Step {
 
 class Steps {
 public:
-    // The numbers are shared with src/phalanx/group/native_steps.py.
+    // The numbers are shared with src/phalanx/group/engines/steps/native.py.
     // `hung_up`: all is done, but somebody has closed its connection.
     enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused, hung_up };
 

@@ -19,7 +19,7 @@
 
 namespace phalanx {
 
-// The numbers are shared with src/phalanx/group/segment_engine.py.
+// The numbers are shared with src/phalanx/group/engines/segment.py.
 enum class Outcome : int { done, timed_out, aborted, interrupted, mismatch, left, broken };
 
 inline std::int64_t monotonic_ns() noexcept {

@@ -16,7 +16,7 @@ from .config import Launch, Options, backend_of_choice, detect, log_level, optio
 from .deadline import DEFAULT_TIMEOUT, Deadline
 from .errors import ConfigError
 from .exception_text import describe, render_traceback
-from .rendezvous.causes import lost_peer
+from .rendezvous.error_codec import lost_peer
 from .rendezvous.meeting import Meeting, arrange
 from .system_limits import naming_limits
 from .types import Address
@@ -95,7 +95,7 @@ def _join(
     if backend == "mpi":
         if rank is not None or world_size is not None:
             raise ConfigError("backend='mpi' takes rank and world size from MPI (leave rank= and world_size= out)")
-        from .backends.mpi import MpiBackend
+        from .backends.mpi.backend import MpiBackend
 
         made = MpiBackend(timeout=timeout, options=options, master=master, token=token, auth=auth)
         _apply_log_level(made.rank)
@@ -148,7 +148,7 @@ def _backend(
         from .backends.star import TcpBackend
 
         return TcpBackend(launch.rank, launch.world_size, launch.master, timeout=timeout, options=options)
-    from .backends.mesh import MeshBackend
+    from .backends.mesh.backend import MeshBackend
 
     return MeshBackend.from_launch(launch, auth=auth, timeout=timeout, options=options, meeting=meeting)
 

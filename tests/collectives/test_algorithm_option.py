@@ -53,7 +53,7 @@ def test_each_algorithm(turn: int, n: int) -> None:
 
 def test_ranks_that_were_told_to_use_different_ones() -> None:
     def body(group: px.Group) -> str:
-        from phalanx.group.network_engine import NetworkEngine
+        from phalanx.group.engines.network import NetworkEngine
 
         name = "ring" if group.rank else "halving_doubling"
         group._engine = NetworkEngine(group._collectives, is_star=False, algorithm=f"all_reduce={name}")

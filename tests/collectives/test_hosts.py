@@ -13,7 +13,7 @@ import pytest
 import phalanx as px
 from phalanx import _native
 from phalanx.errors import Desync, PhalanxError
-from phalanx.group.host_engine import HostEngine
+from phalanx.group.engines.hosts import HostEngine
 from phalanx.testing import run_ranks
 
 LAYOUTS = ["0011", "0101", "00011", "0110", "012", "011", "00122", "0001110"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx import errors
-from phalanx.rendezvous.causes import from_cause, in_brief, to_cause
+from phalanx.rendezvous.error_codec import from_cause, in_brief, to_cause
 from phalanx.wire.control import pack_cause, parse_cause
 from phalanx.wire.frames import MAX_DESCRIPTION
 

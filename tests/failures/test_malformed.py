@@ -18,7 +18,7 @@ INPUTS = {
 
 SCRIPT = """
 import resource, struct
-from phalanx.group.arrays import Description
+from phalanx.group.data.arrays import Description
 ARRAY = Description("<f8", [1 << 40], "numpy").pack()
 def frame(kind=2, description=0, tag=0, payload=0):
     return struct.pack("<2sBBIQQ", b"PX", kind, 0, description, tag, payload)

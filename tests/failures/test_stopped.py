@@ -270,13 +270,13 @@ def test_one_deadline_for_all_steps(worlds: Worlds) -> None:
     world = worlds(
         4,
         """
-        from phalanx.group import executor
-        original = executor._run_step
+        from phalanx.group.engines.steps import run
+        original = run._run_step
         def slow(*arguments):
             if world.rank == 3:
                 time.sleep(0.4)
             return original(*arguments)
-        executor._run_step = slow
+        run._run_step = slow
         world = init(options=px.Options(transport="tcp", algorithm="all_reduce=ring"))
         world.barrier()
         say("enter")

@@ -9,8 +9,8 @@ import pytest
 
 from phalanx import SizeMismatch, UsageError
 from phalanx.errors import ProtocolError
-from phalanx.group.arrays import Description, adapt
-from phalanx.group.messages import ArraySink, NewArraySink, ObjectSink
+from phalanx.group.data.arrays import Description, adapt
+from phalanx.group.verbs.messages import ArraySink, NewArraySink, ObjectSink
 from phalanx.transports.mailbox import Envelope
 from phalanx.wire import codec
 from phalanx.wire.frames import Kind

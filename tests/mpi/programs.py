@@ -31,7 +31,7 @@ class OnDevice:
 
 
 def device_arrays() -> None:
-    from phalanx.backends.mpi_library import load_mpi
+    from phalanx.backends.mpi.library import load_mpi
 
     load_mpi().takes_device_memory = True
     with px.init() as world:

@@ -134,7 +134,7 @@ def run_properties(results: Results, everybody: Any) -> None:
 def main(report: Path, threads: str = "multiple") -> None:
     import mpi4py
 
-    from phalanx.backends.mpi_library import load_mpi
+    from phalanx.backends.mpi.library import load_mpi
 
     mpi4py.rc.thread_level = threads
     mpi = load_mpi()

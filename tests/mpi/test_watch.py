@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.group import mpi_watch
+from phalanx.group.engines.mpi import watchdog
 
 
 class Engine:
@@ -26,7 +26,7 @@ class Engine:
 
 
 def watched(engine: Any) -> Engine:
-    mpi_watch.watch(engine)
+    watchdog.watch(engine)
     found: Engine = engine
     return found
 

@@ -20,7 +20,7 @@ import pytest
 from phalanx.backends import MeshBackend
 from phalanx.config import Launch, Options
 from phalanx.rendezvous.directory import Directory
-from phalanx.testing import nursery
+from phalanx.testing import fork_server
 from phalanx.types import Address
 from phalanx.wire.handshake import ClientHandshake, Hello, Role
 
@@ -281,7 +281,7 @@ def eventually(condition: Callable[[], object], what: str, limit: float = LIMIT)
 
 def open_sockets() -> set[str]:
     """The sockets of this process, without those to the processes that `run_ranks` keeps for its next call."""
-    kept = {str(one.fileno()) for _, one in nursery._free}
+    kept = {str(one.fileno()) for _, one in fork_server._free}
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.rendezvous.support import LIMIT, LOOPBACK, TOKEN, Stranger, directory, eventually, rank_hello
 
-from phalanx.rendezvous.causes import EndCause
+from phalanx.rendezvous.error_codec import EndCause
 from phalanx.wire import control
 
 SIZE = 2

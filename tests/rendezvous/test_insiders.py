@@ -27,8 +27,9 @@ from tests.rendezvous.support import (
     ranks,
 )
 
-from phalanx.backends import MeshBackend, mesh_world
+from phalanx.backends import MeshBackend
 from phalanx.backends.base import RAW_LANE, WORLD_CONTEXT
+from phalanx.backends.mesh import world as mesh_world
 from phalanx.config import Options
 from phalanx.errors import ChannelClosed, PeerLost, ProtocolError, Timeout
 from phalanx.rendezvous.directory import Directory

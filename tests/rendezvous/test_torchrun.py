@@ -22,7 +22,7 @@ from tests.rendezvous.support import (
     ranks,
 )
 
-from phalanx.backends.mesh_world import MeshWorld
+from phalanx.backends.mesh.world import MeshWorld
 from phalanx.config import Launch, detect
 from phalanx.errors import ConfigError, MissingVariable
 from phalanx.rendezvous.addresses import CANDIDATES, directory_candidates

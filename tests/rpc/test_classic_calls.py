@@ -25,8 +25,8 @@ from tests.lateness import bound
 
 import phalanx as px
 from phalanx.errors import Cancelled, InvalidMessage, NoConnection, PeerLost, RemoteError
-from phalanx.rpc.classic import ClassicAgent
-from phalanx.wire import classic_calls as wire
+from phalanx.rpc.classic.agent import ClassicAgent
+from phalanx.wire.classic import calls as wire
 
 REQUEST = bytes.fromhex("01 0700000000000000 03000000 616464 02000000 0809")
 RESULT = bytes.fromhex("02 0700000000000000 00 01000000 ff")

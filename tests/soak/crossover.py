@@ -19,7 +19,7 @@ import numpy as np
 import phalanx as px
 from phalanx.algorithms import select
 from phalanx.config.algorithms import ALGORITHMS
-from phalanx.group.network_engine import NetworkEngine
+from phalanx.group.engines.network import NetworkEngine
 from phalanx.testing import run_ranks
 
 SIZES = [8, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]

@@ -31,7 +31,8 @@ from phalanx.errors import (
 )
 from phalanx.rpc import payload, signature
 from phalanx.types import Address
-from phalanx.wire import calls, classic, codec, control, frames, handshake
+from phalanx.wire import calls, codec, control, frames, handshake
+from phalanx.wire.classic import frames as classic
 from phalanx.wire.packing import ALIGN, Code
 
 __all__ = ["TARGETS", "Broken", "Target", "warm_up"]

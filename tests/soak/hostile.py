@@ -30,7 +30,7 @@ from typing import Any
 from tests.soak.hostile_attacks import Fire, Situation, Target
 from tests.soak.hostile_watch import Watch, descriptors, listening_ports, resident, threads
 
-from phalanx.backends.mesh_world import PARKED
+from phalanx.backends.mesh.world import PARKED
 
 SIZE = 4
 DEADLINE = 30.0

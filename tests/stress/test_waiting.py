@@ -18,10 +18,10 @@ from tests.stress.support import LIMIT, groups, pattern, together
 import phalanx as px
 from phalanx.backends import lane as lane_module
 from phalanx.deadline import Deadline
-from phalanx.group.arrays import adapt
+from phalanx.group.data.arrays import adapt
 from phalanx.rendezvous.control import Statuses
 from phalanx.transports.mailbox import BufferSink
-from phalanx.wire import classic
+from phalanx.wire.classic import frames as classic
 from phalanx.wire.frames import Kind, pack_header
 
 LATE = 5.0

@@ -334,7 +334,7 @@ def test_the_helper_ends_with_its_user(tmp_path: Path) -> None:
         textwrap.dedent("""
         import os, signal, sys, time
         from phalanx.testing import run_ranks
-        from phalanx.testing import nursery
+        from phalanx.testing import fork_server
 
         def body(group, folder):
             open(f"{folder}/{group.rank}", "w").write(str(os.getpid()))
@@ -343,7 +343,7 @@ def test_the_helper_ends_with_its_user(tmp_path: Path) -> None:
 
         if __name__ == "__main__":
             run_ranks(2, lambda group: None, backend="mesh")
-            print(nursery._free[0][1]._process.pid, flush=True)
+            print(fork_server._free[0][1]._process.pid, flush=True)
             run_ranks(2, body, sys.argv[1], backend="mesh")
         """)
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError, InvalidMessage, ProtocolError
 from phalanx.types import Address
-from phalanx.wire import classic
+from phalanx.wire.classic import frames as classic
 
 U64 = st.integers(0, 2**64 - 1)
 ADDRESSES = st.builds(Address, st.ip_addresses(v=4).map(str), st.integers(1, 65535))

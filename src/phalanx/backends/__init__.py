@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .base import Backend
-from .mesh import MeshBackend
+from .mesh.backend import MeshBackend
 from .simulated import SimulatedBackend
 from .subgroup import SubBackend
 
 if TYPE_CHECKING:
-    from .mpi import MpiBackend
+    from .mpi.backend import MpiBackend
     from .star import TcpBackend
 
 __all__ = ["Backend", "MeshBackend", "MpiBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return TcpBackend
     if name == "MpiBackend":  # most worlds are not MPI's
-        from .mpi import MpiBackend
+        from .mpi.backend import MpiBackend
 
         return MpiBackend
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

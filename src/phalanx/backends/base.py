@@ -20,16 +20,16 @@ from ..rendezvous.host import hostname
 from ..system_limits import naming_limits
 from ..transports.mailbox import BufferSink, Operation
 from ..transports.stream import Buffer
-from ..wire.classic import BARRIER
+from ..wire.classic.frames import BARRIER
 from ..wire.control import OperationStatus
 from ..wire.frames import Kind
 from .control_plane import ControlPlane
 from .lane import Lane
-from .lane_links import LanePort
-from .links import Accept, LinkPort
+from .lane_ports import LanePort
+from .ports import Accept, LinkPort
 
 if TYPE_CHECKING:
-    from .mpi import Messenger
+    from .mpi.backend import Messenger
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "close_when_dropped", "derive_context"]
 
@@ -74,7 +74,7 @@ class Backend(ABC):
     """
 
     _adapter: LaneBackend | None = None
-    """What gives lanes to a backend that has none; see `adapter`."""
+    """What gives lanes to a backend that has none; see `plain`."""
 
     @property
     @abstractmethod

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import PeerLost, PhalanxError, RendezvousError
-from ..rendezvous.causes import from_cause
 from ..rendezvous.control import Statuses
+from ..rendezvous.error_codec import from_cause
 from ..wire.control import Cause, OperationStatus
 
 __all__ = ["ControlPlane", "Watcher"]

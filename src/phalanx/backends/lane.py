@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
-from ..rendezvous.causes import from_cause
+from ..rendezvous.error_codec import from_cause
 from ..transports.channel import Inbound, Outbound, Outgoing, Torn
 from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
 from ..transports.stream import Buffer, Stream

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from ..arguments import as_world_size
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError
-from ..rendezvous.causes import from_cause, to_cause
 from ..rendezvous.control import Statuses
+from ..rendezvous.error_codec import from_cause, to_cause
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Operation
 from ..transports.stream import Buffer

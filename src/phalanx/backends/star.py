@@ -11,7 +11,7 @@ from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
-from .classic import ClassicWorld, Peers, check_peers
+from .classic.backend import ClassicWorld, Peers, check_peers
 from .lane import Lane
 
 __all__ = ["TcpBackend"]

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..arguments import as_rank, as_ranks
 from ..errors import InvalidRank, InvalidWorldSize
-from .adapter import as_lane_backend
 from .base import Backend, LaneBackend
 from .lane import Lane
-from .links import Accept, LinkPort
+from .plain import as_lane_backend
+from .ports import Accept, LinkPort
 
 __all__ = ["SubBackend"]
 

@@ -17,7 +17,7 @@ from ..errors import Closed, PhalanxError, Timeout
 from ..rendezvous.control import Statuses
 from ..wire import codec
 from ..wire.control import OperationStatus
-from .journal import Journal, describe
+from .tracking.journal import Journal, describe
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock

@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arguments import as_index, as_shape
-from ..backends.adapter import as_lane_backend
 from ..backends.base import Backend, fresh
+from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import Desync, PhalanxError
 from ..exception_text import describe, render_traceback
-from ..rendezvous.causes import lost_peer
+from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
-from .arrays import dtype_of
-from .object_collectives import ObjectCollectives
-from .point_to_point import PointToPoint
-from .reductions import Reductions
+from .data.arrays import dtype_of
+from .verbs.objects import ObjectCollectives
+from .verbs.point_to_point import PointToPoint
+from .verbs.reductions import Reductions
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from ..group import Group, call_site
+from ..group import Group
+from ..group.tracking import call_site
 from . import replicas
 
 __all__ = ["DataParallel", "average_gradients"]

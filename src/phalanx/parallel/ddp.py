@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..group import Group, call_site
+from ..group import Group
+from ..group.tracking import call_site
 from . import replicas
 from .reducer import Reducer
 from .uneven import Exchange, UnevenInputs

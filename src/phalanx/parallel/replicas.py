@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import Desync
 from ..group import Group
-from ..group.arrays import adapt
+from ..group.data.arrays import adapt
 
 __all__ = ["check_alike", "fingerprint", "verify"]
 

@@ -12,7 +12,7 @@ from ..errors import WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
-from .causes import tail, to_cause
+from .error_codec import tail, to_cause
 from .link import Link
 
 __all__ = ["ControlClient", "ControlEvents", "Statuses"]

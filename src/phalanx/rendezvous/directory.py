@@ -26,7 +26,7 @@ from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import Hello, Role, Status
 from .acceptor import Acceptor
-from .causes import EndCause
+from .error_codec import EndCause
 from .link import Link
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..transports.tcp import check_tls, connect
 from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import ClientHandshake, Hello, Rejected, Role, Status
-from .causes import EndCause, tail
+from .error_codec import EndCause, tail
 from .link import Link
 
 __all__ = ["DirectoryWatch", "dial", "shake_hands", "watch_directory"]

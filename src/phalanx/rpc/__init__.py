@@ -13,7 +13,7 @@ agent.call(1, "add", 2, 3)
 
 from .agent import Agent
 from .caller import RemoteStream
-from .classic import ClassicAgent
+from .classic.agent import ClassicAgent
 from .context import CallContext, current_call, time_left
 from .remote_object import RemoteObject
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._native import core
 from ..backends.base import fresh
-from ..backends.links import LinkPort
+from ..backends.ports import LinkPort
 from ..deadline import Deadline
 from ..errors import (
     Cancelled,
@@ -45,10 +45,10 @@ from .context import current_call
 from .event_loop import EventLoop
 from .link import LOOK, Link
 from .payload import Outgoing, encode_call
+from .poller import Service
 from .registry import Function, Registry
 from .remote_object import RemoteObject
 from .server import CREATE, ServerLink
-from .service import Service
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -38,7 +38,7 @@ from .signature import convert_result
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .service import Service
+    from .poller import Service
 
 __all__ = ["CallerLink", "RemoteStream", "RpcFuture"]
 

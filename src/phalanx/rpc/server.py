@@ -35,7 +35,7 @@ from .payload import NOT_QUICK, encode_error, encode_value, plan_call, quick_cal
 from .registry import Function, Registry
 
 if TYPE_CHECKING:
-    from .service import Service
+    from .poller import Service
 
 __all__ = ["CREATE", "ServerLink"]
 

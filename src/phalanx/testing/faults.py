@@ -27,13 +27,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..backends.classic import ClassicWorld
+from ..backends.classic.backend import ClassicWorld
 from ..backends.lane import Lane
-from ..backends.mesh_world import MeshWorld
+from ..backends.mesh.world import MeshWorld
 from ..errors import ChannelClosed, UnsupportedOp, UsageError
 from ..group import Group
-from ..group.engine import Engine
-from ..group.turn import Turn
+from ..group.engines.base import Engine
+from ..group.running_collective import Turn
 from .failures import Died
 from .threads import is_thread_rank
 

@@ -19,8 +19,8 @@ from ..errors import PhalanxError, UsageError
 from ..wire import codec
 from . import shipping
 from .failures import Died, Failure, RankFailed, first_cause, to_error
-from .nursery import Nursery, nursery
-from .nursery_server import Start
+from .fork_server import Nursery, nursery
+from .fork_server_process import Start
 from .rank_process import HEADER, LIMITS, START, Task, error_from, read_exactly
 from .worlds import Factory, meeting_place
 

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ..backends.base import DEFAULT_TIMEOUT, LaneBackend
-from ..backends.mesh import MeshBackend
+from ..backends.mesh.backend import MeshBackend
 from ..backends.simulated import SimulatedBackend
 from ..config import Launch, Options
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from ..group import Group, call_site
+from ..group import Group
+from ..group.tracking import call_site
 from ..world import close_at_exit
 from . import functional, rendezvous
 from .errors import translated

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..arguments import LONGEST
-from ..group import call_site
+from ..group.tracking import call_site
 from .errors import translated
 from .visible import unwatched
 

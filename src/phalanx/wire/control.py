@@ -64,7 +64,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True):
-    """An error in words that can travel; `phalanx.rendezvous.causes` turns it into an exception and back."""
+    """An error in words that can travel; `phalanx.rendezvous.error_codec` turns it into an exception and back."""
 
     kind: str
     message: str

@@ -19,7 +19,7 @@ from phalanx.types import Address
 
 if TYPE_CHECKING:
     from phalanx.config import Options
-    from phalanx.rendezvous.causes import EndCause
+    from phalanx.rendezvous.error_codec import EndCause
     from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
 

@@ -23,7 +23,7 @@ from ...transports.stream import Stream, StreamEnded, no_check, wait_ready
 from ...types import Address
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
-from ..causes import EndCause, tail
+from ..error_codec import EndCause, tail
 from ..link import READ_SIZE, Link
 from . import bootstrap
 

@@ -16,8 +16,8 @@ from ...exception_text import describe
 from ...transports.stream import Stream
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
-from ..causes import EndCause
 from ..directory import Directory
+from ..error_codec import EndCause
 from ..link import READ_SIZE, Link
 
 __all__ = ["serve"]

@@ -12,8 +12,8 @@ from ...config import Options
 from ...errors import InvalidWorldSize
 from ...transports.tcp import check_tls, listen
 from ...types import Address
-from ..causes import EndCause
 from ..directory import Directory
+from ..error_codec import EndCause
 from .process import DirectoryProcess, NotStarted
 
 __all__ = ["HostedDirectory"]

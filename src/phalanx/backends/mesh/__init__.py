@@ -1,0 +1,1 @@
+"""The mesh: one connection, or shared memory, between every two ranks."""

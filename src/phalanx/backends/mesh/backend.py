@@ -1,0 +1,171 @@
+"""The mesh: every rank can talk to every other, over TCP."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from ...algorithms.classic import Message, ring_barrier
+from ...arguments import as_rank, as_seconds, as_world_size, shown
+from ...config import Launch, Options, detect, four_variables, options_of
+from ...deadline import Deadline
+from ...errors import ConfigError
+from ...types import Address
+from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
+from ..classic.backend import CLASSIC_BIND, ClassicWorld, Peers, check_peers
+from ..lane import Lane
+from ..ports import Accept, LinkPort
+from .world import MeshWorld
+
+if TYPE_CHECKING:
+    from ...rendezvous.meeting import Meeting
+
+__all__ = ["MeshBackend"]
+
+
+class MeshBackend(LaneBackend):
+    """Every rank connected with every other.
+
+    Args:
+        rank: This rank.
+        world_size: How many there are.
+        master: `"host:port"` where rank 0 hosts the directory (Phalanx wire) or the rendezvous (classic wire).
+        wire: `"phalanx"`, authenticated and made for failure; or `"classic"`, to share a world with ferrotorch ranks,
+            with neither authentication nor a directory.
+        token: The job's secret; without one, ranks on one host share one through a private file.
+        auth: `"none"` runs without any token.
+        bind_addr: Classic wire only: where this rank listens for its peers, as `"host:port"`.
+        peers: Classic wire only: `"ferrotorch"` if some ranks are ferrotorch's. Then nothing but its own bytes goes
+            over the wire, and the collectives of a group are its own (see docs/classic-wire.md).
+        timeout: For forming the world, and the default of every operation.
+
+    Raises:
+        InvalidRank, InvalidWorldSize: As the numbers say.
+        RendezvousError: The world did not form.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master: str | Address | None,
+        *,
+        wire: Literal["phalanx", "classic"] = "phalanx",
+        token: str | bytes | None = None,
+        auth: Literal["token", "none"] = "token",
+        bind_addr: str | Address | None = None,
+        peers: Peers = "phalanx",
+        timeout: float = DEFAULT_TIMEOUT,
+        options: Options | None = None,
+    ) -> None:
+        options, timeout = options_of(options), as_seconds(timeout)
+        if not isinstance(wire, str):
+            raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
+        check_peers(peers)
+        if wire == "classic":
+            from ...rendezvous.classic import form_mesh  # most worlds never need it
+
+            if token is not None or options.tls is not None:
+                raise ConfigError("the classic wire has neither token nor TLS (use wire='phalanx')")
+            world_size = as_world_size(world_size, 2)
+            rank = as_rank(rank, world_size)
+            connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(timeout))
+            self._start(ClassicWorld(rank, world_size, connected, options, peers), timeout)
+        elif wire == "phalanx":
+            if peers != "phalanx":
+                raise ConfigError(f"peers={peers!r} belongs to the classic wire (use wire='classic')")
+            if bind_addr is not None:
+                raise ConfigError(
+                    "bind_addr belongs to the classic wire (use options.interface and options.port_range)"
+                )
+            launch = detect(rank=rank, world_size=world_size, master=master, token=token)
+            self._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options), timeout)
+        else:
+            raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        wire: Literal["phalanx", "classic"] = "phalanx",
+        token: str | bytes | None = None,
+        auth: Literal["token", "none"] = "token",
+        bind_addr: str | Address | None = None,
+        peers: Peers = "phalanx",
+        timeout: float = DEFAULT_TIMEOUT,
+        options: Options | None = None,
+    ) -> MeshBackend:
+        """The backend of the rank that `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE` describe.
+
+        Raises:
+            MissingVariable: One of the four is not set; the error names it.
+            ConfigError: One of them cannot be read.
+            As the constructor.
+        """
+        rank, world_size, master = four_variables()
+        return cls(
+            rank,
+            world_size,
+            master,
+            wire=wire,
+            token=token,
+            auth=auth,
+            bind_addr=bind_addr,
+            peers=peers,
+            timeout=timeout,
+            options=options,
+        )
+
+    @classmethod
+    def from_launch(
+        cls,
+        launch: Launch,
+        *,
+        auth: Literal["token", "none"],
+        timeout: float,
+        options: Options,
+        meeting: Meeting | None = None,
+    ) -> MeshBackend:
+        """The backend of a rank whose place was found by `phalanx.config.detect`.
+
+        Args:
+            meeting: Where the ranks meet, if that was arranged by other means; the backend closes it.
+        """
+        backend = cls.__new__(cls)
+        backend._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options, meeting=meeting), timeout)
+        return backend
+
+    def _start(self, world: MeshWorld | ClassicWorld, timeout: float) -> None:
+        self.world = world
+        self.peers = world.peers if isinstance(world, ClassicWorld) else "phalanx"
+        super().__init__(
+            world.rank, range(world.size), world, context=WORLD_CONTEXT, timeout=timeout, options=world.options
+        )
+        self.hosts = tuple(member.hostname for member in world.roster)
+        self.host_ids = tuple(member.host_id for member in world.roster)
+        self.memory_ids = tuple(member.memory for member in world.roster)
+        self._raw_lane()  # a message may come before the first call
+        close_when_dropped(self, functools.partial(self.world.close, timeout))
+
+    def barrier_messages(self) -> Sequence[Message]:
+        if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
+            return ring_barrier(self.rank, self.world_size)
+        return super().barrier_messages()
+
+    def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
+        self.check_usable()
+        return self.world.open_lane(context, number, tuple(ranks))
+
+    def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
+        if isinstance(self.world, MeshWorld):
+            self.check_usable()
+            return self.world.open_port(context, number, tuple(ranks), accept)
+        return super().open_port(context, number, ranks, accept)
+
+    def _close(self) -> None:
+        self.world.close(self.timeout)
+
+    def after_fork_in_child(self, parent_pid: int) -> None:
+        super().after_fork_in_child(parent_pid)
+        self.world.abandon()

@@ -1,0 +1,256 @@
+"""A lane of the mesh: TCP connections that are opened when first used.
+
+A connection carries one direction of one lane, opened by the sender. So two ranks never open it at the same time from
+both ends, a flood on one group cannot hold up another, and closing one says goodbye for exactly one lane. Between ranks
+that can share memory, a connection that is used goes over to a ring.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import select
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..._native import core, plain_arrays
+from ...deadline import Deadline
+from ...errors import ChannelClosed, PhalanxError, ProtocolError
+from ...rendezvous.error_codec import in_brief, to_cause
+from ...transports.channel import Inbound
+from ...transports.direct import outbound_over
+from ...transports.mailbox import Operation
+from ...transports.ring import open_offer
+from ...transports.ring_channel import RingInbound, RingOutbound
+from ...transports.stream import Buffer, Stream, StreamEnded
+from ...wire.control import pack_cause
+from ...wire.frames import Kind, pack_header
+from ...wire.handshake import Rejected, Status
+from ..base import payload_size
+from ..lane import Lane
+
+if TYPE_CHECKING:
+    from ..._core import QuickMessages, Recorder, RingIn, RingOut
+    from .world import MeshWorld
+
+__all__ = ["MeshLane"]
+
+logger = logging.getLogger("phalanx.backends")
+
+PATIENT = (300, 100)
+"""How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
+CROWDED = (0, 4)
+"""The same where there are more ranks than cores, and whoever is waited for may need this very core."""
+
+HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""What a poll tells of a connection that the other side has closed, also if there is something left to read."""
+
+
+class MeshLane(Lane):
+    """A lane whose channels are TCP connections."""
+
+    direct = True
+
+    def __init__(self, world: MeshWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, members, world)
+        self._world = world
+        self._key = (context, number)
+        self._inbound: dict[int, RingInbound] = {}
+        self._outbound: dict[int, RingOutbound] = {}
+        self._quick: QuickMessages | None = None
+        self._dialling = [threading.Lock() for _ in self.members]
+        self.crowded = world.crowded
+        world.add_lane(self._key, self)
+
+    def attach(self, world_rank: int, stream: Stream) -> None:
+        """A member has opened its channel to this rank. Called in the reactor's thread."""
+        if self.error is not None or world_rank not in self.members:
+            stream.close()
+            return
+        src = self.members.index(world_rank)
+        options = self._world.options
+        channel = RingInbound(
+            stream,
+            src,
+            self.mailbox,
+            max_message=options.max_message,
+            max_object=options.max_object,
+            on_end=self.inbound_ended,
+            open_ring=functools.partial(self._open_ring, src),
+            switched=self._receives_by_ring,
+        )
+        with self._guard:
+            taken = src in self._inbound or self.error is not None
+            if not taken:
+                self._inbound[src] = channel
+        if taken:
+            # A member opens one channel; a second is a mistake of its side.
+            logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
+            stream.close()
+        else:
+            self.wake_all()
+
+    def start_send(
+        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> Operation:
+        channel = self._outbound.get(dst)
+        if channel is None:
+            try:
+                channel = self._open(dst, deadline)
+            except PhalanxError as error:
+                failed = Operation()
+                failed.complete(error)
+                return failed
+        header = pack_header(kind, tag, len(description), payload_size(payload))
+        return channel.send([header, description, *payload])
+
+    def outbound(self, dst: int, deadline: Deadline) -> RingOutbound:
+        return self._outbound.get(dst) or self._open(dst, deadline)
+
+    def inbound(self, src: int | None) -> Iterable[Inbound]:
+        if src is None:
+            return list(self._inbound.values())
+        channel = self._inbound.get(src)
+        return () if channel is None else (channel,)
+
+    def streams(self) -> list[Stream]:
+        with self._guard:
+            return [c.stream for c in self._inbound.values()] + [c.stream for c in self._outbound.values()]
+
+    def unsent(self) -> list[Operation]:
+        with self._guard:
+            channels = list(self._outbound.values())
+        return [outgoing for channel in channels for outgoing in channel.unsent()]
+
+    def _open(self, dst: int, deadline: Deadline) -> RingOutbound:
+        lock = self._dialling[dst]
+        if not lock.acquire(timeout=deadline.remaining()):
+            raise self._world.no_answer(self.members[dst], deadline)
+        try:
+            channel = self._outbound.get(dst)
+            if channel is None:
+                stream = self._dial(dst, deadline)
+                if not self.crowded:
+                    stream.keep_in_cache()
+                channel = RingOutbound(
+                    stream,
+                    dst,
+                    functools.partial(self._sending_ended, dst),
+                    offers=self._shares_memory_with(dst),
+                    switched=self._sends_by_ring,
+                )
+                with self._guard:
+                    if self.error is None:
+                        self._outbound[dst] = channel
+                if self.error is not None:
+                    stream.close()
+                    raise self.error
+            return channel
+        finally:
+            lock.release()
+
+    def _sending_ended(self, dst: int, ended: Exception, goodbye: bool) -> PhalanxError:
+        return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
+
+    def check_members(self) -> None:
+        super().check_members()
+        with self._guard:
+            inbound = {c.stream.fd: c for c in self._inbound.values() if not c.ended}
+            outbound = {c.stream.fd: c for c in self._outbound.values() if not c.ended}
+        poller = select.poll()
+        for fd in (*inbound, *outbound):
+            poller.register(fd, HUNG_UP)
+        closed = [fd for fd, _ in poller.poll(0)]
+        said: list[bytes] = []
+        for fd in closed:
+            if fd in inbound:
+                while inbound[fd].pump():
+                    pass
+                said.append(inbound[fd].last_word)
+            else:
+                outbound_over(outbound[fd], StreamEnded("the connection was closed by the other side"))
+                said.append(outbound[fd].last_word)
+        # A member that said goodbye, or died, may have been done with its part.
+        if any(said) and self.error is not None:
+            raise self.error
+
+    def told(self, rank: int, last_word: bytes) -> PhalanxError:
+        error = self.whole_account(super().told(rank, last_word))
+        if error is self.error:
+            return error
+        # What breaks the group for one member breaks it for all, also where no directory can say so.
+        self._world.on_break(self._key[0], rank, to_cause(error))
+        return self.error if isinstance(self.error, PhalanxError) else error
+
+    def _dial(self, dst: int, deadline: Deadline) -> Stream:
+        world, rank = self._world, self.members[dst]
+
+        def check() -> None:
+            if self.error is not None:
+                raise self.error
+            if world.has_left(rank):
+                raise ChannelClosed(rank, "it has left the world")
+
+        check()
+        try:
+            return world.dial_channel(self._key, rank, deadline, check)
+        except Rejected as error:
+            if error.status is Status.CLOSED:
+                raise ChannelClosed(rank, "it has closed this group") from None
+            if error.status is Status.BROKEN:  # this rank will hear why in a moment
+                raise self.channel_error(dst, StreamEnded(error.message), False) from None
+            raise
+
+    def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        self._world.remove_lane(self._key, broken=not goodbye)
+        if self._quick is not None:
+            self._quick.close()
+        if goodbye:
+            word = pack_header(Kind.GOODBYE, 0, 0, 0)
+        else:
+            cause = pack_cause(in_brief(to_cause(error)))
+            word = pack_header(Kind.BROKEN, 0, len(cause), 0) + cause
+        with self._guard:
+            inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
+        for sender in outbound:
+            sender.say(word)
+            sender.end(error)
+        for channel in inbound:
+            channel.end(error, goodbye=word)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+        self.interrupt(False)
+        for inbound in self._inbound.values():
+            inbound.abandon()
+        for outbound in self._outbound.values():
+            outbound.abandon()
+
+    # -- rings ---------------------------------------------------------------------------------------------------------
+
+    def _shares_memory_with(self, member: int) -> bool:
+        return self._world.shares_memory_with(self.members[member])
+
+    def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
+        if not self._shares_memory_with(src):
+            raise ProtocolError("it offers shared memory, but shares none with this rank")
+        return open_offer(description, self._world.roster[self.members[src]].pid, stream)
+
+    def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
+        if core is None or not any(map(self._shares_memory_with, range(self.size))):
+            return None
+        world = self._world
+        spins, yields = CROWDED if self.crowded else PATIENT
+        self._quick = core.QuickMessages(
+            self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
+        )
+        return self._quick
+
+    def _receives_by_ring(self, channel: RingInbound, ring: RingIn) -> None:
+        if self._quick is not None:
+            self._quick.open_in(channel.src, ring, channel)
+
+    def _sends_by_ring(self, channel: RingOutbound, ring: RingOut) -> None:
+        if self._quick is not None:
+            self._quick.open_out(channel.dst, ring, channel, channel.queue)

@@ -1,0 +1,78 @@
+"""The connections of remote calls in the mesh: TCP with the world's handshake, and who can share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...deadline import Deadline
+from ...errors import ChannelClosed
+from ...transports.stream import Stream
+from ...wire.handshake import Rejected, Status
+from ..ports import Accept, LinkPort
+
+if TYPE_CHECKING:
+    from .world import LaneKey, MeshWorld
+
+__all__ = ["MeshPort"]
+
+
+class MeshPort(LinkPort):
+    """Opens one connection for each rank that is called. What others open is handed to `accept`."""
+
+    def __init__(self, world: MeshWorld, key: LaneKey, members: Sequence[int], accept: Accept) -> None:
+        super().__init__(members, world)
+        self._world = world
+        self._key = key
+        self._accept = accept
+        self._closed = False
+        self.crowded = world.crowded
+
+    def start(self) -> None:
+        self._world.add_lane(self._key, self)
+
+    def attach(self, world_rank: int, stream: Stream) -> None:
+        """A member has opened a connection to this rank. Called in the reactor's thread."""
+        if self._closed or world_rank not in self.members:
+            stream.close()
+        else:
+            self._accept(self.members.index(world_rank), stream)
+
+    def dial(self, dst: int, deadline: Deadline) -> Stream:
+        rank = self.members[dst]
+
+        def check() -> None:
+            known = self.control.verdict(rank, (), 0.0)
+            if known is not None:
+                raise known
+            if self._world.has_left(rank):
+                raise ChannelClosed(rank, "it has left the world")
+
+        check()
+        try:
+            stream = self._world.dial_channel(self._key, rank, deadline, check)
+        except Rejected as error:
+            if error.status in (Status.CLOSED, Status.BROKEN):
+                raise ChannelClosed(rank, "it has closed its agent") from None
+            raise
+        if not self.crowded:
+            stream.keep_in_cache()
+        return stream
+
+    def memory_of(self, member: int) -> int | None:
+        rank = self.members[member]
+        return self._world.roster[rank].pid if self._world.shares_memory_with(rank) else None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._world.remove_lane(self._key, broken=False)
+        if self.on_close is not None:
+            self.on_close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the descriptors, without a word to anybody."""
+        self._closed = True
+        if self.on_abandon is not None:
+            self.on_abandon()

@@ -1,0 +1,314 @@
+"""A rank's place in the mesh: how it gets in, what it hears there, and how it leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Literal
+
+from ..._native import core
+from ...config import Launch, Options
+from ...deadline import Deadline
+from ...errors import ConfigError, PeerLost, PhalanxError, Timeout, WorldNotFormed
+from ...rendezvous.acceptor import Acceptor
+from ...rendezvous.addresses import listen_host, reachable_at
+from ...rendezvous.control import ControlClient, Statuses
+from ...rendezvous.host import host_id, hostname, memory_id
+from ...rendezvous.join import dial
+from ...rendezvous.meeting import Meeting, arrange
+from ...transports.reactor import Reactor
+from ...transports.stream import Refused, Stream
+from ...transports.tcp import check_tls, listen
+from ...types import Address
+from ...wire.control import Member
+from ...wire.handshake import Hello, Role, Status
+from ..control_plane import ControlPlane
+from ..lane import Lane
+from ..ports import Accept, LinkPort
+from ..recent import Recent
+from .lane import MeshLane
+from .ports import MeshPort
+
+__all__ = ["LaneKey", "MeshWorld"]
+
+LaneKey = tuple[bytes, int]
+"""A lane's name: the context of its group, and its number in it."""
+
+STATUS_TIMEOUT = 0.6
+"""Seconds a rank waits for the directory's account of what the others are doing.
+
+The directory itself waits half of it.
+"""
+GONE_AFTER = 0.5
+"""Seconds after which a rank at whose address nobody listens is taken for lost."""
+PARKED = 256
+"""Connections of one rank that may wait for this rank to make their groups."""
+
+logger = logging.getLogger("phalanx.backends")
+
+
+class MeshWorld(ControlPlane):
+    """A rank's place in the mesh: its listener, its control connection, and the roster. Shared by all lanes.
+
+    Args:
+        meeting: Where the ranks meet, if that is known already; it is closed with the world. Else it is arranged.
+
+    Raises:
+        RendezvousError: The world did not form.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        auth: Literal["token", "none"],
+        timeout: float,
+        options: Options,
+        meeting: Meeting | None = None,
+    ) -> None:
+        super().__init__(launch.rank)
+        if auth not in ("token", "none"):
+            raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
+        check_tls(options.tls)
+        self.size = launch.world_size
+        self.options = options
+        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane | MeshPort] = weakref.WeakValueDictionary()
+        self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
+        self._closed_lanes: Recent[LaneKey] = Recent()
+        """To tell a late sender that the group is closed."""
+        self._broken_lanes: Recent[LaneKey] = Recent()
+        """Those of them that did not close on purpose."""
+        self._lock = threading.RLock()
+        self._closing = False
+        self.roster: list[Member] = []
+        self.directory_host = 0 if launch.directory is None else None
+        deadline = Deadline(timeout)
+        self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)
+        self._reactor = Reactor("phalanx-control")
+        try:
+            self._join(launch, deadline)
+        except BaseException:
+            self._shut_down()
+            raise
+
+    def _join(self, launch: Launch, deadline: Deadline) -> None:
+        options, meeting = self.options, self.meeting
+        bind, advertised = listen_host(meeting.addresses[0], options, all_local=meeting.all_local)
+        low, high = options.port_range or (0, 0)
+        self._acceptor = Acceptor(
+            self._reactor,
+            listen(bind, range(low, high + 1)),
+            name=f"rank {self.rank}",
+            token=meeting.token,
+            options=options,
+            admit=self._admit,
+            welcome=self._welcome,
+        )
+        self._reactor.start()
+        if meeting.directory is not None:
+            meeting.directory.ready(deadline.remaining())
+        hello = Hello(Role.RANK, self.rank, self.size)
+        host = self.directory_host
+        who, missing = ("the directory", []) if host is None else (f"the directory of rank {host}", [host])
+        stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who=who, missing=missing)
+        self.directory_seen_at = stream.peer_host
+        self._client = ControlClient(self._reactor, stream, self.rank, options, self)
+        port = self._acceptor.address.port
+        # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
+        shares = core is not None and options.transport != "tcp" and options.tls is None
+        memory = memory_id(core.ABI) if core is not None and shares else ""
+        member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
+        roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
+        self.roster, self.directory_host = roster.members, roster.host
+        meeting.formed()
+
+    @property
+    def trouble(self) -> PhalanxError | None:
+        return self._acceptor.trouble
+
+    # -- what groups ask -----------------------------------------------------------------------------------------------
+
+    def address_of(self, rank: int) -> Address:
+        """Where this rank connects to reach another."""
+        return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks of this host have to share its cores."""
+        here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
+        return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+    def shares_memory_with(self, rank: int) -> bool:
+        """Whether that rank and this one can map each other's memory."""
+        mine, other = self.roster[self.rank], self.roster[rank]
+        return mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
+
+    def dial_channel(self, key: LaneKey, rank: int, deadline: Deadline, check: Callable[[], None]) -> Stream:
+        """Connects to what that rank has under `key`. `check` is called meanwhile, and may raise to end it.
+
+        Raises:
+            Timeout: It did not answer in time.
+            PeerLost: Nobody listens there any more.
+            Rejected: It does not want this connection.
+        """
+        hello = Hello(Role.CHANNEL, self.rank, self.size, rank, *key)
+        address = self.address_of(rank)
+        try:
+            return dial(
+                [address],
+                hello,
+                self.meeting.token,
+                self.options,
+                deadline,
+                who=f"rank {rank}",
+                check=check,
+                rest=lambda seconds: self.verdict(rank, (), seconds),
+                gone_after=GONE_AFTER,
+            )
+        except Refused:  # it did listen there: it is gone, and so is the directory, or it would have said so
+            raise PeerLost(rank, f"nobody listens at {address} any more") from None
+        except WorldNotFormed:
+            raise self.no_answer(rank, deadline) from None
+
+    def no_answer(self, rank: int, deadline: Deadline) -> Timeout:
+        """What to say of a rank that cannot be connected to."""
+        return Timeout(
+            f"rank {rank} did not answer at {self.address_of(rank)} within {deadline.seconds:g} s",
+            missing=[rank],
+            seconds=deadline.seconds,
+            rank=self.rank,
+            peer=rank,
+        )
+
+    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+        self._client.abort(reason, traceback, peer)
+        super().abort(reason, traceback)
+
+    def break_group(self, context: bytes, error: PhalanxError) -> None:
+        self._client.break_group(context, error)
+
+    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+        return self._client.statuses(context, STATUS_TIMEOUT, sequence)
+
+    def on_directory_lost(self, reason: str) -> None:
+        if self.directory_host is not None:
+            self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
+        elif self.roster and self.roster[0].host_id != self.roster[self.rank].host_id:
+            # It runs beside rank 0, under the same launcher if there is one: most likely that whole machine is gone.
+            for member in self.roster:
+                if member.host_id == self.roster[0].host_id:
+                    self.on_lost(member.rank, f"{reason} (the directory ran on its host)")
+        else:
+            super().on_directory_lost(reason)
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
+        """A lane among these world ranks."""
+        return MeshLane(self, context, number, members.index(self.rank), members)
+
+    def open_port(self, context: bytes, number: int, members: tuple[int, ...], accept: Accept) -> LinkPort:
+        """A port for remote calls among these world ranks."""
+        return MeshPort(self, (context, number), members, accept)
+
+    def add_lane(self, key: LaneKey, lane: MeshLane | MeshPort) -> None:
+        """Makes a lane (or the port of remote calls) known; connections that came before it are handed over."""
+        with self._lock:
+            self._lanes[key] = lane
+            parked = self._parked.pop(key, [])
+        for world_rank, stream in parked:
+            lane.attach(world_rank, stream)
+
+    def remove_lane(self, key: LaneKey, *, broken: bool) -> None:
+        """Forgets a lane that was closed, on purpose or because it broke."""
+        with self._lock:
+            self._lanes.pop(key, None)
+            if broken and key not in self._closed_lanes:
+                self._broken_lanes.add(key)
+            self._closed_lanes.add(key)
+
+    def _admit(self, hello: Hello) -> Status:
+        if hello.role is not Role.CHANNEL:
+            return Status.ROLE
+        if hello.world_size != self.size:
+            return Status.WORLD_SIZE
+        if hello.rank >= self.size:
+            return Status.RANK
+        if hello.target != self.rank:
+            return Status.TARGET
+        key = (hello.context, hello.lane)
+        if key in self._broken_lanes or (self._closing and (self._ended is not None or self._lost)):
+            return Status.BROKEN
+        if self._closing or key in self._closed_lanes:
+            return Status.CLOSED
+        return Status.OK
+
+    def _welcome(self, stream: Stream, hello: Hello) -> None:
+        key = (hello.context, hello.lane)
+        with self._lock:
+            lane = self._lanes.get(key)
+            waiting = sum(rank == hello.rank for streams in self._parked.values() for rank, _ in streams)
+            closed = key in self._closed_lanes  # just now, after it was admitted
+            if lane is None and not closed and waiting < PARKED:
+                self._parked.setdefault(key, []).append((hello.rank, stream))
+                return
+        if lane is not None:
+            lane.attach(hello.rank, stream)
+        elif closed:
+            stream.close()
+        else:
+            logger.warning("rank %d: dropped a channel of rank %d: too many wait for a group", self.rank, hello.rank)
+            stream.close()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """Leaves the world.
+
+        The rank that hosts the directory stays until the others have left, for `timeout` at most.
+        """
+        for lane in list(self._lanes.values()):  # of groups that outlive their backend
+            lane.close()
+        self._client.leave()
+        if self.meeting.directory is not None:
+            if self._ended is None and not self._lost:
+                self.meeting.directory.wait_until_others_left(self.rank, timeout)
+            else:
+                # The others are ending as well; give them a moment to hear why.
+                self.meeting.directory.wait_until_others_left(self.rank, min(timeout, 1.0))
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._closing = True
+        acceptor: Acceptor | None = getattr(self, "_acceptor", None)
+        client: ControlClient | None = getattr(self, "_client", None)
+        if acceptor is not None:
+            self._reactor.call_soon(acceptor.close)
+        if client is not None:
+            self._reactor.call_soon(client.link.close)
+        if self._reactor.thread.ident is None:
+            self._reactor.start()
+        self._reactor.stop()
+        with self._lock:
+            parked, self._parked = self._parked, {}
+        for streams in parked.values():
+            for _, stream in streams:
+                stream.close()
+        self.meeting.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors, and says nothing to anybody."""
+        self._acceptor.abandon()
+        self._client.link.stream.abandon()
+        for lane in list(self._lanes.values()):
+            lane.abandon()
+        for streams in self._parked.values():
+            for _, stream in streams:
+                stream.abandon()
+        if self.meeting.directory is not None:
+            self.meeting.directory.abandon()
+        self.meeting.job_file = None
+        self._reactor.abandon()

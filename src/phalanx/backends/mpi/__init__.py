@@ -1,0 +1,1 @@
+"""MPI as a backend, whose library is loaded when it is asked for."""

@@ -1,0 +1,184 @@
+"""MPI: the data goes through the MPI that started this job, the control plane through Phalanx's own connections."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ...arguments import as_seconds
+from ...config import Launch, Options, options_of, started_as
+from ...deadline import Deadline
+from ...errors import ConfigError
+from ...types import Address
+from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, derive_context
+from ..control_plane import ControlPlane
+from ..lane import Lane
+from ..mesh.world import MeshWorld
+from ..ports import Accept, LinkPort
+from .forming import all_host_ids, arrange, communicators
+from .lane import MpiLane
+from .library import Mpi, load_mpi
+from .messages import Post
+
+__all__ = ["Messenger", "MpiBackend"]
+
+
+class Messenger:
+    """What the groups of a world need to use MPI themselves.
+
+    Args:
+        world: A communicator of all ranks that nobody else uses.
+    """
+
+    def __init__(self, mpi: Mpi, world: Any, post: Post) -> None:
+        self.mpi = mpi
+        self.world = world
+        self.post = post
+        self.crowded = post.crowded
+
+
+class MpiBackend(LaneBackend):
+    """All ranks of the MPI job that this process belongs to (`mpirun`, `mpiexec`, `srun`).
+
+    Rank and world size are MPI's. Who is alive, who is lost and what everybody does is told over Phalanx's own,
+    authenticated connections, whose address and token rank 0 gives out over MPI: nothing has to be configured.
+
+    Args:
+        timeout: For forming the world, and the default of every operation.
+        options: As for `phalanx.init`.
+        master: Where on rank 0 the control plane listens, as `"host:port"`. None: where it is found by itself.
+        token: Of the control plane; a fresh one if it is not given.
+        auth: `"none"` runs the control plane without a token.
+
+    Raises:
+        BackendUnavailable: There is no mpi4py, or no MPI; names what to install.
+        ConfigError: The launcher is another MPI's, or an option is of no use here.
+        RendezvousError: The world did not form.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        options: Options | None = None,
+        master: str | Address | None = None,
+        token: str | bytes | None = None,
+        auth: Literal["token", "none"] = "token",
+    ) -> None:
+        options, timeout = options_of(options), as_seconds(timeout)
+        if auth not in ("token", "none"):
+            raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
+        if auth == "none" and token is not None:
+            raise ConfigError("auth='none' does not go with a token (leave one of them out)")
+        if options.tls is not None:
+            raise ConfigError("MPI's traffic cannot be encrypted by Phalanx (leave tls out, or use backend='mesh')")
+        if options.algorithm is not None:
+            raise ConfigError("on MPI the algorithms are MPI's own (leave algorithm out, or use backend='mesh')")
+        self.mpi = load_mpi()
+        _check_launcher(self.mpi)
+        deadline = Deadline(timeout)
+        self._comms = communicators(self.mpi, deadline)
+        world = self._comms.world
+        rank, size = world.rank, world.size
+        hosts = all_host_ids(self.mpi, world, deadline)
+        neighbours = [other for other in range(size) if hosts[other] == hosts[rank]]
+        crowded = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        self.world: MeshWorld | None = None
+        control, context = ControlPlane(0), WORLD_CONTEXT
+        if size > 1:
+            launch = Launch(
+                rank=rank,
+                world_size=size,
+                local_rank=neighbours.index(rank),
+                local_world_size=len(neighbours),
+                single_host=len(neighbours) == size,
+                master=None,
+                directory=None,
+                master_port_taken=False,
+                token=None,
+                launcher="mpi",
+                job="",
+            )
+            meeting, context = arrange(
+                self.mpi,
+                world,
+                launch,
+                master=Address.parse(master) if isinstance(master, str) else master,
+                token=token,
+                auth=auth,
+                options=options,
+                deadline=deadline,
+            )
+            control = self.world = MeshWorld(
+                launch, auth=auth, timeout=deadline.remaining(), options=options, meeting=meeting
+            )
+        super().__init__(rank, range(size), control, context=context, timeout=timeout, options=options)
+        self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
+        self.post = Post(self.mpi, self._comms, context, options, crowded=crowded)
+        self.messenger = Messenger(self.mpi, world, self.post)
+        if self.world is not None:
+            self.hosts = tuple(member.hostname for member in self.world.roster)
+            self.host_ids = tuple(member.host_id for member in self.world.roster)
+            self.memory_ids = tuple(member.memory for member in self.world.roster)
+        self._raw_lane()  # a message may come before the first call
+
+    def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
+        self.check_usable()
+        ranks = list(ranks)
+        name = derive_context(context, "lane", number)
+        lane = MpiLane(self.post, name, ranks.index(self._rank), ranks, self.control)
+        self._lanes.add(lane)
+        return lane
+
+    def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
+        if self.world is None:
+            return super().open_port(context, number, ranks, accept)
+        self.check_usable()
+        return self.world.open_port(context, number, tuple(ranks), accept)
+
+    def _close(self) -> None:
+        world = self.world
+        lost = self.control.ended is not None or self.control.has_lost_ranks
+        self.mpi.broken |= lost
+        for lane in list(self._lanes):  # of groups that outlive their backend
+            lane.close()
+        if world is not None:
+            with self.post.kept_moving():
+                world.close(self.timeout)
+        self.post.close()
+        self._comms.in_use = lost
+
+    def after_fork_in_child(self, parent_pid: int) -> None:
+        super().after_fork_in_child(parent_pid)
+        self.mpi.broken = True  # the parent's MPI is not the child's to end
+        for lane in list(self._lanes):  # nor are the quick paths of its groups the child's to take
+            lane.interrupt(False)
+        if self.world is not None:
+            self.world.abandon()
+
+
+def _check_launcher(mpi: Mpi) -> None:
+    """Refuses a world that is not the one that the launcher started: several worlds of one look like success.
+
+    Raises:
+        ConfigError: The launcher is not an MPI's, or that of another MPI than mpi4py uses.
+    """
+    size = mpi.module.COMM_WORLD.size
+    started = started_as()
+    if started is None or started[1].value == size:
+        return
+    launcher, expected = started
+    sees = "takes this process for the only one" if size == 1 else f"has {size} processes"
+    world = f"{launcher.title} started a world of {expected.value} ({expected})"
+    words = f"{world}, but {mpi.version}, which mpi4py uses, {sees}"
+    if launcher.sets_master:
+        raise ConfigError(
+            f"{words}: backend='mpi' needs MPI's own launcher (as in `mpirun -n {expected.value} python …`), or use "
+            "backend='mesh'"
+        )
+    raise ConfigError(
+        f"{words}: the launcher belongs to another MPI (use the mpirun of this one, or set MPI4PY_LIBMPI to the "
+        "libmpi.so of the other)"
+    )

@@ -1,0 +1,348 @@
+"""How collectives run: in the order in which they were issued, each with one deadline and one fingerprint."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .._native import core, dtype_of_code, plain_arrays
+from ..arguments import as_rank
+from ..backends.base import LaneBackend, fresh
+from ..deadline import Deadline
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
+from ..system_limits import naming_limits, out_of_resources
+from ..wire.control import OperationStatus
+from .core import GroupCore
+from .engines import segment_setup
+from .engines.base import Engine
+from .engines.hosts import HostEngine
+from .engines.network import NetworkEngine
+from .engines.segment import SegmentEngine, raise_outcome, wait_for_receivers
+from .engines.steps.run import DeadlinePassed, FingerprintMismatch
+from .running_collective import Turn
+from .tracking.fingerprint import kind_of
+from .tracking.journal import Entry
+from .work import Work
+
+if TYPE_CHECKING:
+    from .._core import Express, MpiCalls, Segment
+    from ..backends.mpi.backend import Messenger
+    from .engines.mpi.device import DeviceExpress
+
+__all__ = ["Lockstep", "Turn"]
+
+
+class Lockstep(GroupCore):
+    """What the collectives have in common."""
+
+    _worker: _Worker | None = None
+    _engine: Engine | None = None
+    _express: Express | DeviceExpress | None = None
+    """The quick path of synchronous calls on plain arrays, once there is a segment of all members."""
+
+    def __init__(self, backend: LaneBackend) -> None:
+        super().__init__(backend)
+        if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
+            from .engines.mpi.device import DeviceExpress
+
+            self._express = DeviceExpress(weakref.proxy(self))
+
+    def _engine_for(self, turn: Turn) -> Engine:
+        """What moves the data of this group's collectives; the first of them decides it."""
+        if self._engine is None:
+            self._engine = self._choose_engine(turn)
+        return self._engine
+
+    def _choose_engine(self, turn: Turn) -> Engine:
+        lane = self._collectives
+        messenger = self._backend.messenger
+        if messenger is not None and messenger.mpi.multiple:
+            return self._start_mpi(turn, messenger)
+        if self._backend.peers == "ferrotorch":
+            from .engines.classic import ClassicEngine  # most worlds have no such ranks
+
+            return ClassicEngine(lane, self._backend)
+        is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
+        network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
+        areas = segment_setup.neighbourhoods(self._backend)
+        if max(map(len, areas)) == 1:
+            return network
+        mine = next(area for area in areas if self.rank in area)
+        shared, segment = segment_setup.agree(turn, lane, mine, heap=self._backend.options.segment_heap)
+        if not shared:
+            return network
+        local: SegmentEngine | None = None
+        if segment is not None:
+            lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+            local = SegmentEngine(segment, self.rank, mine, lane)
+        if local is None or len(areas) > 1:
+            return HostEngine(lane, areas, local, network)
+        self._start_express(local.segment)
+        return local
+
+    def _start_mpi(self, turn: Turn, messenger: Messenger) -> Engine:
+        from .engines.mpi import engine as mpi_engine  # most worlds are not MPI's
+
+        engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
+        self._closers.append(engine.close)
+        if engine.meeting is not None:
+            calls = engine.quick_calls()
+            if calls is not None:
+                self._start_express(engine.meeting, calls)
+        return engine
+
+    def _start_express(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
+        assert core is not None
+        assert self._recorder is not None
+        reference = weakref.ref(self)
+
+        def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
+            group = reference()
+            if group is not None:
+                group._express_failed(outcome, sequence, blamed, interrupt)
+
+        express: Express = core.Express(
+            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
+        )
+        if self._worker is not None:
+            self._worker.hold_back(express)
+        if self._express is None:
+            self._express = express
+        else:
+            self._express.plain = express  # type: ignore[union-attr]
+
+    def _express_failed(
+        self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
+    ) -> None:
+        """Raises what a quick path's failure means, as the general path would.
+
+        Args:
+            sequence: The operation's number. Another thread may have begun the next one since.
+            blamed: The segment's ranks that it failed because of.
+        """
+        entry = self._journal.at(sequence)
+        assert entry is not None
+
+        def fail(_turn: Turn) -> None:
+            engine = self._engine
+            if engine is not None and interrupt is not None:
+                raise engine.explain(interrupt)
+            if engine is not None and engine.meeting is not None:
+                raise_outcome(outcome, blamed, engine.members, self._collectives)
+            self._check()  # another thread has closed the group meanwhile
+
+        self._guarded(fail, entry, self._deadline(None))
+
+    def _wait_for_receivers(self) -> None:
+        """Before the group is closed: see `engines.segment.wait_for_receivers`."""
+        if self._worker is not None:
+            self._worker.stop()
+        segment = self._engine.segment if self._engine is not None else None
+        if segment is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
+            return
+        try:
+            wait_for_receivers(segment, self._collectives, min(CLOSING_WAIT, self._timeout))
+        finally:
+            self._turn.release()
+
+    def _check_member(self, rank: int) -> int:
+        return as_rank(rank, self.world_size, self._not_a_member)
+
+    def _run(self, what: str, body: Callable[[Turn], Any], timeout: float | None, async_op: bool) -> Any:
+        """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
+        deadline = self._deadline(timeout)
+        if not self._turn.acquire(timeout=deadline.remaining()):
+            raise Timeout(
+                f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
+                seconds=deadline.seconds,
+                rank=self._world_rank,
+                operation=what,
+            )
+        try:
+            at_once = not async_op and (self._worker is None or self._worker.idle)
+            if not at_once and self._worker is None:
+                with naming_limits():  # before the operation has a number: without a thread it never was
+                    self._worker = _Worker()
+                self._closers.insert(0, self._worker.stop)
+                if self._express is not None:
+                    self._worker.hold_back(self._express)
+            entry = self._journal.begin(what, collective=True)
+            if at_once or self._worker is None:
+                return self._guarded(body, entry, deadline)
+            work = Work(what, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            self._worker.add(work, lambda: self._unheard(body, entry, deadline))
+        finally:
+            self._turn.release()
+        return work if async_op else work.wait()
+
+    def _unheard(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+        """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
+        told = self._told
+        try:
+            return self._guarded(body, entry, deadline)
+        except BaseException:
+            self._told = told
+            raise
+
+    def _guarded(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+        try:
+            return body(Turn(self, entry, deadline))
+        except UsageError:
+            raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
+        except DeadlinePassed as passed:
+            self._give_up(entry, deadline, passed.waiting)
+        except FingerprintMismatch as mismatch:
+            self._break(self._desync(entry, mismatch.peer))
+        except Timeout as error:  # a member did not even answer when it was called
+            silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
+            self._give_up(entry, deadline, silent)
+        except PhalanxError as error:
+            if self._cause is None:
+                self._break(self._lost(error, entry))
+            self._told = True
+            raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
+        except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
+            limit = out_of_resources(interrupt)
+            if limit is not None:
+                self._break(self._lost(limit, entry))
+            # The others are in the middle of it: the group cannot go on. Whether the interrupt ends this program or is
+            # caught by it, they hear the same.
+            lines = [*traceback.format_stack(), *traceback.format_tb(interrupt.__traceback__)]
+            lines += traceback.format_exception_only(type(interrupt), interrupt)
+            text = f"Traceback (most recent call last):\n{''.join(lines)}"
+            words = f"it raised {type(interrupt).__name__} in {entry.name}"
+            reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=text)
+            self.fail(reason)
+            self._control.break_group(self._context, reason)
+            raise
+        finally:
+            entry.end()
+
+    def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
+        """Raises the error for a collective whose deadline has passed.
+
+        The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
+        """
+        in_brief = Timeout(f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s")
+        self._collectives.fail(in_brief)
+        self._break(self._timed_out(entry.name, entry.site, deadline, waiting, entry.sequence))
+
+    def _lost(self, error: PhalanxError, entry: Entry) -> PhalanxError:
+        """A member that closed the group on purpose breaks a collective as much as one that died."""
+        if isinstance(error, ChannelClosed):
+            return ChannelClosed(error.peer if error.peer is not None else -1, f"{error.reason}, before {entry.name}")
+        if isinstance(error, PeerLost):
+            return error
+        error.operation = error.operation or entry.name
+        return error
+
+    def _where_they_parted(self, entry: Entry, name: int) -> tuple[Entry, OperationStatus | None]:
+        """The first of the last operations that this rank and another have under one number, but not alike."""
+        found: tuple[Entry, OperationStatus | None] = (entry, None)
+        number = entry.sequence
+        while number > max(0, entry.sequence - _LOOK_BACK):
+            status = self._control.statuses(self._context, number).replies.get(name)
+            if status is not None and status.sequence < number:
+                number = status.sequence  # it has not got so far: ask what it had there
+                continue
+            mine = self._journal.at(number)
+            if status is None or mine is None:
+                break
+            if self._journal.contradicts(status):
+                found = (mine, status)
+            elif found[1] is not None:
+                break  # up to here they were together
+            number -= 1
+        return found
+
+    def _desync(self, entry: Entry, peer: int) -> Desync:
+        name = self.members[peer]
+        entry, status = self._where_they_parted(entry, name)
+        mine = f"{entry.full_name} at {entry.site}"
+        theirs = (
+            f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
+        )
+        return Desync(
+            f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
+            "the same operations, with the same shapes, dtypes, roots and reductions, in the same order",
+            mine=mine,
+            theirs=theirs,
+            rank=self._world_rank,
+            peer=name,
+            operation=entry.name,
+        )
+
+
+def _told(group: weakref.ref[Lockstep]) -> None:
+    """The program has been given the error of an asynchronous operation."""
+    found = group()
+    if found is not None:
+        found._told = True
+
+
+def _kind_of(verb: str, dtype: int, reduction: str) -> int:
+    """The part of a quick path's fingerprint that stays: as the general path says it."""
+    return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
+
+
+CLOSING_WAIT = 1.0
+"""Seconds that closing a group waits for others to come to this rank's last broadcast."""
+_LOOK_BACK = 16
+"""How many operations a rank may have run ahead before it notices that it is alone."""
+
+
+class _Worker:
+    """Runs the asynchronous collectives of a group, in the order in which they were issued."""
+
+    def __init__(self) -> None:
+        self._pending = 0
+        self._express: Express | DeviceExpress | None = None
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
+        return self._pending == 0
+
+    def hold_back(self, express: Express | DeviceExpress) -> None:
+        """Keeps the quick path closed as long as something that was issued is under way."""
+        with self._lock:
+            self._express = express
+            express.paused = self._pending
+
+    def add(self, work: Work, job: Callable[[], Any]) -> None:
+        self._count(+1)
+        self._jobs.put((work, job))
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._pending += change
+            if self._express is not None:
+                self._express.paused = self._pending
+
+    def stop(self) -> None:
+        """Ends the thread once everything that was issued has ended."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            work, job = item
+            result: Any = None
+            failure: BaseException | None = None
+            try:
+                result = job()
+            except BaseException as error:
+                failure = error
+            self._count(-1)
+            work._finish(result, failure)
+            del work, job, item, result, failure  # an idle worker keeps nothing alive

@@ -1,0 +1,315 @@
+"""Arrays of every library as contiguous NumPy memory, and back.
+
+Nothing is imported here: an array of torch or JAX can only come from a program that has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import shown
+from ...errors import ProtocolError, UnsupportedArray
+from ...wire.dtypes import count_bytes, describe_dtype, parse_dtype
+
+__all__ = ["Adapted", "Description", "adapt", "make"]
+
+BFLOAT16 = "bfloat16"
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """What travels with an array: enough to make the same one on the other side."""
+
+    dtype: str
+    shape: list[int]
+    library: str
+
+    def pack(self) -> bytes:
+        """The bytes of a frame's description."""
+        return _encoder.encode(self)
+
+    @classmethod
+    def parse(cls, data: bytes, size: int | None) -> Description:
+        """Reads a description and checks it against the size of the payload, where that is known.
+
+        Raises:
+            ProtocolError: It is malformed, or does not fit.
+        """
+        try:
+            found = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"not a description of an array: {error}") from None
+        if size not in (None, count_bytes(found.shape, found.numpy_dtype().itemsize)):
+            raise ProtocolError(f"an array of dtype {found.dtype} and shape {found.shape} does not have {size} bytes")
+        return found
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype that NumPy can hold; bfloat16 travels as 16-bit integers."""
+        return np.dtype(np.uint16) if self.dtype == BFLOAT16 else parse_dtype(self.dtype)
+
+    def __str__(self) -> str:
+        name = self.dtype if self.dtype == BFLOAT16 else self.numpy_dtype().name
+        return f"{name}{self.shape}"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Description)
+
+
+class Adapted:
+    """An array as contiguous NumPy memory.
+
+    `finish()` gives what the caller gets back: their own array, changed in place, or where that cannot be written to, a
+    new one of the same kind.
+    """
+
+    __slots__ = ("array", "dtype", "finish", "library")
+
+    def __init__(self, array: npt.NDArray[Any], dtype: str, library: str, finish: Callable[[], Any]) -> None:
+        self.array = array
+        self.dtype = dtype
+        self.library = library
+        self.finish = finish
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How long it is in each dim."""
+        return self.array.shape
+
+    @property
+    def description(self) -> Description:
+        """What travels with it."""
+        return Description(self.dtype, list(self.array.shape), self.library)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Its memory."""
+        return memory_of(self.array)
+
+
+def memory_of(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array, also of dtypes that have no buffer of their own."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
+
+
+def adapt(x: Any, *, write: bool) -> Adapted:
+    """Makes contiguous NumPy memory of `x`, without a copy where that is possible.
+
+    Anything with a buffer, DLPack or the CUDA array interface is an array; what lies on a device is refused here.
+
+    Args:
+        write: Whether the memory will be written to.
+
+    Raises:
+        UnsupportedArray: It is no array, or one on a device or of a dtype that cannot be sent.
+    """
+    if isinstance(x, np.ndarray):
+        return _adapt_numpy(x, x, "numpy", write)
+    library = type(x).__module__.partition(".")[0]
+    if library == "torch" or isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ())):
+        return _adapt_torch(x, write)
+    if library in ("jax", "jaxlib"):
+        return _adapt_jax(x, write)
+    if isinstance(x, np.generic):
+        adapted = _adapt_numpy(np.array(x), x, "numpy", write)
+        if write:  # a scalar cannot be written to: the array is a copy of it
+            adapted.finish = lambda: adapted.array.view(x.dtype)[()]
+        return adapted
+    return _adapt_numpy(_foreign(x), x, "numpy", write)
+
+
+def _foreign(x: Any) -> npt.NDArray[Any]:
+    """The memory of an object of any other type, by the protocols that it speaks.
+
+    Raises:
+        UnsupportedArray: It speaks none, or lies on a device.
+    """
+    kind = type(x)
+    try:
+        if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+            device = int(x.__dlpack_device__()[0])
+            if device == _DLPACK_CPU:
+                return np.from_dlpack(x)
+            raise UnsupportedArray(f"this {kind.__name__} lies on a device (DLPack type {device}), {_ON_DEVICE}")
+        if hasattr(kind, "__cuda_array_interface__"):
+            raise UnsupportedArray(f"this {kind.__name__} lies on a GPU, {_ON_DEVICE}")
+        view = memoryview(x)
+    except UnsupportedArray:
+        raise
+    except Exception as error:  # whatever a foreign type raises
+        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):
+            raise UnsupportedArray(
+                f"{kind.__name__} is not an array (expected NumPy, torch, JAX, or anything with a buffer or DLPack; "
+                "send_object takes lists, dicts and the like)"
+            ) from None
+        raise UnsupportedArray(f"this {kind.__name__} cannot be read as an array: {error}") from None
+    try:
+        return np.asarray(view)
+    except Exception as error:  # a format that NumPy does not know
+        raise UnsupportedArray(f"this {kind.__name__} of format {view.format!r} cannot be sent: {error}") from None
+
+
+_DLPACK_CPU = 1
+_ON_DEVICE = "which this backend cannot send (copy it to the CPU first)"
+
+
+def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bool) -> Adapted:
+    if type(array) is not np.ndarray:
+        if isinstance(array, np.ma.MaskedArray):
+            raise UnsupportedArray("a masked array cannot be sent (send x.filled(value), or x.data and x.mask)")
+        array = array.view(np.ndarray)  # what subclasses make of reshaping, viewing and assigning is their own
+    own = array.dtype
+    dtype = _dtype_name(own)
+    if dtype == BFLOAT16:
+        array = array.view(np.uint16)
+    if not write:
+        return Adapted(np.ascontiguousarray(array).reshape(array.shape), dtype, library, lambda: original)
+    if not array.flags.writeable:
+        copy = array.copy(order="C")
+        return Adapted(copy, dtype, library, lambda: _like(original, copy.view(own)))
+    if array.flags.c_contiguous:
+        return Adapted(array, dtype, library, lambda: original)
+    if _overlaps_itself(array):
+        raise UnsupportedArray("several elements of the array are one place in memory, which cannot be written to")
+    copy = np.ascontiguousarray(array)
+
+    def write_back() -> Any:
+        array[...] = copy
+        return original
+
+    return Adapted(copy, dtype, library, write_back)
+
+
+def _overlaps_itself(array: npt.NDArray[Any]) -> bool:
+    """Whether two elements share bytes: what is written to one shows in the other.
+
+    An axis whose stride is less than what the shorter strides span may do so; slices and transposes never have one.
+    """
+    span = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < span:
+            return array.size > 0
+        span += stride * (length - 1)
+    return False
+
+
+def _like(original: Any, result: npt.NDArray[Any]) -> Any:
+    """The new array that stands for one that cannot be written to, of the same kind."""
+    if isinstance(original, bytes):
+        return result.tobytes()
+    return result.view(type(original)) if isinstance(original, np.ndarray) else result
+
+
+@lru_cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.name == BFLOAT16:  # as ml_dtypes defines it
+        return BFLOAT16
+    if not dtype.isnative:
+        raise UnsupportedArray(
+            f"dtype {dtype.str!r} has the bytes of another machine (convert it: x.astype({dtype.name!r}))"
+        )
+    described = describe_dtype(dtype)
+    if not isinstance(described, str):
+        raise UnsupportedArray(f"dtype {dtype} is structured (send its fields one by one, or use send_object)")
+    return described
+
+
+def dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """A dtype of which arrays can be sent.
+
+    Raises:
+        UnsupportedArray: It is none, or cannot be sent.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except Exception:  # NumPy raises several
+        raise UnsupportedArray(f"dtype={shown(dtype)} is not valid (expected a dtype of NumPy)") from None
+    _dtype_name(found)
+    return found
+
+
+def _adapt_torch(x: Any, write: bool) -> Adapted:
+    torch = sys.modules["torch"]
+    if not isinstance(x, torch.Tensor):
+        raise UnsupportedArray(f"{type(x).__name__} is not an array (expected a torch.Tensor)")
+    if x.device.type != "cpu":
+        raise UnsupportedArray(f"a tensor on {x.device} cannot be sent by this backend (move it with .cpu())")
+    if x.layout != torch.strided or x.is_quantized or x.is_nested:
+        raise UnsupportedArray("a sparse, nested or quantized tensor cannot be sent (make it dense first)")
+    try:
+        plain = x.detach().resolve_conj().resolve_neg()
+        bfloat16 = plain.dtype == torch.bfloat16
+        array = plain.view(torch.int16).numpy().view(np.uint16) if bfloat16 else plain.numpy()
+    except Exception as error:  # a dtype that NumPy has not, or a tensor that has no memory
+        raise UnsupportedArray(f"a tensor of {x.dtype} cannot be sent: {error}") from None
+    adapted = _adapt_numpy(array, x, "torch", write)
+    if bfloat16:
+        adapted.dtype = BFLOAT16
+    if write and (x.is_conj() or x.is_neg()):  # then `plain` is a copy
+        finish = adapted.finish
+
+        def write_back() -> Any:
+            finish()
+            x.detach().copy_(plain)
+            return x
+
+        adapted.finish = write_back
+    return adapted
+
+
+def _adapt_jax(x: Any, write: bool) -> Adapted:
+    try:
+        on_device = any(device.platform != "cpu" for device in x.devices())
+        array = None if on_device else np.asarray(x)
+    except Exception as error:  # not an array, a value that is being traced, or an array that was deleted
+        words = str(error).split("\n", 1)[0]
+        raise UnsupportedArray(f"this {type(x).__name__} of JAX cannot be sent: {words}") from None
+    if array is None:
+        raise UnsupportedArray("a JAX array on a device cannot be sent by this backend (jax.device_get it first)")
+    adapted = _adapt_numpy(array, array, "jax", write)
+    if write:
+        copy, dtype = adapted.array, array.dtype
+        adapted.finish = lambda: sys.modules["jax"].numpy.asarray(copy.view(dtype))
+    else:
+        adapted.finish = lambda: x
+    return adapted
+
+
+def make(description: Description, array: npt.NDArray[Any]) -> Any:
+    """The array that a message described, of the sender's library where this rank can have it."""
+    if description.library == "torch":
+        return _make_torch(description, array)
+    if description.library == "jax" and "jax" in sys.modules:
+        return sys.modules["jax"].numpy.asarray(_named(description, array))
+    return _named(description, array)
+
+
+def _make_torch(description: Description, array: npt.NDArray[Any]) -> Any:
+    try:
+        import torch
+    except ImportError:
+        return _named(description, array)
+    if description.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _named(description: Description, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if description.dtype != BFLOAT16:
+        return array
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedArray("a bfloat16 array came (pip install ml_dtypes, or pass out=)") from None
+    return array.view(ml_dtypes.bfloat16)
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Memory for an array that is about to arrive."""
+    return np.empty(tuple(shape), dtype)

@@ -1,0 +1,78 @@
+"""Arrays `x` and `out` of one call that share memory: what works in place, and what is refused.
+
+What users of MPI and torch do in place works. Anything else would be read after it was overwritten, by this rank or by
+another that reads it where it lies, so it is refused before anything is sent. Only contiguous memory matters here: of
+an array that is not contiguous, a verb works on a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import UsageError
+from .arrays import Adapted
+
+__all__ = ["check_gathered", "check_parts", "exchanged"]
+
+Array = npt.NDArray[Any]
+
+
+def check_gathered(verb: str, x: Array, out: Array, rank: int) -> None:
+    """`all_gather` and `gather`: `x` may be exactly this rank's part of `out`.
+
+    Raises:
+        UsageError: They overlap otherwise.
+    """
+    if np.may_share_memory(x, out) and _offset(out, x) != rank * x.nbytes:
+        raise _refused(verb, out, x, "x", f"x may be exactly part {rank} of out, this rank's own,")
+
+
+def check_parts(verb: str, x: Array, out: Array, size: int) -> int | None:
+    """`reduce_scatter` and `scatter`: `out` may be exactly one of the parts of `x`.
+
+    Returns:
+        Which one; None if they lie apart.
+
+    Raises:
+        UsageError: They overlap otherwise.
+    """
+    if not np.may_share_memory(x, out):
+        return None
+    part, rest = divmod(_offset(x, out), out.nbytes)
+    if rest or not 0 <= part < size:
+        raise _refused(verb, x, out, "out", "out may be exactly one of the parts of x")
+    return part
+
+
+def exchanged(verb: str, source: Adapted, out: Array) -> Adapted:
+    """`all_to_all` and `sendrecv`: `x` and `out` may be the same memory.
+
+    Returns:
+        What to send: then a copy.
+
+    Raises:
+        UsageError: They overlap otherwise.
+    """
+    x = source.array
+    if not np.may_share_memory(x, out):
+        return source
+    if _offset(x, out) or x.nbytes != out.nbytes:
+        raise _refused(verb, x, out, "out", "out may be exactly x")
+    return Adapted(x.copy(), source.dtype, source.library, source.finish)
+
+
+def _offset(outer: Array, inner: Array) -> int:
+    """Bytes from where one array begins to where another does."""
+    return int(inner.__array_interface__["data"][0]) - int(outer.__array_interface__["data"][0])
+
+
+def _refused(verb: str, outer: Array, inner: Array, name: str, valid: str) -> UsageError:
+    at, other = _offset(outer, inner), "x" if name == "out" else "out"
+    where = f"{abs(at)} bytes {'before' if at < 0 else 'after'} the beginning of {other}"
+    return UsageError(
+        f"{verb}: x and out overlap ({name} has {inner.nbytes} bytes and begins {where}); {valid} or lie apart from it "
+        "(pass a copy)"
+    )

@@ -1,0 +1,64 @@
+"""A reduction that is defined for a dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from ..._native import divide_in_place, valid_ops
+from ...arguments import shown
+from ...errors import UnsupportedOp
+from ...types import ReduceOp
+from .arrays import BFLOAT16, Adapted
+
+__all__ = ["Reduction", "name_of"]
+
+
+def name_of(op: str | ReduceOp) -> str:
+    """The name of a reduction.
+
+    Raises:
+        UnsupportedOp: There is none of that name.
+    """
+    try:
+        return ReduceOp(op).value
+    except (ValueError, TypeError):  # also of what cannot be hashed
+        valid = ", ".join(repr(known.value) for known in ReduceOp)
+        raise UnsupportedOp(f"op={shown(op)} is not a reduction (expected one of {valid})") from None
+
+
+class Reduction:
+    """What is computed, and how: a mean is a sum that is divided at the end.
+
+    Raises:
+        UnsupportedOp: There is no such reduction, or the dtype has none of that name.
+    """
+
+    def __init__(self, op: str | ReduceOp, array: Adapted) -> None:
+        self.name = name_of(op)
+        self.dtype = BFLOAT16 if array.dtype == BFLOAT16 else None
+        """The name of the elements' type, where the memory cannot say it."""
+        possible = valid_ops(self.dtype or array.array.dtype)
+        if self.name not in possible:
+            shown = self.dtype or array.array.dtype.name
+            raise UnsupportedOp(f"op={self.name!r} makes no sense for {shown} (expected one of {', '.join(possible)})")
+        self.step = "sum" if self.name == "mean" else self.name
+        """What combines two arrays."""
+
+    @property
+    def partial(self) -> Reduction:
+        """The same, for a part of the ranks: what is finished later."""
+        return Reduction._of(self.step, self.dtype)
+
+    @classmethod
+    def _of(cls, step: str, dtype: str | None) -> Reduction:
+        made = cls.__new__(cls)
+        made.name = made.step = step
+        made.dtype = dtype
+        return made
+
+    def finish(self, total: npt.NDArray[Any], size: int) -> None:
+        """Makes the mean of a sum, in place."""
+        if self.name == "mean":
+            divide_in_place(total, size, dtype=self.dtype)

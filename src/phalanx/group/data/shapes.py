@@ -1,0 +1,57 @@
+"""Shapes of what a collective cuts and puts together, always along dim 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import UsageError
+from .arrays import Adapted, Description, adapt, make
+
+__all__ = ["divided_shape", "new_array", "stacked_shape", "target_for"]
+
+Shape = tuple[int, ...]
+
+
+def stacked_shape(array: npt.NDArray[Any], size: int) -> Shape:
+    """The shape of `size` such arrays put together; a scalar becomes a vector."""
+    return (size * array.shape[0], *array.shape[1:]) if array.ndim else (size,)
+
+
+def divided_shape(array: npt.NDArray[Any], size: int) -> Shape:
+    """The shape of one of `size` equal parts.
+
+    Raises:
+        UsageError: Dim 0 is not a multiple of `size`.
+    """
+    if not array.ndim or array.shape[0] % size:
+        raise UsageError(f"an array of shape {array.shape} cannot be cut into {size} equal parts along dim 0")
+    return (array.shape[0] // size, *array.shape[1:])
+
+
+def new_array(like: Adapted, shape: Shape) -> Adapted:
+    """A new array of the same library and dtype."""
+    array = np.empty(shape, like.array.dtype)
+    description = Description(like.dtype, list(shape), like.library)
+    return Adapted(array, like.dtype, like.library, lambda: make(description, array))
+
+
+def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
+    """Where a result of this shape goes: into `out`, or into a new array of the same library and dtype.
+
+    Args:
+        out: An array, also one that is adapted already.
+
+    Raises:
+        UsageError: `out` has another dtype or number of elements.
+    """
+    if out is None:
+        return new_array(like, shape)
+    target = out if isinstance(out, Adapted) else adapt(out, write=True)
+    if target.dtype != like.dtype or target.array.size != math.prod(shape):
+        wanted = Description(like.dtype, list(shape), like.library)
+        raise UsageError(f"out is {target.description}, but the result is {wanted}")
+    return target

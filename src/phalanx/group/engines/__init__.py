@@ -1,0 +1,1 @@
+"""What moves the data of collectives: shared memory, the network, both, the classic wire, or MPI."""

@@ -1,0 +1,1 @@
+"""Collectives through the MPI library."""

@@ -1,0 +1,296 @@
+"""Collectives by MPI: one call of its own for each, on the caller's memory.
+
+Every call goes through the group's gate first (see `gate`), and then into MPI's blocking call, whose algorithms are
+the ones that its makers have tuned: the non-blocking ones of Open MPI need four times as long for a megabyte. Several
+groups may be in MPI at the same time, so this is for an MPI that lets several threads in. On any other, collectives are
+the same as elsewhere, over messages that go through MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._native import DTYPES, OPS, core, valid_ops
+from ....backends.base import LaneBackend
+from ....backends.lane import Lane
+from ....backends.mpi.backend import Messenger
+from ....errors import PhalanxError
+from ...data.reduction import Reduction
+from ...running_collective import Turn
+from ...tracking.journal import describe
+from .. import segment_setup
+from ..base import Engine, Flat
+from .gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
+from .types import arithmetic_of
+from .watchdog import watch
+
+if TYPE_CHECKING:
+    from ...._core import MpiCalls, Segment
+
+__all__ = ["MpiEngine", "start"]
+
+_QUICK = (
+    "MPI_Bcast",
+    "MPI_Allreduce",
+    "MPI_Reduce",
+    "MPI_Allgather",
+    "MPI_Reduce_scatter_block",
+    "MPI_Alltoall",
+)  # as in cpp/bindings/mpi_calls.hpp
+_WORDS = {2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
+_MOST = 1 << 30
+"""Elements that are given to MPI at once: Open MPI 5 cannot count further than 31 bits."""
+_HEAP = 1 << 16
+"""Bytes for arrays in the segment of the gate: nobody asks for any."""
+
+
+def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
+    """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
+    """
+    segment: Segment | None = None
+    areas = segment_setup.neighbourhoods(backend)
+    checks = backend.options.mpi_check and lane.size > 1
+    if checks and len(areas) == 1:
+        _, segment = segment_setup.agree(turn, lane, areas[0], heap=_HEAP)
+    if lane.size > 1:
+        all_in_time(turn, lane)
+    engine = MpiEngine(messenger, lane, turn.group._context, backend.timeout)
+    gate: Gate = OpenGate()
+    if segment is not None:
+        gate = SharedGate(segment, range(lane.size), lane)
+        lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+    elif checks:
+        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.crowded)
+    engine.gate, engine.meeting = gate, segment
+    return engine
+
+
+class MpiEngine(Engine):
+    """The members' communicator.
+
+    Args:
+        context: The group's identity.
+        timeout: Seconds that an operation of the group may take if it is not told otherwise.
+    """
+
+    gate: Gate
+
+    def __init__(self, messenger: Messenger, lane: Lane, context: bytes, timeout: float) -> None:
+        super().__init__(lane.rank, lane.size)
+        self.members = tuple(range(lane.size))
+        self.longest = timeout
+        """Seconds that an operation may take."""
+        self.closed = False
+        self._context = context
+        self._inside = 0
+        self._quick: MpiCalls | None = None
+        self._mpi = messenger.mpi
+        self._lane = lane
+        self._numbers = itertools.count(1 << 32)  # those of the quick path are smaller
+        self.in_place = self._mpi.module.IN_PLACE
+        self._byte = self._mpi.module.BYTE
+        self._arithmetic = arithmetic_of(self._mpi)
+        self._failed = False
+        watch(self)
+        with self._mpi.errors("making a communicator"):
+            self._inside = next(self._numbers)
+            world: Any = messenger.world
+            members = world.Get_group().Incl(list(lane.members))
+            highest = world.Get_attr(self._mpi.module.TAG_UB) or 32767
+            # Two groups of the same ranks may be made at the same time by two threads.
+            tag = int.from_bytes(context[:4], "little") % highest
+            self.comm: Any = world.Create_group(members, tag)
+            self.comm.Set_errhandler(self._mpi.module.ERRORS_RETURN)
+            self._inside = 0
+
+    # -- how a call runs -----------------------------------------------------------------------------------------------
+
+    def do(self, turn: Turn, name: str, *arguments: Any) -> None:
+        """Goes through the gate and into MPI.
+
+        Args:
+            name: Of the method of mpi4py's communicator.
+        """
+        self.gate.enter(turn)
+        self.longest = max(self.longest, turn.deadline.seconds)
+        self._inside = next(self._numbers)
+        try:
+            with self._mpi.errors(name):
+                getattr(self.comm, name)(*arguments)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self._inside = 0
+
+    @property
+    def inside(self) -> int:
+        """The number of the call that is inside MPI now; 0 if none is."""
+        return self._inside or (self._quick.inside if self._quick is not None else 0)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a call that is inside MPI may never come back, because the group has broken meanwhile."""
+        return self._lane.error is not None
+
+    def give_up(self, seconds: float) -> None:
+        """Ends the process: a call is stuck inside MPI. For another thread."""
+        lane = self._lane
+        rank, control = lane.members[lane.rank], lane._control
+        why = str(lane.error or f"its time was over (it had {self.longest:g} s)")
+        if lane.error is None:
+            replies = control.statuses(self._context).replies
+            why += "".join(f"\n  rank {name} {describe(replies.get(name))}" for name in lane.members if name != rank)
+        words = (
+            f"is stuck inside {self._mpi.version} for {seconds:.1f} s and cannot be woken, so the process ends: {why}"
+        )
+        with contextlib.suppress(PhalanxError):
+            control.abort(f"it {words}", "")
+        self._mpi.end_process(f"phalanx: rank {rank} {words}")
+
+    def close(self) -> None:
+        """Gives the communicator back, unless something is left in it."""
+        if self.closed:
+            return
+        self.closed = True
+        usable = self._mpi.in_charge and not self._mpi.broken and not self._mpi.left_under_way
+        if usable and not self._failed and not self.inside:
+            if isinstance(self.gate, MessageGate):
+                self.gate.close()
+            self.comm.Free()
+
+    # -- the collectives -----------------------------------------------------------------------------------------------
+
+    def barrier(self, turn: Turn) -> None:
+        if isinstance(self.gate, OpenGate):
+            self.do(turn, "Barrier")
+        else:
+            self.gate.enter(turn)  # which is one
+
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        word, width = self._word(flat)
+        memory = _bytes(flat)
+        for start in range(0, max(1, memory.size), _MOST * width):
+            self.do(turn, "Bcast", [memory[start : start + _MOST * width], word], src)
+
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        datatype, operation = self._kind(flat, reduction)
+        for part in _parts(flat):
+            self.do(turn, "Allreduce", self.in_place, [part, datatype], operation)
+        reduction.finish(flat, self.size)
+
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        datatype, operation = self._kind(flat, reduction)
+        for part in _parts(flat):
+            if self.rank == dst:
+                self.do(turn, "Reduce", self.in_place, [part, datatype], operation, dst)
+            else:
+                self.do(turn, "Reduce", [part, datatype], None, operation, dst)
+        if self.rank == dst:
+            reduction.finish(flat, self.size)
+
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        datatype, operation = self._kind(source, reduction)
+        if np.may_share_memory(source, target):  # of what MPI may do in place, only its first part could be the result
+            source = source.copy()
+        self.do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
+        reduction.finish(target, self.size)
+
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        word, width = self._word(source)
+        lengths = [count * source.itemsize // width for count in counts]
+        mine: Any = [_bytes(source), word]
+        if np.may_share_memory(source, target):
+            mine = self.in_place
+        if len(set(lengths)) == 1:
+            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], word])
+        else:
+            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, word])
+
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        word, width = self._word(source)
+        lengths = [count * source.itemsize // width for count in counts]
+        even = len(set(lengths)) == 1
+        everything = None if target is None else [_bytes(target), lengths[0] if even else lengths, word]
+        mine: Any = [_bytes(source), word]
+        if target is not None and np.may_share_memory(source, target):
+            mine = self.in_place
+        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        word, width = self._word(target)
+        lengths = [count * target.itemsize // width for count in counts]
+        even = len(set(lengths)) == 1
+        everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, word]
+        self.do(turn, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
+
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        word, width = self._word(source)
+        lengths = sizes * (source.itemsize // width)
+        if (lengths == lengths[0, 0]).all():
+            length = int(lengths[0, 0])
+            self.do(turn, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
+        else:
+            outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
+            self.do(turn, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
+
+    def _word(self, flat: Flat) -> tuple[Any, int]:
+        """What elements travel as where nobody looks into them, and its bytes: wide, because MPI counts in 31 bits."""
+        name = _WORDS.get(flat.itemsize)
+        return (self._byte, 1) if name is None else (getattr(self._mpi.module, name), flat.itemsize)
+
+    def datatype(self, dtype: np.dtype[Any]) -> Any:
+        """MPI's, of elements that are only moved or that MPI can combine itself."""
+        return self._arithmetic.datatype(dtype)
+
+    def plain_operation(self, dtype: np.dtype[Any], step: str) -> Any:
+        """MPI's own operation, which also works where our kernels cannot reach."""
+        return self._arithmetic.operation(dtype, step, own=True)
+
+    def _kind(self, flat: Flat, reduction: Reduction) -> tuple[Any, Any]:
+        dtype = reduction.dtype or flat.dtype
+        return self._arithmetic.datatype(dtype), self._arithmetic.operation(dtype, reduction.step)
+
+    # -- the quick path ------------------------------------------------------------------------------------------------
+
+    def quick_calls(self) -> MpiCalls | None:
+        """MPI's functions, which the core calls itself for synchronous calls on plain arrays; None if there are none.
+
+        Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
+        """
+        assert core is not None
+        functions = [self._mpi.address_of(name) for name in _QUICK]
+        if not all(functions):
+            return None
+        handle = self._mpi.module._handleof
+        datatypes, operations = [], []
+        for name in DTYPES:
+            datatypes.append(handle(self._arithmetic.datatype(name)))
+            possible = valid_ops(name)
+            steps = [("sum" if op == "mean" else op) if op in possible else "" for op in OPS]
+            operations.append([handle(self._arithmetic.operation(name, step)) if step else 0 for step in steps])
+        self._quick = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
+        return self._quick
+
+    def explain(self, error: BaseException | int) -> BaseException:
+        self._failed = True
+        if isinstance(error, BaseException):
+            return error
+        return self._mpi.as_error(self._mpi.module.Exception(error), "a collective")
+
+
+def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:
+    return flat.view(np.uint8)
+
+
+def _parts(flat: Flat) -> list[Flat]:
+    return [flat[start : start + _MOST] for start in range(0, max(1, flat.size), _MOST)]

@@ -1,0 +1,62 @@
+"""Looks after calls inside MPI, which nobody can interrupt: one that will never end, ends the process with a word.
+
+It is the last resort. A rank that is late, or in another operation, is found before MPI is entered; this is for one
+that dies or stops in the middle of a transfer, under a launcher that lets the others live on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import MpiEngine
+
+__all__ = ["watch"]
+
+PAUSE = 0.25
+"""Seconds between two looks."""
+GRACE = 1.0
+"""Seconds in which a call may still end by itself after its time is over, or after the group has broken."""
+
+_watched: weakref.WeakSet[MpiEngine] = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def watch(engine: MpiEngine) -> None:
+    """Looks after an engine as long as it lives and is not closed."""
+    global _thread  # noqa: PLW0603 - one thread looks after all groups of the process
+    with _lock:
+        _watched.add(engine)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="phalanx-mpi-watch", daemon=True)
+            _thread.start()
+
+
+def _run() -> None:
+    global _thread  # noqa: PLW0603
+    seen: weakref.WeakKeyDictionary[MpiEngine, tuple[int, float]] = weakref.WeakKeyDictionary()
+    while True:
+        time.sleep(PAUSE)
+        with _lock:
+            engines = [engine for engine in _watched if not engine.closed]
+            if not engines:
+                _thread = None
+                return
+        now = time.monotonic()
+        for engine in engines:
+            call = engine.inside
+            if call == 0:
+                seen.pop(engine, None)
+                continue
+            known, since = seen.get(engine, (0, now))
+            if known != call:
+                seen[engine] = (call, now)
+                continue
+            limit = GRACE if engine.is_broken else engine.longest + GRACE
+            if now - since > limit:
+                engine.give_up(now - since)
+        del engines

@@ -1,0 +1,170 @@
+"""Collectives over the network: a schedule for each, run over the group's lane."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ...algorithms import bruck, chunk_bounds, select
+from ...backends.lane import Lane
+from ...config.algorithms import parse_algorithms
+from ..data.reduction import Reduction
+from ..running_collective import Turn
+from .base import Engine, Flat, split
+from .steps.run import Chunks, run
+
+__all__ = ["NetworkEngine"]
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class NetworkEngine(Engine):
+    """Sends and receives over a lane.
+
+    Args:
+        is_star: Every rank is connected with rank 0 only, which passes on what the others have for each other.
+        members: The ranks of the lane that take part, this one among them; roots and counts go by their order here.
+            None: all.
+        algorithm: The option of that name.
+    """
+
+    def __init__(
+        self, lane: Lane, *, is_star: bool, members: Sequence[int] | None = None, algorithm: str | None = None
+    ) -> None:
+        rank, size = (lane.rank, lane.size) if members is None else (list(members).index(lane.rank), len(members))
+        super().__init__(rank, size)
+        self._lane = lane
+        self._members = None if members is None else tuple(members)
+        self._algorithm = algorithm
+        self._topology = "star" if is_star else "mesh"
+        self._overrides = parse_algorithms(algorithm or "")
+
+    def among(self, members: Sequence[int]) -> NetworkEngine:
+        """The same for some ranks of the lane."""
+        return NetworkEngine(self._lane, is_star=False, members=members, algorithm=self._algorithm)
+
+    def _choose(self, operation: str, nbytes: int) -> str:
+        return select.choose(operation, self.size, nbytes, topology=self._topology, overrides=self._overrides)
+
+    def _run(
+        self,
+        turn: Turn,
+        operation: str,
+        name: str,
+        chunks: Chunks,
+        *,
+        root: int = 0,
+        nbytes: int = 0,
+        reduction: Reduction | None = None,
+        sources: Mapping[int, Flat] | None = None,
+    ) -> None:
+        schedule = select.schedule(operation, name, self.rank, self.size, root=root, nbytes=nbytes)
+        run(
+            schedule if self._members is None else schedule.among(self._members),
+            self._lane,
+            chunks,
+            # Ranks that were told to use different algorithms must not take each other's chunks for their own.
+            turn.mark ^ _salt(name),
+            turn.deadline,
+            dtype=reduction.dtype if reduction is not None else None,
+            op=reduction.step if reduction is not None else "",
+            sources=sources,
+            look_around=turn.look_around,
+        )
+
+    def barrier(self, turn: Turn) -> None:
+        self._run(turn, "barrier", self._choose("barrier", 0), (_NOTHING,))
+
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        name = self._choose("broadcast", flat.nbytes)
+        if name != "chain":
+            self._run(turn, "broadcast", name, (flat,), root=src)
+            return
+        parts = select.broadcast_pieces(flat.nbytes)
+        chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, parts)]
+        self._run(turn, "broadcast", name, chunks, root=src, nbytes=flat.nbytes)
+
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        name = self._choose("all_reduce", flat.nbytes)
+        chunks: Chunks = (flat,)
+        if name not in ("doubling", "star"):  # those send it as a whole
+            chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, self.size)]
+        self._run(turn, "all_reduce", name, chunks, reduction=reduction)
+        reduction.finish(flat, self.size)
+
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        name = self._choose("reduce", flat.nbytes)
+        if self.rank == dst:
+            self._run(turn, "reduce", name, (flat,), root=dst, reduction=reduction)
+            reduction.finish(flat, self.size)
+        else:
+            partial = np.empty_like(flat)
+            self._run(turn, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: flat})
+
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        self.reduce_scatter_parts(turn, list(source.reshape(self.size, target.size)), target, reduction)
+
+    def reduce_scatter_parts(self, turn: Turn, parts: Sequence[Flat], target: Flat, reduction: Reduction) -> None:
+        """As `reduce_scatter`, of parts that may differ in length; part r has the same length on all ranks."""
+        name = self._choose("reduce_scatter", sum(part.nbytes for part in parts))
+        if self.size == 1:
+            target[:] = parts[0]
+        chunks = {rank: np.empty_like(part) for rank, part in enumerate(parts)}  # the system gives what is used of it
+        chunks[self.rank] = target
+        self._run(turn, "reduce_scatter", name, chunks, reduction=reduction, sources=dict(enumerate(parts)))
+        reduction.finish(target, self.size)
+
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        chunks = split(target, counts)
+        chunks[self.rank][:] = source
+        self._run(turn, "all_gather", self._choose("all_gather", target.nbytes), chunks)
+
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        name = self._choose("gather", source.itemsize * sum(counts))
+        chunks: dict[int, Flat]
+        if target is not None:
+            chunks = dict(enumerate(split(target, counts)))
+            chunks[self.rank][:] = source
+        elif name == "star" and self.rank == 0:  # it passes them on
+            chunks = {rank: np.empty(count, source.dtype) for rank, count in enumerate(counts)}
+            chunks[0] = source
+        else:
+            chunks = {self.rank: source}
+        self._run(turn, "gather", name, chunks, root=dst)
+
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        name = self._choose("scatter", target.itemsize * sum(counts))
+        chunks: dict[int, Flat] = {self.rank: target}
+        if source is not None:
+            chunks = dict(enumerate(split(source, counts)))
+            target[:] = chunks[self.rank]
+        elif name == "star" and self.rank == 0:  # it passes them on
+            chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in range(1, self.size)}
+        self._run(turn, "scatter", name, chunks, root=src)
+
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        size, rank = self.size, self.rank
+        rows = sizes.tolist()
+        name = self._choose("all_to_all", sum(map(sum, rows)) * source.itemsize // size)
+        outgoing = split(source, rows[rank])
+        incoming = split(target, [row[rank] for row in rows])
+        incoming[rank][:] = outgoing[rank]
+        chunks = {rank * size + j: outgoing[j] for j in range(size) if j != rank}
+        chunks |= {i * size + rank: incoming[i] for i in range(size) if i != rank}
+        passing: Sequence[int] | frozenset[int] = ()
+        if name == "star" and rank == 0:
+            passing = [i * size + j for i in range(1, size) for j in range(1, size) if i != j]
+        elif name == "bruck":
+            passing = bruck.passing(rank, size)
+        chunks |= {chunk: np.empty(rows[chunk // size][chunk % size], source.dtype) for chunk in passing}
+        self._run(turn, "all_to_all", name, chunks)
+
+
+@lru_cache
+def _salt(name: str) -> int:
+    """A number for an algorithm."""
+    return zlib.crc32(name.encode())

@@ -1,0 +1,121 @@
+"""Collectives inside a segment: one call into the core for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._native import dtype_code, op_code
+from ...backends.lane import Lane
+from ...errors import ChannelClosed, PhalanxError
+from ..data.arrays import memory_of
+from ..data.reduction import Reduction
+from ..running_collective import Turn
+from .base import Engine, Flat
+from .steps.run import DeadlinePassed, FingerprintMismatch
+
+if TYPE_CHECKING:
+    from ..._core import Segment
+
+__all__ = ["SegmentEngine", "raise_outcome", "wait_for_receivers"]
+
+DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT, BROKEN = range(7)  # Outcome in cpp/phalanx/waiting.hpp
+
+CAUSE_WAIT = 2.0
+"""Seconds a rank waits to be told why another gave an operation up, which may have to ask around first."""
+
+
+def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], lane: Lane) -> NoReturn:
+    """Says in Python how an operation in a segment ended that did not go well.
+
+    Args:
+        blamed: The segment's ranks that it failed because of; see `Segment.blamed`.
+        members: The group's rank of each of the segment's.
+        lane: What was aborted, if the operation was.
+    """
+    ranks = [members[rank] for rank in blamed]
+    if outcome == TIMED_OUT:
+        raise DeadlinePassed(ranks)
+    if outcome == MISMATCH:
+        raise FingerprintMismatch(ranks[0])
+    if outcome == LEFT:
+        raise ChannelClosed(lane.members[ranks[0]], "it has closed this group")
+    if outcome == BROKEN:
+        name = lane.members[ranks[0]]
+        raise lane.await_error(CAUSE_WAIT) or PhalanxError(
+            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came, and has not said why",
+            peer=name,
+        )
+    raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
+
+
+def wait_for_receivers(segment: Segment, lane: Lane, seconds: float) -> None:
+    """Before a group is closed: waits a moment until everybody has come to the last short broadcast of this rank.
+
+    Its root has not waited. If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+    """
+    if segment.flush(time.monotonic() + seconds) == BROKEN:
+        lane.await_error(CAUSE_WAIT)
+
+
+class SegmentEngine(Engine):
+    """The members' shared memory.
+
+    Args:
+        members: The group's rank of each of the segment's, in order; `rank` is among them.
+        lane: The group's, whose end is the segment's.
+    """
+
+    def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
+        super().__init__(list(members).index(rank), len(members))
+        self.segment: Segment = segment
+        self.meeting = segment
+        self.members = tuple(members)
+        self._lane = lane
+
+    def _do(self, turn: Turn, operation: Callable[..., int], *arguments: Any) -> None:
+        outcome = operation(*arguments, turn.mark, turn.deadline.at)
+        if outcome != DONE:
+            raise_outcome(outcome, self.segment.blamed(outcome), self.members, self._lane)
+
+    def _how(self, flat: Flat, reduction: Reduction) -> tuple[int, int, int]:
+        divisor = self.size if reduction.name == "mean" else 1
+        return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
+
+    def barrier(self, turn: Turn) -> None:
+        self._do(turn, self.segment.barrier)
+
+    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+        self._do(turn, self.segment.broadcast, memory_of(flat), src)
+
+    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+        self._do(turn, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
+
+    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+        self._do(turn, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
+
+    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+        how = self._how(source, reduction)
+        self._do(turn, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
+
+    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+        sizes = [count * source.itemsize for count in counts]
+        self._do(turn, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
+
+    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+        sizes = [count * source.itemsize for count in counts]
+        everything = None if target is None else memory_of(target)
+        self._do(turn, self.segment.gather, memory_of(source), everything, sizes, dst)
+
+    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+        sizes = [count * target.itemsize for count in counts]
+        everything = None if source is None else memory_of(source)
+        self._do(turn, self.segment.scatter, everything, memory_of(target), sizes, src)
+
+    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        matrix = (sizes * source.itemsize).reshape(-1).tolist()
+        self._do(turn, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)

@@ -1,0 +1,143 @@
+"""How the members of a group come to share memory, in its first collective.
+
+The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
+descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
+could; if one could not, the whole group goes on without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._native import core
+from ...algorithms import Recv, Schedule, Send, Step
+from ...backends.base import LaneBackend
+from ...backends.lane import Lane
+from ...transports.shared_memory import make_memory, open_memory
+from ..running_collective import Turn
+from ..tracking.fingerprint import fingerprint
+from .network import NetworkEngine
+from .steps.run import run
+
+if TYPE_CHECKING:
+    from ..._core import Segment
+
+__all__ = ["agree", "neighbourhoods"]
+
+logger = logging.getLogger("phalanx.group")
+
+SLOT = 1 << 20
+"""Bytes of a slot: long enough that keeping step costs little, short enough that all slots stay in the caches."""
+SHORT_SLOT = 256 << 10
+"""The same for many ranks, whose slots would be too much together."""
+LARGEST_HEAP = 1 << 40
+"""Bytes of a heap that are believed: far from where sizes of all ranks together could overflow."""
+FEW = 8
+"""Ranks that are not many."""
+PATIENCE = (2000, 1000)
+"""How often a rank looks at the others, and then gives its core away, before it sleeps."""
+LITTLE_PATIENCE = (20, 4)
+"""The same where there are fewer cores than ranks."""
+_OFFER = struct.Struct("<?QQQQ16s")
+
+
+def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
+    """The ranks of a backend by the memory that they can share; one that shares with nobody is alone."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
+        found[(host, memory) if memory and core is not None else (rank,)].append(rank)
+    return list(found.values())
+
+
+def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
+    """Whether the ranks of the group could share memory as they should, and this rank's segment if it has neighbours.
+
+    Args:
+        neighbours: Ranks of the group, this one among them. Alone, it shares nothing, but has a say.
+        heap: Bytes for the arrays of `Group.empty`.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
+    """
+    setup = Turn(turn.group, turn.entry, turn.deadline)
+    setup.mark = fingerprint("share memory", 0, "", (lane.size,), "", 0)
+    opened: Segment | None = None
+    problem = ""
+    with contextlib.ExitStack() as until_mapped:
+        offer = b""
+        if lane.rank == neighbours[0] and len(neighbours) > 1:
+            try:
+                fd, offer = _make(len(neighbours), heap)
+                until_mapped.callback(os.close, fd)
+            except OSError as error:
+                problem = f"no shared memory could be made: {error}"
+        offer = _tell(setup, lane, neighbours, offer)
+        if len(neighbours) > 1:
+            try:
+                opened = _open(offer, neighbours.index(lane.rank), len(neighbours))
+            except OSError as error:
+                problem = (
+                    problem or f"the shared memory of rank {lane.members[neighbours[0]]} cannot be opened: {error}"
+                )
+        votes = np.zeros(lane.size, np.uint8)
+        mine = np.array([not problem], np.uint8)
+        try:
+            NetworkEngine(lane, is_star=False).all_gather(setup, mine, votes, [1] * lane.size)
+        except BaseException:
+            opened = None  # a broken group keeps the error, whose traceback would keep the memory
+            raise
+    if problem:
+        logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
+    return (True, opened) if votes.all() else (False, None)
+
+
+def _make(ranks: int, heap: int) -> tuple[int, bytes]:
+    """The descriptor of new memory, and what the others need to find it."""
+    assert core is not None
+    slot = SLOT if ranks <= FEW else SHORT_SLOT
+    fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, nonce)
+
+
+def _open(offer: bytes, rank: int, ranks: int) -> Segment:
+    """Maps what was offered.
+
+    Raises:
+        OSError: It cannot be opened, or is not what was meant.
+    """
+    assert core is not None
+    made, pid, number, slot, heap, nonce = _OFFER.unpack(offer)
+    if not made:
+        raise OSError("there is none")
+    if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
+        raise OSError(f"it is said to have slots of {slot} and heaps of {heap} bytes")
+    fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
+    try:
+        cores = len(os.sched_getaffinity(0))
+        spins, yields = PATIENCE if ranks <= cores else LITTLE_PATIENCE
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, spins, yields)
+        return segment
+    finally:
+        os.close(fd)
+
+
+def _tell(setup: Turn, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
+    """The first neighbour's offer, on all of them; zeros if it has none."""
+    leader, *others = neighbours
+    slot = np.zeros(_OFFER.size, np.uint8)
+    if offer:
+        slot[:] = np.frombuffer(offer, np.uint8)
+    if lane.rank == leader:
+        step = Step(sends=tuple(Send(peer, 0) for peer in others))
+    else:
+        step = Step(recvs=(Recv(leader, 0),))
+    run(Schedule.of([step]), lane, [slot], setup.mark, setup.deadline, look_around=setup.look_around)
+    return slot.tobytes()

@@ -1,0 +1,261 @@
+"""Runs a schedule over a lane: the sends and receives of a step together, the steps in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ....algorithms.schedule import Recv, Schedule, Send, Step
+from ....backends.lane import Lane, sleep
+from ....deadline import Deadline
+from ....transports.direct import LONG_PIECE, PIECE
+from ....transports.mailbox import Operation, Receive
+from ....wire.frames import Kind
+from . import native as native_steps
+from .transfers import Array, Chunks, FingerprintMismatch, Flow, Inflow, Job, StepSink, memory, outflow
+
+__all__ = ["Chunks", "DeadlinePassed", "FingerprintMismatch", "run"]
+
+_T = TypeVar("_T", Send, Recv)
+
+SUSPICIOUS = 0.5
+"""Seconds without the end of a step after which a rank asks what the others are doing.
+
+Later it asks less and less often.
+"""
+LOOKS = 20
+"""Looks at the channels before a rank sleeps, where every rank has a core of its own: to be woken takes longer."""
+LOOKS_IN_A_CROWD = 2
+NATIVE_LOOKS = 100
+NATIVE_LOOKS_IN_A_CROWD = 2
+"""The same for the core, which looks more quickly."""
+
+
+class DeadlinePassed(Exception):
+    """The schedule could not be finished in time; `waiting` are the ranks of the group that are still to send."""
+
+    def __init__(self, waiting: list[int]) -> None:
+        super().__init__()
+        self.waiting = waiting
+
+
+def run(
+    schedule: Schedule,
+    lane: Lane,
+    chunks: Chunks,
+    mark: int,
+    deadline: Deadline,
+    *,
+    dtype: str | None = None,
+    op: str = "",
+    sources: Mapping[int, Array] | None = None,
+    look_around: Callable[[], None],
+) -> None:
+    """Executes a rank's part of a collective.
+
+    Args:
+        chunks: The memory of each chunk that this rank's part names: flat and contiguous.
+        mark: The operation's fingerprint, which every transfer carries.
+        dtype: The name of the elements' type, where the buffer cannot say it (bfloat16).
+        op: The reduction.
+        sources: Where chunks lie at first that must stay as they are: what is received goes to `chunks`.
+        look_around: Called when a step takes suspiciously long; raises if it can never be done.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch: See there.
+        PhalanxError: As the lane fails; also if all is done here, but another rank has given the operation up.
+    """
+    if not schedule.steps:  # a rank that is alone
+        return
+    job = Job(lane, chunks, mark, deadline, dtype, op, sources, look_around)
+    try:
+        native = native_steps.start(schedule, job) if lane.direct else None
+        if native is not None:
+            _run_natively(native, job)
+            return
+        for step in schedule.steps:
+            _run_step(step, job)
+        lane.check_members()
+    finally:
+        job.end()
+
+
+def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
+    patience = _Patience(job)
+    # Where ranks share a core, longer pieces mean that they take turns less often.
+    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.crowded else (NATIVE_LOOKS, PIECE)
+    while True:
+        if job.waker is not None:
+            job.waker.clear()
+        outcome = native.move(looks, piece)
+        if outcome == native_steps.DONE:
+            return
+        if outcome == native_steps.HUNG_UP:
+            job.lane.check_members()
+            return
+        if outcome == native_steps.BLOCKED:
+            patience.sleep(native.polled, native.waiting)
+        elif job.deadline.expired:
+            raise DeadlinePassed(native.waiting())
+
+
+def _run_step(step: Step, job: Job) -> None:
+    late: list[tuple[Recv, Array]] = []
+    if job.lane.direct:
+        _run_direct(step, job, late)
+    else:
+        _run_by_messages(step, job, late)
+    for transfer, received in late:
+        job.finish(transfer, received)
+
+
+# -- over channels that belong to the lane alone -----------------------------------------------------------------------
+
+
+def _run_direct(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
+    if job.lane.error is not None:
+        raise job.lane.error
+    piece = PIECE if step.sends and step.recvs else LONG_PIECE
+    pending: list[Flow] = []
+    for peer, sends in _by_peer(step.sends):
+        flow = outflow(job, peer, sends)
+        flow.move(piece)
+        if not flow.done:
+            pending.append(flow)
+    for peer, recvs in _by_peer(step.recvs):
+        pending.append(Inflow(job, peer, recvs, late))
+    patience: _Patience | None = None
+    while pending:
+        if job.waker is not None:
+            job.waker.clear()
+        moved = finished = False
+        for flow in pending:
+            moved |= flow.move(piece)
+            finished |= flow.done
+        if finished:
+            pending = [flow for flow in pending if not flow.done]
+        elif moved:
+            if job.deadline.expired:
+                raise DeadlinePassed(_waiting(pending))
+            if patience is not None:
+                patience.looks = 0
+        else:
+            patience = patience or _Patience(job)
+            patience.wait(pending)
+
+
+class _Patience:
+    """How a step waits: it looks again a few times, then it sleeps, and now and then it asks what the others do."""
+
+    __slots__ = ("_asks_at", "_enough", "_job", "_pause", "looks")
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.looks = 0
+        self._enough = LOOKS_IN_A_CROWD if job.lane.crowded else LOOKS
+        self._pause = SUSPICIOUS
+        self._asks_at = 0.0
+
+    def wait(self, pending: Sequence[Flow]) -> None:
+        """Nothing could be moved: returns when it is time to look again.
+
+        Raises:
+            DeadlinePassed: It is too late.
+            PhalanxError: The lane has failed.
+        """
+        self.looks += 1
+        if self.looks >= self._enough:
+            self.sleep(lambda: [wanted for flow in pending for wanted in flow.polled()], lambda: _waiting(pending))
+
+    def sleep(self, polled: Callable[[], list[tuple[int, int]]], waiting: Callable[[], list[int]]) -> None:
+        """Sleeps until something can be moved, or it is time to look for another reason.
+
+        Args:
+            polled: Tells what to wait for.
+            waiting: Tells who is waited for.
+
+        Raises:
+            As `wait`.
+        """
+        job = self._job
+        if job.lane.error is not None:
+            raise job.lane.error
+        if job.waker is None:  # what happened before it could be woken must be seen first
+            job.wake_up()
+            return
+        if job.deadline.expired:
+            raise DeadlinePassed(waiting())
+        self._asks_at = self._asks_at or time.monotonic() + self._pause
+        left = self._asks_at - time.monotonic()
+        if left <= 0:
+            job.look_around()
+            self._pause *= 2
+            self._asks_at = time.monotonic() + self._pause
+            left = self._pause
+        sleep(job.waker, polled(), job.deadline.sooner(left))
+
+
+def _by_peer(transfers: Sequence[_T]) -> Iterable[tuple[int, Sequence[_T]]]:
+    """Those of each rank, in their order."""
+    if len(transfers) == 1:  # as in most steps
+        return ((transfers[0].peer, transfers),)
+    found: dict[int, list[_T]] = {}
+    for transfer in transfers:
+        found.setdefault(transfer.peer, []).append(transfer)
+    return found.items()
+
+
+def _waiting(pending: Sequence[Flow]) -> list[int]:
+    receiving = [flow.peer for flow in pending if isinstance(flow, Inflow)]
+    return receiving or [flow.peer for flow in pending]
+
+
+# -- over channels that others use as well -----------------------------------------------------------------------------
+
+
+def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
+    lane = job.lane
+    receives: list[Receive] = []
+    reductions: list[tuple[Recv, Array]] = []
+    for transfer in step.recvs:
+        target = job.chunks[transfer.chunk]
+        if transfer.reduce:
+            target = np.empty_like(target)
+            (late if transfer.late else reductions).append((transfer, target))
+        else:
+            job.sources.pop(transfer.chunk, None)
+        receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.mark)))
+    operations: list[Operation] = list(receives)
+    try:
+        for send in step.sends:
+            payload = [memory(job.current(send.chunk))]
+            operations.append(lane.start_send(send.peer, Kind.STEP, job.mark, b"", payload, job.deadline))
+        finished = _wait(job, operations)
+        for operation in operations:
+            if operation.error is not None:
+                if isinstance(operation.error, FingerprintMismatch) and isinstance(operation, Receive):
+                    assert operation.envelope is not None
+                    raise FingerprintMismatch(lane.source_of(operation.envelope))
+                raise operation.error
+        if not finished:
+            waiting = [t.peer for t, r in zip(step.recvs, receives, strict=True) if not r.done]
+            raise DeadlinePassed(waiting or [send.peer for send in step.sends])
+    except BaseException:
+        for receive in receives:  # another thread may be in the middle of writing to their memory
+            lane.withdraw(receive)
+        raise
+    for transfer, received in reductions:
+        job.finish(transfer, received)
+
+
+def _wait(job: Job, operations: list[Operation]) -> bool:
+    pause = SUSPICIOUS
+    while not job.lane.wait(operations, job.deadline.sooner(pause)):
+        if job.deadline.expired:
+            return False
+        job.look_around()
+        pause *= 2
+    return True

@@ -1,0 +1,179 @@
+"""What a rank did last in a group: kept for the errors of others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._native import dtype_of_code
+from ...wire.control import OperationStatus
+from . import call_site
+
+if TYPE_CHECKING:
+    from ..._core import Recorder
+    from .call_site import CallSite
+
+    Record = tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]
+
+__all__ = ["Entry", "Journal", "describe"]
+
+KEPT = 256
+LONGEST_LIST = 200
+"""Characters of a list of arrays that an error shows."""
+BFLOAT16 = "bfloat16"
+_ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
+"""What a verb calls the one rank that it names; `dst` for the others."""
+
+
+class Entry:
+    """One operation: when it began and ended, and where it was called."""
+
+    __slots__ = ("began", "caller", "collective", "ended", "mark", "on", "operation", "sequence")
+
+    def __init__(self, operation: str, sequence: int, collective: bool, caller: CallSite) -> None:
+        self.operation = operation
+        self.sequence = sequence
+        self.collective = collective
+        self.mark = 0
+        """A collective's fingerprint."""
+        self.on = ""
+        """The dtype and shape of the array, where all ranks have the same."""
+        self.began = time.monotonic()
+        self.ended: float | None = None
+        self.caller = caller
+
+    @classmethod
+    def of_record(cls, record: Record) -> Entry:
+        """What a quick path noted."""
+        verb, rank, op, tag, dtype, shape, sequence, mark, caller, began, ended = record
+        words = []
+        if rank >= 0:
+            words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
+        if op:
+            words.append(f"op={op}")
+        if tag:
+            words.append(f"tag={tag}")
+        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
+        entry.mark = mark
+        entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
+        entry.began, entry.ended = began, ended or None
+        return entry
+
+    @property
+    def site(self) -> str:
+        """The user's source line."""
+        return call_site.describe_site(self.caller)
+
+    @property
+    def name(self) -> str:
+        """The operation, with its number if it is a collective."""
+        return f"{self.operation} #{self.sequence}" if self.collective else self.operation
+
+    @property
+    def full_name(self) -> str:
+        """Also what it is on: two operations may differ in nothing else."""
+        return self.name + self.on
+
+    def end(self) -> None:
+        """The operation is over, well or not."""
+        self.ended = time.monotonic()
+
+
+class Journal:
+    """The last operations of this rank in one group.
+
+    Args:
+        recorder: Where the quick paths of the core note theirs, if there is a core.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._sequence = 0
+
+    @property
+    def sequence(self) -> int:
+        """Collectives issued so far, by whatever path."""
+        return self._sequence if self._recorder is None else self._recorder.sequence
+
+    def begin(self, operation: str, *, collective: bool) -> Entry:
+        """Notes that an operation begins."""
+        caller = call_site.find()
+        with self._lock:
+            if collective and self._recorder is not None:
+                self._recorder.sequence += 1
+            elif collective:
+                self._sequence += 1
+            entry = Entry(operation, self.sequence if collective else 0, collective, caller)
+            self._entries.append(entry)
+        return entry
+
+    def stamp(self, entry: Entry, mark: int, dtype: str, shape: tuple[int, ...]) -> int:
+        """Notes the fingerprint of a collective that begins to run, and returns it."""
+        entry.on = _on(dtype, shape)
+        entry.mark = mark
+        return mark
+
+    def at(self, sequence: int) -> Entry | None:
+        """The collective of that number, if it has begun to run and is still kept."""
+        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.mark), None)
+
+    def contradicts(self, status: OperationStatus) -> bool:
+        """Whether another rank's collective of some number is not what this rank has under that number."""
+        mine = self.at(status.sequence)
+        return mine is not None and status.mark not in (0, mine.mark)
+
+    def status(self, sequence: int = 0) -> OperationStatus:
+        """What is going on: the oldest operation that still runs, else the one that ended last.
+
+        Args:
+            sequence: Tell of this collective instead, if this rank has got so far.
+        """
+        entries = self.recent()
+        now = time.monotonic()
+        begun = [entry for entry in entries if entry.collective and entry.mark]
+        asked = next((entry for entry in begun if entry.sequence == sequence), None)
+        if asked is not None:
+            since = asked.began if asked.ended is None else asked.ended
+            return OperationStatus(asked.full_name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
+        last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
+        number, mark = (last_begun.sequence, last_begun.mark) if last_begun is not None else (0, 0)
+        if not entries:
+            return OperationStatus("", number, mark, "", False, 0.0)
+        running = next((entry for entry in entries if entry.ended is None), None)
+        if running is not None:
+            return OperationStatus(running.full_name, number, mark, running.site, True, now - running.began)
+        last = max(entries, key=lambda entry: entry.ended or 0.0)
+        return OperationStatus(last.full_name, number, mark, last.site, False, now - (last.ended or now))
+
+    def recent(self) -> list[Entry]:
+        """The operations that are kept, oldest first."""
+        with self._lock:
+            entries = list(self._entries)
+        if self._recorder is not None:
+            quick = [Entry.of_record(record) for record in self._recorder.records()]
+            entries = sorted([*entries, *quick], key=lambda entry: entry.began)[-KEPT:]
+        return entries
+
+
+def _on(dtype: str, shape: tuple[int, ...]) -> str:
+    if not dtype:
+        return ""
+    if "[" in dtype:  # a list of arrays, or what their rows have in common
+        return f" of {dtype if len(dtype) <= LONGEST_LIST else dtype[:LONGEST_LIST] + '…'}"
+    name = dtype if dtype == BFLOAT16 else np.dtype(dtype).name
+    return f" of {name}{list(shape)}"
+
+
+def describe(status: OperationStatus | None) -> str:
+    """A status in words, to follow "rank 3"."""
+    if status is None or not status.operation:
+        return "has not called any operation of this group"
+    if status.running:
+        return f"is in {status.operation} at {status.site} for {status.seconds:.1f} s"
+    return f"is in no operation; it finished {status.operation} at {status.site} {status.seconds:.1f} s ago"

@@ -1,0 +1,285 @@
+"""Collectives that move arrays without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import as_counts
+from ...errors import UsageError
+from ..collective_runner import Lockstep, Turn
+from ..data.arrays import Adapted, Description, adapt, make
+from ..data.overlap import check_gathered, check_parts, exchanged
+from ..data.shapes import divided_shape, new_array, stacked_shape, target_for
+from ..engines.base import Engine
+from ..work import Work
+
+__all__ = ["Gathers"]
+
+DESCRIPTION_SLOT = 1024
+"""Bytes in which `scatter` tells everybody what the root has."""
+
+
+class Gathers(Lockstep):
+    """`barrier`, `broadcast`, `all_gather` and their kin."""
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
+        """Returns once every member has called it.
+
+        Raises:
+            Timeout: Not all came in time; names those that did not, and what they were last seen doing.
+            PeerLost: A member is gone.
+            Desync: A member called another operation.
+        """
+        if self._express is not None and timeout is None and not async_op and self._express.barrier() is not None:
+            return None
+        self._check()
+
+        def body(turn: Turn) -> None:
+            turn.stamp("barrier").barrier(turn)
+
+        work: Work | None = self._run("barrier", body, timeout, async_op)
+        return work
+
+    def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Gives every member the array of rank `src`. All pass an array of the same dtype and shape.
+
+        Returns:
+            The array, changed in place; a new one where it cannot be written to.
+
+        Raises:
+            As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
+        """
+        if self._express is not None and timeout is None and not async_op:
+            done = self._express.broadcast(x, src)
+            if done is not None:
+                return done
+        self._check()
+        src = self._check_member(src)
+        target = adapt(x, write=self.rank != src)
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+            engine.broadcast(turn, target.array.reshape(-1), src)
+            return target.finish()
+
+        return self._run(f"broadcast(src={src})", body, timeout, async_op)
+
+    def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks.
+            out: Is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
+
+        Raises:
+            UsageError: `out` does not fit, or overlaps `x` otherwise.
+            As `broadcast`.
+        """
+        if self._express is not None and timeout is None and not async_op and out is not None:
+            done = self._express.all_gather(x, out)
+            if done is not None:
+                return done
+        self._check()
+        source = adapt(x, write=False)
+        target = target_for(out, source, stacked_shape(source.array, self.world_size))
+        check_gathered("all_gather", source.array, target.array, self.rank)
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("all_gather", dtype=source.dtype, shape=source.shape)
+            counts = [source.array.size] * self.world_size
+            engine.all_gather(turn, source.array.reshape(-1), target.array.reshape(-1), counts)
+            return target.finish()
+
+        return self._run("all_gather", body, timeout, async_op)
+
+    def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Puts the arrays of all members together along dim 0 on rank `dst`.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks.
+            out: On `dst`: is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
+
+        Returns:
+            The result on `dst`, None elsewhere.
+
+        Raises:
+            As `all_gather`; `InvalidRank` if there is no rank `dst`.
+        """
+        self._check()
+        dst = self._check_member(dst)
+        source = adapt(x, write=False)
+        target: Adapted | None = None
+        if self.rank == dst:
+            target = target_for(out, source, stacked_shape(source.array, self.world_size))
+            check_gathered("gather", source.array, target.array, self.rank)
+        elif out is not None:
+            raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
+            everything = target.array.reshape(-1) if target is not None else None
+            engine.gather(turn, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
+            return target.finish() if target is not None else None
+
+        return self._run(f"gather(dst={dst})", body, timeout, async_op)
+
+    def scatter(
+        self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Gives rank r the r-th part of the array of rank `src`, cut along dim 0.
+
+        Args:
+            x: On `src`: an array whose dim 0 is a multiple of the world size. Elsewhere it is not looked at.
+            out: Is filled and returned; without it, a new array. On `src` it may be exactly one of the parts of `x`.
+
+        Raises:
+            UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
+            As `broadcast`.
+        """
+        self._check()
+        src = self._check_member(src)
+        target = adapt(out, write=True) if out is not None else None
+        source: Adapted | None = None
+        if self.rank == src:
+            source = adapt(x, write=False)
+            target = target_for(target, source, divided_shape(source.array, self.world_size))
+            check_parts("scatter", source.array, target.array, self.world_size)
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("scatter", root=src)
+            description = self._tell_shape(turn, engine, source, src)
+            part = np.empty(description.shape, description.numpy_dtype())
+            everything = source.array.reshape(-1) if source is not None else None
+            engine.scatter(turn, everything, part.reshape(-1), src, [part.size] * self.world_size)
+            if target is None:
+                return make(description, part)
+            if target.dtype != description.dtype or target.array.size != part.size:
+                raise UsageError(f"out is {target.description}, but rank {src} scattered {description}")
+            target.array.reshape(-1)[:] = part.reshape(-1)
+            return target.finish()
+
+        return self._run(f"scatter(src={src})", body, timeout, async_op)
+
+    def _tell_shape(self, turn: Turn, engine: Engine, source: Adapted | None, src: int) -> Description:
+        """What each rank gets of the root's array: only the root knows."""
+        slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
+        if source is not None:
+            shape = divided_shape(source.array, self.world_size)
+            data = Description(source.dtype, list(shape), source.library).pack()
+            slot[0:2] = divmod(len(data), 256)
+            slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
+        engine.broadcast(turn, slot, src)
+        length = 256 * int(slot[0]) + int(slot[1])
+        return Description.parse(slot[2 : 2 + length].tobytes(), None)
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Sends the j-th part of `x` (along dim 0) to rank j, and puts together what comes from all, by rank.
+
+        Args:
+            x: Without counts its dim 0 is a multiple of the world size.
+            out: Is filled and returned; without it, a new array. It may be exactly `x`.
+            send_counts: How many rows go to each rank. Given on all ranks or on none.
+            recv_counts: How many rows come from each rank; found out if it is not given, checked if it is.
+
+        Raises:
+            UsageError: The counts do not fit `x`, `out` or each other, or `x` and `out` overlap otherwise.
+            As `broadcast`.
+        """
+        plain = out is not None and send_counts is None and recv_counts is None
+        if self._express is not None and timeout is None and not async_op and plain:
+            done = self._express.all_to_all(x, out)
+            if done is not None:
+                return done
+        self._check()
+        source = adapt(x, write=False)
+        if send_counts is None:
+            if recv_counts is not None:
+                raise UsageError("recv_counts needs send_counts")
+            target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
+            sent = exchanged("all_to_all", source, target.array)
+
+            def even(turn: Turn) -> Any:
+                engine = turn.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
+                count = sent.array.size // self.world_size
+                sizes = np.full((self.world_size, self.world_size), count)
+                engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), sizes)
+                return target.finish()
+
+            return self._run("all_to_all", even, timeout, async_op)
+
+        sending = as_counts(send_counts, self.world_size, "send_counts")
+        receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
+        if not source.array.ndim or sum(sending) != source.array.shape[0]:
+            raise UsageError(f"send_counts add up to {sum(sending)}, but x has shape {source.array.shape}")
+        rest = source.array.shape[1:]
+        given = None if out is None else adapt(out, write=True)
+        if given is not None and receiving is not None:
+            given = target_for(given, source, (sum(receiving), *rest))
+        sent = source if given is None else exchanged("all_to_all", source, given.array)
+
+        def uneven(turn: Turn) -> Any:
+            engine = turn.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+            rows = self._exchange_counts(turn, engine, sending, receiving)
+            mine = rows[:, self.rank]
+            shape = (int(mine.sum()), *rest)
+            misfit: UsageError | None = None
+            try:
+                target = target_for(given, sent, shape)
+            except UsageError as error:  # raised once the others have what they wait for
+                target, misfit = new_array(sent, shape), error
+            width = int(np.prod(rest, dtype=np.int64))
+            engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
+            if misfit is not None:
+                raise misfit
+            return target.finish()
+
+        return self._run("all_to_all(counts)", uneven, timeout, async_op)
+
+    def _exchange_counts(
+        self, turn: Turn, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
+    ) -> npt.NDArray[np.int64]:
+        """How many rows go from each rank (dim 0) to each (dim 1).
+
+        Everybody sees everybody's counts, so all refuse alike what does not fit.
+        """
+        size = self.world_size
+        if not engine.exchanges_counts:
+            return self._known_counts(sending, receiving)
+        table = np.full((size, 2, size), -1, np.int64)
+        table[self.rank, 0] = sending
+        if receiving is not None:
+            table[self.rank, 1] = receiving
+        engine.all_gather(turn, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
+        sent, expected = table[:, 0], table[:, 1].T
+        wrong = np.argwhere((expected >= 0) & (expected != sent))
+        if len(wrong):
+            source, target = wrong[0]
+            raise UsageError(
+                f"rank {self.members[source]} sends {sent[source, target]} rows to rank {self.members[target]}, whose "
+                f"recv_counts expect {expected[source, target]}"
+            )
+        return sent
+
+    def _known_counts(self, sending: Sequence[int], receiving: Sequence[int] | None) -> npt.NDArray[np.int64]:
+        """The same table with what this rank knows: its own row and column."""
+        if receiving is None or receiving[self.rank] != sending[self.rank]:
+            raise UsageError(
+                "ferrotorch's ranks do not tell each other their counts: give recv_counts as well, with the same "
+                f"number of rows for rank {self.rank} itself in both"
+            )
+        rows = np.zeros((self.world_size, self.world_size), np.int64)
+        rows[self.rank], rows[:, self.rank] = sending, receiving
+        return rows

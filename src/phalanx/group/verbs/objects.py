@@ -1,0 +1,177 @@
+"""Collectives on data that is no array: encoded by the safe codec, moved as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import shown
+from ...errors import UsageError
+from ...wire import codec
+from ..collective_runner import Turn
+from ..engines.base import Engine, split
+from .gathers import Gathers
+
+__all__ = ["ObjectCollectives"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ObjectCollectives(Gathers):
+    """The `_object` family. What an object may be, and what `allow_pickle` does: see `send_object`."""
+
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gives every member the object of rank `src`; elsewhere `obj` is not looked at.
+
+        Raises:
+            UsageError: The object cannot be sent; nothing was. Or something in it is pickled, and not allowed here.
+            As `broadcast`.
+        """
+        self._check()
+        src = self._check_member(src)
+        mine = self._encode(obj, allow_pickle) if self.rank == src else None
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("broadcast_object", root=src)
+            sizes = np.array(_sizes(mine), np.int64)
+            engine.broadcast(turn, sizes, src)
+            data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
+            engine.broadcast(turn, data, src)
+            return obj if self.rank == src else self._decode(data, int(sizes[0]), allow_pickle)
+
+        return self._run(f"broadcast_object(src={src})", body, timeout, async_op)
+
+    def all_gather_object(
+        self, obj: Any, *, allow_pickle: bool = False, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Everybody's object, as a list in the order of ranks.
+
+        Raises:
+            As `broadcast_object`.
+        """
+        self._check()
+        mine = self._encode(obj, allow_pickle)
+
+        def body(turn: Turn) -> list[Any]:
+            engine = turn.stamp("all_gather_object")
+            sizes = self._all_sizes(turn, engine, mine)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.empty(sum(counts), np.uint8)
+            engine.all_gather(turn, mine[1], everything, counts)
+            return self._decode_all(obj, everything, sizes, allow_pickle)
+
+        return self._run("all_gather_object", body, timeout, async_op)
+
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Everybody's object on rank `dst`, as a list in the order of ranks; None elsewhere.
+
+        Raises:
+            As `broadcast_object`.
+        """
+        self._check()
+        dst = self._check_member(dst)
+        mine = self._encode(obj, allow_pickle)
+
+        def body(turn: Turn) -> list[Any] | None:
+            engine = turn.stamp("gather_object", root=dst)
+            sizes = self._all_sizes(turn, engine, mine)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
+            engine.gather(turn, mine[1], everything, dst, counts)
+            return None if everything is None else self._decode_all(obj, everything, sizes, allow_pickle)
+
+        return self._run(f"gather_object(dst={dst})", body, timeout, async_op)
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gives rank r the r-th object of rank `src`; elsewhere `objs` is not looked at.
+
+        Raises:
+            UsageError: On `src`: there are not as many objects as ranks.
+            As `broadcast_object`.
+        """
+        self._check()
+        src = self._check_member(src)
+        encoded: list[_Encoded] | None = None
+        given: list[Any] = []
+        if self.rank == src:
+            if not isinstance(objs, Sequence) or isinstance(objs, (str, bytes, bytearray, memoryview)):
+                raise UsageError(f"objs={shown(objs)} is not valid on rank {src} (expected a list of objects)")
+            given = list(objs)
+            if len(given) != self.world_size:
+                raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
+            encoded = [self._encode(obj, allow_pickle) for obj in given]
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("scatter_object", root=src)
+            sizes = np.zeros((self.world_size, 2), np.int64)
+            if encoded is not None:
+                sizes[:] = [_sizes(one) for one in encoded]
+            engine.broadcast(turn, sizes.reshape(-1), src)
+            counts = sizes.sum(axis=1).tolist()
+            everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
+            mine = np.empty(counts[self.rank], np.uint8)
+            engine.scatter(turn, everything, mine, src, counts)
+            if self.rank == src:
+                return given[self.rank]
+            return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
+
+        return self._run(f"scatter_object(src={src})", body, timeout, async_op)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _all_sizes(self, turn: Turn, engine: Engine, mine: _Encoded) -> npt.NDArray[np.int64]:
+        """How long each rank's structure and arrays are."""
+        sizes = np.zeros((self.world_size, 2), np.int64)
+        sizes[self.rank] = _sizes(mine)
+        engine.all_gather(turn, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
+        return sizes
+
+    def _decode_all(self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], allow_pickle: bool) -> list[Any]:
+        """Everybody's object; this rank's own is the one that it gave."""
+        parts = split(data, sizes.sum(axis=1).tolist())
+        return [
+            obj if rank == self.rank else self._decode(part, int(sizes[rank, 0]), allow_pickle)
+            for rank, part in enumerate(parts)
+        ]
+
+    def _encode(self, obj: Any, allow_pickle: bool) -> _Encoded:
+        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
+        return len(encoded.head), np.frombuffer(b"".join([encoded.head, *encoded.buffers]), np.uint8)
+
+    def _decode(self, data: Bytes, head: int, allow_pickle: bool) -> Any:
+        return codec.decode(data[:head].data, data[head:].data, limits=self._limits, allow_pickle=allow_pickle)
+
+
+_Encoded = tuple[int, Bytes]
+"""The length of the structure, and the structure followed by the arrays."""
+
+
+def _sizes(encoded: _Encoded | None) -> tuple[int, int]:
+    return (0, 0) if encoded is None else (encoded[0], encoded[1].size - encoded[0])

@@ -1,0 +1,424 @@
+"""Messages between two ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...arguments import as_index, as_rank
+from ...backends.base import fresh
+from ...deadline import Deadline
+from ...errors import ChannelClosed, PeerLost, Timeout, UsageError
+from ...system_limits import naming_limits
+from ...transports.channel import Outgoing
+from ...transports.mailbox import Envelope, Operation, Receive
+from ...transports.ring_channel import last_handed_over
+from ...types import Received
+from ...wire import codec
+from ...wire.frames import MAX_TAG, Kind
+from ..core import GroupCore
+from ..data.arrays import adapt
+from ..data.overlap import exchanged
+from ..tracking.journal import Entry
+from ..work import Work
+from .messages import ArraySink, NewArraySink, ObjectSink
+
+__all__ = ["PointToPoint"]
+
+LOOK = 1.0
+"""Seconds after which a wait looks whether it can ever end."""
+AnySink = ArraySink | NewArraySink | ObjectSink
+
+
+class PointToPoint(GroupCore):
+    """`send`, `recv` and their kin. Ranks are those of the group."""
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Sends an array; returns once its memory may be changed again.
+
+        Args:
+            x: NumPy, torch (CPU), JAX (CPU), bytes, bytearray or memoryview.
+            dst: The receiver.
+            tag: The receiver gets messages of one tag in the order in which they were sent.
+            async_op: Return a `Work` at once; leave `x` alone until it is done.
+
+        Raises:
+            InvalidRank, UsageError: Before anything is sent.
+            Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
+            PeerLost: The receiver is gone.
+        """
+        quick = self._quick
+        if quick is not None and timeout is None and not async_op:
+            try:
+                answer = quick.send(x, dst, tag)
+                if answer is True:
+                    return None
+                if answer is not False:
+                    self._go_on_sending(x, dst, tag, *answer)
+                    return None
+            except BaseException:
+                self._take_back()
+                raise
+        dst, tag = self._check_target(dst, tag)
+        return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
+
+    def recv(
+        self,
+        out: Any = None,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Receives an array.
+
+        Args:
+            out: Is filled and returned; must have the sender's dtype and size. Without it, a new array is made as the
+                sender's was.
+            src: The sender; None takes a message from anyone.
+            async_op: Return a `Work` at once.
+
+        Returns:
+            The array; with `src=None` a `Received(data, src, tag)`.
+
+        Raises:
+            InvalidRank, UsageError: Before anything is received.
+            SizeMismatch: The message has another size than `out`; it is dropped.
+            Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
+            PeerLost: The sender is gone.
+        """
+        quick = self._quick
+        if quick is not None and timeout is None and not async_op:
+            try:
+                answer = quick.recv(out, src, tag)
+                if answer is True:
+                    return out
+                if answer is not False:
+                    assert src is not None
+                    return self._go_on_receiving(out, src, tag, *answer)
+            except BaseException:
+                self._take_back()
+                raise
+        src, tag = self._check_source(src, tag)
+        return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
+
+    def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
+        """`send` with `async_op=True`."""
+        work = self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
+        assert work is not None
+        return work
+
+    def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Work:
+        """`recv` with `async_op=True`."""
+        work: Work = self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
+        return work
+
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        out: Any = None,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends and receives at the same time, so that two ranks can exchange arrays of any size.
+
+        Args:
+            x: As of `send`.
+            out: As of `recv`. It may be exactly `x`.
+
+        Returns:
+            What `recv(out, src, tag=tag)` would.
+
+        Raises:
+            As `send` and `recv`.
+        """
+        dst, tag = self._check_target(dst, tag)
+        src, tag = self._check_source(src, tag)
+        adapted = adapt(x, write=False)
+        self._check_size(adapted.array.nbytes)
+        sink: NewArraySink | ArraySink = NewArraySink(self._naming)
+        if out is not None:
+            target = adapt(out, write=True)
+            adapted = exchanged("sendrecv", adapted, target.array)
+            sink = ArraySink(target, self._naming)
+        deadline = self._deadline(timeout)
+        source = "any" if src is None else src
+        entry = self._journal.begin(
+            f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
+        )
+        description, payload = adapted.description.pack(), [adapted.bytes]
+        try:
+            receive = self._messages.post(src, tag, sink)
+            with naming_limits():
+                outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+            self._complete(entry, [outgoing, receive], deadline, self._sources(src))
+            return self._received(receive, sink, src)
+        except BaseException:
+            self._forget(sink)
+            entry.end()
+            raise
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sends data: None, numbers, text, bytes, lists, tuples, dicts, sets, dates and arrays, nested as you like.
+
+        Args:
+            allow_pickle: Pickle everything else. The receiver must allow it, too, and runs the sender's code by it.
+
+        Raises:
+            UsageError: There is something else in the object; the message says what and where.
+            As `send`.
+        """
+        dst, tag = self._check_target(dst, tag)
+        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
+        what = _to("send_object", dst, tag)
+        deadline = self._deadline(timeout)
+        return self._send(what, dst, Kind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Receives what `send_object` sent.
+
+        Returns:
+            The object; with `src=None` a `Received(data, src, tag)`.
+
+        Raises:
+            UsageError: The object holds something pickled, and `allow_pickle` is not set here.
+            As `recv`.
+        """
+        src, tag = self._check_source(src, tag)
+        sink = ObjectSink(self._limits, self._naming, allow_pickle=allow_pickle)
+        deadline = self._deadline(timeout)
+        return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
+
+    # -- what the quick way could not finish in time (see `_core.QuickMessages`) ---------------------------------------
+
+    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: Operation | None, waited: float) -> None:
+        deadline = self._deadline(None)
+        deadline.at -= waited
+        if operation is None:
+            self._send_array(x, dst, tag, deadline, False)
+        else:
+            self._complete(self._journal.begin(_to("send", dst, tag), collective=False), [operation], deadline, [dst])
+            last_handed_over()
+
+    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: Operation | None, waited: float) -> Any:
+        deadline = self._deadline(None)
+        deadline.at -= waited
+        if operation is None:
+            return self._receive_array(out, src, tag, deadline, False)
+        self._complete(self._journal.begin(_describe("recv", src, tag), collective=False), [operation], deadline, [src])
+        last_handed_over()
+        return out
+
+    def _take_back(self) -> None:
+        """After an interrupt: nobody will ever know of what was handed over just then."""
+        operation = last_handed_over()
+        if operation is not None:
+            self._messages.withdraw(operation)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work | None:
+        adapted = adapt(x, write=False)
+        self._check_size(adapted.array.nbytes)
+        description, payload = adapted.description.pack(), [adapted.bytes]
+        return self._send(_to("send", dst, tag), dst, Kind.ARRAY, tag, description, payload, deadline, async_op)
+
+    def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
+        return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
+
+    def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
+        self._check()
+        rank = as_rank(dst, self.world_size, self._not_a_member)
+        self._backend.check_peer(rank)
+        expected = f"a whole number from 0 to {MAX_TAG}"
+        number = as_index(tag, "tag", expected)
+        if not 0 <= number <= MAX_TAG:
+            raise UsageError(f"tag={tag!r} is not valid (expected {expected})")
+        return rank, number
+
+    def _check_source(self, src: int | None, tag: int) -> tuple[int | None, int]:
+        rank, number = self._check_target(self._some_peer if src is None else src, tag)
+        return (None if src is None else rank), number
+
+    @property
+    def _some_peer(self) -> int:
+        return self.rank if self.world_size == 1 or self._backend.self_send else (self.rank + 1) % self.world_size
+
+    def _check_size(self, size: int) -> None:
+        limit = self._backend.options.max_message
+        if size > limit:
+            raise UsageError(f"a message of {size} bytes is too long (max_message is {limit})")
+
+    def _send(
+        self,
+        what: str,
+        dst: int,
+        kind: Kind,
+        tag: int,
+        description: bytes,
+        payload: list[memoryview],
+        deadline: Deadline,
+        async_op: bool,
+    ) -> Work | None:
+        entry = self._journal.begin(what, collective=False)
+        try:
+            with naming_limits():
+                operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
+        except BaseException:
+            entry.end()
+            raise
+        if async_op:
+            return self._in_background(entry, operation, deadline, [dst], lambda: None)
+        self._complete(entry, [operation], deadline, [dst])
+        return None
+
+    def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
+        entry = self._journal.begin(what, collective=False)
+        try:
+            receive = self._messages.post(src, tag, sink)
+            if async_op:
+                return self._in_background(
+                    entry, receive, deadline, self._sources(src), lambda: self._received(receive, sink, src)
+                )
+            self._complete(entry, [receive], deadline, self._sources(src))
+            return self._received(receive, sink, src)
+        except BaseException:
+            self._forget(sink)
+            entry.end()
+            raise
+
+    def _forget(self, sink: AnySink) -> None:
+        """Takes back the receive of a call that raises: an interrupt may have come before the call knew of it."""
+        receive = None if sink.receive is None else sink.receive()
+        if receive is not None:
+            self._messages.withdraw(receive)
+
+    def _naming(self, envelope: Envelope) -> int:
+        """The world rank that a message came from: what errors speak of."""
+        return self.members[self._messages.source_of(envelope)]
+
+    def _sources(self, src: int | None) -> list[int]:
+        return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def _received(self, receive: Receive, sink: AnySink, src: int | None) -> Any:
+        """What the caller of a receive gets."""
+        data = sink.result()
+        if src is not None:
+            return data
+        assert receive.envelope is not None
+        return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
+
+    def _complete(self, entry: Entry, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+        """Waits in the caller's thread. Whatever is not done at the end is taken back."""
+        lane = self._messages
+        try:
+            try:
+                with naming_limits():
+                    self._wait(operations, deadline, waiting)
+                    if any(isinstance(operation.error, UsageError) for operation in operations):
+                        # What came does not fit, which is no reason to cut short what is sent.
+                        rest = [operation for operation in operations if operation.error is None]
+                        self._wait(rest, deadline, waiting)
+            finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
+                expired = [operation for operation in operations if lane.withdraw(operation)]
+            failed = next((operation.error for operation in operations if operation.error is not None), None)
+            if failed is not None:
+                raise self._failure(failed, entry)
+            if expired:
+                raise self._message_timed_out(entry, expired[0], deadline, waiting)
+        finally:
+            entry.end()
+
+    def _wait(self, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+        """Waits until all are done, one has failed, or the deadline has passed.
+
+        Raises:
+            OutOfResources: Who is waited for has not connected yet, and this rank has no descriptor left for it.
+        """
+        lane = self._messages
+        while not lane.wait(operations, deadline.sooner(LOOK)) and not deadline.expired:
+            trouble = self._control.trouble
+            if trouble is not None and not all(lane.inbound(rank) for rank in waiting):
+                raise trouble
+
+    def _in_background(
+        self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int], result: Any
+    ) -> Work:
+        """Returns at once; the lane's own thread goes on if nobody waits."""
+        lane = self._messages
+        work = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
+
+        def finished() -> None:
+            entry.end()
+            if operation.error is not None:
+                work._finish(error=self._failure(operation.error, entry))
+                return
+            try:
+                work._finish(result())
+            except Exception as error:
+                work._finish(error=error)
+
+        def expire() -> None:
+            if lane.withdraw(operation):
+                operation.complete(self._message_timed_out(entry, operation, deadline, waiting))
+
+        operation.on_done(finished)
+        try:
+            with naming_limits():
+                lane.move_in_background(operation, deadline, expire)
+        except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
+            lane.withdraw(operation)
+            raise
+        return work
+
+    def _failure(self, error: BaseException, entry: Entry) -> BaseException:
+        """What to raise for an operation that failed; a rank that is lost breaks the group, one that left does not."""
+        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
+            self.fail(error)
+            self._control.break_group(self._context, error)
+        self._told = self._told or self._cause is not None
+        return fresh(error, f"{entry.name} at {entry.site}", self._world_rank)
+
+    def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
+        error = self._timed_out(entry.name, entry.site, deadline, waiting, None)
+        if isinstance(operation, Outgoing) and operation.begun:
+            error.message += (
+                "\n  a part of the message was on its way, so no more can be sent to that rank in this group"
+            )
+        return error
+
+
+def _to(verb: str, dst: int, tag: int) -> str:
+    return f"{verb}(dst={dst}, tag={tag})" if tag else f"{verb}(dst={dst})"
+
+
+def _describe(verb: str, src: int | None, tag: int) -> str:
+    source = "any" if src is None else str(src)
+    return f"{verb}(src={source}, tag={tag})" if tag else f"{verb}(src={source})"

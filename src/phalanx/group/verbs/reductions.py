@@ -1,0 +1,167 @@
+"""Collectives that combine the arrays of all members, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import UnsupportedArray
+from ...types import ReduceOp
+from ..collective_runner import Lockstep, Turn
+from ..data.arrays import Adapted, adapt
+from ..data.overlap import check_parts
+from ..data.reduction import Reduction, name_of
+from ..data.shapes import divided_shape, target_for
+
+__all__ = ["Reductions"]
+
+
+class Reductions(Lockstep):
+    """`all_reduce` and its kin."""
+
+    def all_reduce(
+        self, x: Any, op: str | ReduceOp = "sum", *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combines the arrays of all members, element by element; everybody gets the same bits.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks.
+            op: `"sum"`, `"mean"`, `"prod"`, `"min"`, `"max"`, `"band"`, `"bor"` or `"bxor"`.
+
+        Returns:
+            The array, changed in place; a new one where it cannot be written to.
+
+        Raises:
+            UnsupportedOp: The dtype has no such reduction.
+            As `broadcast`.
+        """
+        if self._express is not None and timeout is None and not async_op:
+            done = self._express.all_reduce(x, op)
+            if done is not None:
+                return done
+        self._check()
+        target = adapt(x, write=True)
+        reduction = Reduction(op, target)
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+            engine.all_reduce(turn, target.array.reshape(-1), reduction)
+            return target.finish()
+
+        return self._run(f"all_reduce(op={reduction.name})", body, timeout, async_op)
+
+    def all_reduce_many(
+        self,
+        arrays: Sequence[Any],
+        op: str | ReduceOp = "sum",
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """`all_reduce` of many arrays at once: those of one dtype travel together.
+
+        Returns:
+            The list of results, each as `all_reduce` would return it.
+
+        Raises:
+            As `all_reduce`.
+        """
+        self._check()
+        name = name_of(op)
+        try:
+            given = list(arrays)
+        except TypeError:
+            raise UnsupportedArray(f"{type(arrays).__name__} is not a list of arrays") from None
+        targets = [adapt(x, write=True) for x in given]
+        by_dtype: dict[str, list[Adapted]] = {}
+        for target in targets:
+            by_dtype.setdefault(target.dtype, []).append(target)
+        reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
+
+        def body(turn: Turn) -> list[Any]:
+            layout = ", ".join(f"{target.description}" for target in targets)
+            engine = turn.stamp("all_reduce_many", dtype=layout, reduction=name)
+            for dtype, group in by_dtype.items():
+                together = np.concatenate([target.array.reshape(-1) for target in group])
+                engine.all_reduce(turn, together, reductions[dtype])
+                start = 0
+                for target in group:
+                    stop = start + target.array.size
+                    target.array.reshape(-1)[:] = together[start:stop]
+                    start = stop
+            return [target.finish() for target in targets]
+
+        return self._run(f"all_reduce_many({len(targets)} arrays, op={name})", body, timeout, async_op)
+
+    def reduce(
+        self,
+        x: Any,
+        dst: int,
+        op: str | ReduceOp = "sum",
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combines the arrays of all members on rank `dst`; the others' stay as they are.
+
+        Returns:
+            On `dst` the array, changed in place (a new one where it cannot be written to); elsewhere `x`.
+
+        Raises:
+            As `all_reduce`; `InvalidRank` if there is no rank `dst`.
+        """
+        if self._express is not None and timeout is None and not async_op:
+            done = self._express.reduce(x, dst, op)
+            if done is not None:
+                return done
+        self._check()
+        dst = self._check_member(dst)
+        target = adapt(x, write=self.rank == dst)
+        reduction = Reduction(op, target)
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+            engine.reduce(turn, target.array.reshape(-1), dst, reduction)
+            return target.finish()
+
+        return self._run(f"reduce(dst={dst}, op={reduction.name})", body, timeout, async_op)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combines the arrays of all members and gives rank r the r-th part of the result, cut along dim 0.
+
+        Args:
+            x: An array of the same dtype and shape on all ranks. Its dim 0 is a multiple of the world size.
+            out: Is filled and returned; without it, a new array. It may be exactly one of the parts of `x`.
+
+        Raises:
+            UsageError: Dim 0 cannot be cut, or `out` does not fit, or overlaps `x` otherwise.
+            As `all_reduce`.
+        """
+        if self._express is not None and timeout is None and not async_op and out is not None:
+            done = self._express.reduce_scatter(x, op, out)
+            if done is not None:
+                return done
+        self._check()
+        source = adapt(x, write=False)
+        reduction = Reduction(op, source)
+        target = target_for(out, source, divided_shape(source.array, self.world_size))
+        # A part that belongs to another rank is written while that rank may still read it.
+        elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
+        parts = source.array.copy() if elsewhere else source.array
+
+        def body(turn: Turn) -> Any:
+            engine = turn.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+            engine.reduce_scatter(turn, parts.reshape(-1), target.array.reshape(-1), reduction)
+            return target.finish()
+
+        return self._run(f"reduce_scatter(op={reduction.name})", body, timeout, async_op)

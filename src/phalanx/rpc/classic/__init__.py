@@ -1,0 +1,1 @@
+"""Remote calls on the classic wire."""

@@ -1,0 +1,262 @@
+"""Memory that ranks of one host share: how they come to it, what it costs, and how they do without."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import re
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.lateness import bound
+
+import phalanx as px
+from phalanx import _native
+from phalanx.group.engines.network import NetworkEngine
+from phalanx.group.engines.segment import SegmentEngine
+from phalanx.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(not _native.available, reason="the segment needs the core (PHALANX_PURE is set)")
+
+
+def run(n: int, fn: Any, *arguments: Any, **options: Any) -> list[Any]:
+    return run_ranks(n, fn, *arguments, backend="mesh", options=px.Options(**options))
+
+
+def engine_of(group: px.Group) -> tuple[str, float]:
+    x = group.all_reduce(np.ones(3))
+    return type(group._engine).__name__, float(x[0])
+
+
+def test_ranks_of_one_host_share_memory() -> None:
+    assert run(3, engine_of) == [(SegmentEngine.__name__, 3.0)] * 3
+
+
+def test_not_if_it_is_not_wanted() -> None:
+    assert run(3, engine_of, transport="tcp") == [(NetworkEngine.__name__, 3.0)] * 3
+
+
+class Kept(logging.Handler):
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def without_room(group: px.Group, poor: int) -> tuple[str, float, list[str]]:
+    kept = Kept()
+    logging.getLogger("phalanx").addHandler(kept)
+    if group.rank == poor:
+        status = Path("/proc/self/status").read_text()
+        size = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), limits[1]))
+    x = group.all_reduce(np.ones(100_000))
+    y = group.empty(10)
+    group.all_reduce(y)
+    return type(group._engine).__name__, float(x[-1]), kept.lines
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_without_room_for_it_all_use_tcp_and_one_says_so(poor: int) -> None:
+    found = run(3, without_room, poor)
+    assert [(name, value) for name, value, _ in found] == [(NetworkEngine.__name__, 3.0)] * 3
+    for rank, (_, _, lines) in enumerate(found):
+        warned = [line for line in lines if "use TCP, which is slower" in line]
+        assert len(warned) == (1 if rank == poor else 0), lines
+
+
+def segments_open() -> int:
+    files = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+            files.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sum("phalanx-segment" in name for name in files)
+
+
+def nothing_to_find(group: px.Group) -> tuple[list[int], list[str]]:
+    group.barrier()
+    named = [path.name for path in Path("/dev/shm").iterdir()] if Path("/dev/shm").is_dir() else []
+    counts = [segments_open()]
+    with group.subgroup([0, 1]) as both:
+        both.barrier()
+        array = both.empty(10)
+        counts.append(segments_open())
+    counts.append(segments_open())
+    del array
+    counts.append(segments_open())
+    group.barrier()
+    return counts, [name for name in named if "phalanx" in name]
+
+
+def test_it_has_no_name_and_takes_one_descriptor() -> None:
+    # A forked child needs the descriptor to have pages of its own, as long as there is a group or an array.
+    assert run(2, nothing_to_find) == [([1, 2, 2, 1], [])] * 2
+
+
+def arrays(group: px.Group) -> list[Any]:
+    rank = group.rank
+    first = group.empty((4, 5), np.float64)
+    first[:] = rank
+    found: list[Any] = [first.shape, first.dtype.name, first.flags.c_contiguous, first.flags.writeable]
+    group.all_reduce(first)
+    found.append(float(first.sum()))
+    # 1 MiB in all: two of 512 KiB do not fit beside `first`, and what is given back can be had again.
+    segment = group._engine.segment  # type: ignore[union-attr]
+    big = [group.empty(512 << 10, np.uint8) for _ in range(2)]
+    found.append([segment.empty(512 << 10) is None, big[0].base is not None, big[1].base is None])
+    del big
+    gc.collect()
+    again = group.empty(900 << 10, np.uint8)
+    found.append(again.base is not None)
+    found.append([group.empty(0).size, group.empty((), np.int8).shape, group.empty([2, 3]).shape])
+    # An array outlives its group.
+    again[:] = 7
+    group.close()
+    found.append(int(again.sum()) // again.size)
+    return found
+
+
+def test_arrays_in_it() -> None:
+    expected = [(4, 5), "float64", True, True, 20.0, [True, True, True], True, [0, (), (2, 3)], 7]
+    assert run(2, arrays, segment_heap=1 << 20) == [expected] * 2
+
+
+def halves(group: px.Group) -> float:
+    # 2048 + 1 is 2048 in float16; summed in float32 and rounded once, the ones count.
+    x = np.full(5000, 2048 if group.rank == 0 else 1, np.float16)
+    return float(group.all_reduce(x)[0])
+
+
+def test_halves_are_rounded_once() -> None:
+    assert run(5, halves) == [2052.0] * 5
+
+
+def mixed(group: px.Group) -> list[float]:
+    """The quick path on one rank, the general one on another: they must agree on what each operation is."""
+    found = []
+    quick = group.rank == 0
+    group.barrier()
+    for dtype in "?bBhHiIlLqQefdFD":
+        x = np.ones(6, dtype)
+        y, z = np.empty(12, dtype), np.empty(6, dtype)
+        extra: dict[str, Any] = {} if quick else {"timeout": 20.0}
+        group.broadcast(x, 0, **extra)
+        group.all_gather(x, y, **extra)
+        group.all_to_all(x, z, **extra)
+        found.append(float(np.real(group.all_reduce(x, "max" if dtype not in "FD" else "sum", **extra)[0])))
+        group.reduce(x, 1, **extra)
+        group.reduce_scatter(x, "sum", np.empty(3, dtype), **extra)
+        group.barrier(**extra)
+        if dtype in "efdFD":
+            group.all_reduce(x, "mean", **extra)
+    return found
+
+
+def test_quick_and_general_calls_meet() -> None:
+    assert run(2, mixed) == [[1.0] * 14 + [2.0] * 2] * 2
+
+
+def threads_at_once(group: px.Group) -> list[Any]:
+    small, big = np.full(1, group.rank + 1.0), np.full(50_000, 10.0 + group.rank)
+    guarded = np.full(200_000, -7.0)
+    target, everything = guarded[:2], np.empty(100_000)
+    group.barrier()
+    if group.rank == 0:
+        first = threading.Thread(target=group.all_gather, args=(small, target))
+        first.start()
+        while not group.status().running:
+            time.sleep(0.001)
+        # Declined, because the first one has not come back yet. It must leave no trace.
+        assert group._express is not None
+        assert group._express.all_gather(big, everything) is None
+        assert group._express.all_to_all(np.zeros(100_000), everything) is None
+        group.send(np.ones(1), 1)
+        first.join()
+    else:
+        group.recv(np.ones(1), 0)
+        group.all_gather(small, target)
+    group.all_gather(big, everything)
+    return [*target, int(np.count_nonzero(guarded[2:] != -7.0)), everything[0], everything[-1]]
+
+
+def test_a_call_that_another_thread_waits_in_is_left_alone() -> None:
+    assert run(2, threads_at_once) == [[1.0, 2.0, 0, 10.0, 11.0]] * 2
+
+
+def two_ways(group: px.Group) -> list[Any]:
+    """Rank 0 goes through the core at once, rank 1 the general way: to both it is the same operation."""
+    words = {} if group.rank == 0 else {"timeout": 20.0}
+    found = []
+    for shape in [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]:
+        found.append(group.all_reduce(np.ones(shape), **words).shape)
+        group.broadcast(np.ones(shape), 0, **words)
+        group.all_gather(np.ones(shape), np.empty(2 * int(np.prod(shape))), **words)
+    return found
+
+
+def test_both_ways_have_the_same_fingerprint() -> None:
+    shapes = [(), (1,), (6,), (2, 3), (0, 3), (1,) * 8, (1,) * 9, (40_000, 2)]
+    assert run(2, two_ways) == [shapes] * 2
+
+
+def closed_by_another_thread(group: px.Group) -> tuple[str, float]:
+    with group.subgroup([0, 1]) as pair:
+        pair.barrier()
+        if group.rank == 0:
+            inside = threading.Thread(target=wait, args=(pair,))
+            inside.start()
+            while not pair.status().running:
+                time.sleep(0.001)
+            pair.close()
+            inside.join()
+            group.send(np.ones(1), 1)
+            return "", 0.0
+        group.recv(np.ones(1), 0)
+        began = time.monotonic()
+        with pytest.raises(px.ChannelClosed) as caught:
+            pair.barrier()
+        return str(caught.value), time.monotonic() - began
+
+
+def wait(group: px.Group) -> None:
+    with contextlib.suppress(px.PhalanxError):
+        group.barrier()
+
+
+def test_a_group_that_another_thread_closes_in_a_collective() -> None:
+    text, seconds = run(2, closed_by_another_thread)[1]
+    assert "rank 0 is no longer there: it has closed this group" in text
+    assert seconds < bound(1.0)
+
+
+def unheard(group: px.Group) -> list[str]:
+    told = []
+    for asks in (False, True):
+        pair = group.subgroup([0, 1])
+        work = pair.all_reduce(np.ones(3 + group.rank), async_op=True)
+        while not work.done():
+            time.sleep(0.001)
+        if asks:
+            assert isinstance(work.exception(), px.Desync)
+        try:
+            pair.close()
+            told.append("nothing")
+        except px.Desync:
+            told.append("Desync")
+    return told
+
+
+def test_close_raises_a_desync_that_nobody_asked_for() -> None:
+    assert run(2, unheard) == [["Desync", "nothing"]] * 2

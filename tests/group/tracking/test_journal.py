@@ -1,0 +1,136 @@
+"""What a rank did last: the words in the errors of others."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from phalanx import Group
+from phalanx.group.tracking.journal import KEPT, Journal, describe
+from phalanx.testing import open_world, run_ranks
+
+
+def line() -> int:
+    return sys._getframe(1).f_lineno
+
+
+def test_nothing_has_happened_yet() -> None:
+    status = Journal().status()
+    assert status.operation == ""
+    assert (status.sequence, status.mark, status.running) == (0, 0, False)
+    assert describe(status) == "has not called any operation of this group"
+    assert describe(None) == "has not called any operation of this group"
+
+
+def test_an_operation_that_runs() -> None:
+    journal = Journal()
+    entry = journal.begin("barrier", collective=True)
+    journal.stamp(entry, 77, "", 0)
+    time.sleep(0.01)
+    status = journal.status()
+    assert (status.operation, status.sequence, status.mark, status.running) == ("barrier #1", 1, 77, True)
+    assert status.seconds >= 0.01
+    assert describe(status).startswith("is in barrier #1 at test_journal.py:")
+
+
+def test_an_operation_that_has_ended() -> None:
+    journal = Journal()
+    journal.begin("recv(src=0)", collective=False).end()
+    status = journal.status()
+    assert not status.running
+    assert describe(status).startswith("is in no operation; it finished recv(src=0) at test_journal.py:")
+    assert describe(status).endswith("s ago")
+
+
+def test_the_oldest_that_runs_is_told_else_the_last_that_ended() -> None:
+    journal = Journal()
+    first, second, third = (journal.begin(name, collective=False) for name in ("first", "second", "third"))
+    second.end()
+    assert journal.status().operation == "first"
+    first.end()
+    assert journal.status().operation == "third"
+    third.end()
+    assert journal.status().operation == "third"
+
+
+def test_only_collectives_are_counted() -> None:
+    journal = Journal()
+    for collective in (True, False, True, False, True):
+        journal.begin("x", collective=collective).end()
+    assert journal.sequence == 3
+    assert [entry.name for entry in journal.recent()] == ["x #1", "x", "x #2", "x", "x #3"]
+
+
+def test_others_compare_what_has_begun_to_run_and_not_what_was_issued() -> None:
+    journal = Journal()
+    first = journal.begin("all_reduce(op=sum)", collective=True)
+    second = journal.begin("barrier", collective=True)
+    assert journal.status().sequence == 0
+    journal.stamp(first, 11, "", 0)
+    assert (journal.status().sequence, journal.status().mark) == (1, 11)
+    assert journal.at(1) is first
+    assert journal.at(2) is None
+    asked = journal.status(1)
+    assert (asked.operation, asked.mark) == ("all_reduce(op=sum) #1", 11)
+    first.end()
+    journal.stamp(second, 22, "", 0)
+    other = Journal()
+    entry = other.begin("broadcast(src=0)", collective=True)
+    other.stamp(entry, 33, "", 0)
+    assert journal.contradicts(other.status())
+    other.stamp(entry, 11, "", 0)
+    assert not journal.contradicts(other.status())
+
+
+def test_it_forgets_the_old() -> None:
+    journal = Journal()
+    for number in range(KEPT + 10):
+        journal.begin(f"op{number}", collective=False).end()
+    kept = journal.recent()
+    assert len(kept) == KEPT
+    assert kept[-1].operation == f"op{KEPT + 9}"
+
+
+@pytest.mark.parametrize("verb", ["send", "recv", "isend", "sendrecv", "barrier", "broadcast", "all_reduce"])
+def test_the_place_is_the_users_line(verb: str) -> None:
+    calls = {
+        "send": lambda group: group.send(np.zeros(1), 0),
+        "isend": lambda group: group.isend(np.zeros(1), 0).wait(),
+        "sendrecv": lambda group: group.sendrecv(np.zeros(1), 0, None, 0),
+        "recv": lambda group: (group.send(np.zeros(1), 0), group.recv(src=0)),
+        "barrier": lambda group: group.barrier(),
+        "broadcast": lambda group: group.broadcast(np.zeros(1), 0),
+        "all_reduce": lambda group: group.all_reduce(np.zeros(1)),
+    }
+    with open_world(1) as (backend,), Group(backend) as group:
+        calls[verb](group)
+        entries = group._journal.recent()
+    code = calls[verb].__code__
+    assert entries
+    assert all(entry.site == f"test_journal.py:{code.co_firstlineno} in <lambda>" for entry in entries)
+
+
+def test_a_timeout_says_what_the_missing_rank_does() -> None:
+    def body(group: Group) -> str:
+        group.barrier()
+        if group.rank == 1:
+            try:
+                group.recv(src=0, tag=5, timeout=20)
+            except Exception as error:
+                return type(error).__name__
+            return "nothing"
+        from phalanx import Timeout
+
+        time.sleep(0.1)
+        with pytest.raises(Timeout) as caught:
+            group.all_reduce(np.zeros(2), timeout=0.3)
+        return str(caught.value)
+
+    told, other = run_ranks(2, body)
+    assert "all_reduce(op=sum) #2 at test_journal.py:" in told
+    assert "arrived: 0; missing: 1" in told
+    assert "rank 1 is in recv(src=0, tag=5) at test_journal.py:" in told
+    assert other == "Timeout", "the group is broken for both"
