@@ -22,8 +22,9 @@ settings.load_profile("phalanx")
 def pytest_configure(config: pytest.Config) -> None:
     """What all processes of a run inherit: workers of xdist, ranks, and whatever they start."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, whose arrays Phalanx refuses
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of all that a script starts in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # a script starts what runs in the background this way
+            signal.signal(number, usual)
     if not hasattr(config, "workerinput"):
         probe = lateness.Probe()
         config.add_cleanup(probe.close)

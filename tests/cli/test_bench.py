@@ -255,7 +255,7 @@ def test_a_contender_that_takes_too_long_has_failed(tmp_path: Path) -> None:
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     """A run that takes long, with its files in a folder of its own, when all its ranks are there."""
     process = subprocess.Popen(
-        [*BENCH, "all_reduce", "-s", "1M", "-n", "3", "--rounds", "1000", "--round-ms", "50", *arguments],
+        [*BENCH, "all_reduce", "-s", "1M,2M,4M,8M,16M", "-n", "3", "--rounds", "1000", "--round-ms", "50", *arguments],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -265,6 +265,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
     wait_until(lambda: len(workers(tmp_path)) >= 3 or process.poll() is not None)
     time.sleep(1)
+    assert process.poll() is None, "it is to be interrupted"
     return process
 
 

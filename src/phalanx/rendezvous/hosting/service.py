@@ -39,6 +39,7 @@ def serve(listener: socket.socket, host: socket.socket) -> None:
         setup = messages.pop(0)
         if not isinstance(setup, say.Setup):
             raise ProtocolError(f"expected the directory's setup, got {type(setup).__name__}")
+        log = _ToHost(setup.log_level)  # before the directory: it serves from the moment when it exists
         directory = Directory(
             setup.world_size,
             token=setup.token,
@@ -50,17 +51,17 @@ def serve(listener: socket.socket, host: socket.socket) -> None:
     except (PhalanxError, OSError) as error:
         host.sendall(pack(say.Failed(describe(error))))
         return
-    _Service(directory, Stream(host), reader, setup.log_level).start(messages)
+    _Service(directory, Stream(host), reader, log).start(messages)
     directory.join()
 
 
 class _Service:
     """Does what the host says, and tells it what happens. Everything runs in the directory's thread."""
 
-    def __init__(self, directory: Directory, stream: Stream, reader: say.HostReader, log_level: int) -> None:
+    def __init__(self, directory: Directory, stream: Stream, reader: say.HostReader, log: _ToHost) -> None:
         self._directory = directory
         self._link = Link(directory.reactor, stream, self._heard, lambda _reason: directory.outlive_host(), reader)
-        self._log_level = log_level
+        self._log = log
 
     def start(self, messages: list[say.HostMessage]) -> None:
         """Begins, with what the host has said so far."""
@@ -68,9 +69,7 @@ class _Service:
         def begin() -> None:
             # The directory serves already: whoever waited for it may be in. The host counts on this word as the first.
             self._link.send(say.Ready(os.getpid()))
-            logger = logging.getLogger("phalanx")
-            logger.setLevel(self._log_level)
-            logger.addHandler(_ToHost(self._log))
+            self._log.connect(self._send_log)
             self._directory.on_end(self._ended)
             self._directory.on_launchers(lambda count: self._link.send(say.Launchers(count)))
             for message in messages:
@@ -92,17 +91,31 @@ class _Service:
     def _ended(self, cause: EndCause) -> None:
         self._link.send(say.WorldEnded(*cause))
 
-    def _log(self, line: say.Log) -> None:
+    def _send_log(self, line: say.Log) -> None:
         if self._link.waiting < LOG_ROOM:
             self._link.send(line)
 
 
 class _ToHost(logging.Handler):
-    """Brings log lines to the host, where the program's own logging shows them."""
+    """Brings log lines to the host, where the program's own logging shows them.
 
-    def __init__(self, send: Callable[[say.Log], None]) -> None:
+    Used by the directory's thread only.
+    """
+
+    def __init__(self, level: int) -> None:
         super().__init__()
+        self._early: list[say.Log] = []
+        self._send: Callable[[say.Log], None] = self._early.append
+        logger = logging.getLogger("phalanx")
+        logger.setLevel(level)
+        logger.addHandler(self)
+
+    def connect(self, send: Callable[[say.Log], None]) -> None:
+        """Sends the lines from now on, beginning with those that were written before."""
         self._send = send
+        for line in self._early:
+            send(line)
+        self._early.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
         self._send(say.Log(record.levelno, record.name, self.format(record)))
