@@ -35,7 +35,7 @@ from phalanx.rendezvous.link import READ_SIZE
 from phalanx.transports.stream import Stream
 from phalanx.types import Address
 from phalanx.wire.handshake import Role
-from phalanx.wire.hosting import HostReader, Launchers, Ready
+from phalanx.wire.hosting import HostReader, Launchers, Log, Ready
 
 
 def master_job(size: int) -> Job:
@@ -72,16 +72,18 @@ def test_those_who_waited_for_it_are_told_after_it_said_that_it_serves() -> None
     """A launcher may be let in before the host has heard anything: it took that for a process that is no directory."""
     ours, theirs = socket.socketpair()
     reader, heard = HostReader(), list[object]()
+    log = _ToHost(logging.WARNING)
+    logging.getLogger("phalanx.rendezvous").warning("written before anybody could read it")
     with ours, theirs, directory(2) as hosted, Stranger(hosted.address) as launcher:
         launcher.shake(rank_hello(1, 2, Role.LAUNCHER), TOKEN)
         eventually(lambda: hosted.launchers, "the launcher")
-        _Service(hosted, Stream(theirs), reader, logging.WARNING).start([])
+        _Service(hosted, Stream(theirs), reader, log).start([])
         ours.settimeout(LIMIT)
-        while len(heard) < 2:
+        while len(heard) < 3:
             heard += reader.feed(ours.recv(READ_SIZE))
-        package = logging.getLogger("phalanx")
-        package.handlers = [handler for handler in package.handlers if not isinstance(handler, _ToHost)]
-    assert heard == [Ready(os.getpid()), Launchers(1)]
+        logging.getLogger("phalanx").removeHandler(log)
+    early = Log(logging.WARNING, "phalanx.rendezvous", "written before anybody could read it")
+    assert heard == [Ready(os.getpid()), early, Launchers(1)]
 
 
 def test_what_it_has_to_say_is_in_the_log_of_its_host(caplog: pytest.LogCaptureFixture) -> None:
