@@ -15,7 +15,7 @@ from ..algorithms.classic import Message, star_barrier
 from ..arguments import as_rank, as_seconds
 from ..config import Options
 from ..deadline import DEFAULT_TIMEOUT, Deadline
-from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
+from ..errors import Closed, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp, copy_for_raise
 from ..rendezvous.host import hostname
 from ..system_limits import naming_limits
 from ..transports.mailbox import BufferSink, Operation
@@ -312,7 +312,7 @@ class LaneBackend(Backend):
                 operation=what.split(" ", 1)[0],
             )
         if operation.error is not None:
-            raise fresh(operation.error, what, self.world_ranks[self._rank])
+            raise copy_for_raise(operation.error, what, self.world_ranks[self._rank])
 
     # -- the raw lane as something that breaks (see control_plane.Watcher) ---------------------------------------------
 
@@ -342,23 +342,6 @@ class LaneBackend(Backend):
             f"this process was forked from rank {self._rank} (process {parent_pid}), which still owns this group; "
             "a forked child cannot use it (call phalanx.init in the child to form a world of its own)"
         )
-
-
-def fresh(error: BaseException, operation: str, rank: int | None) -> BaseException:
-    """An exception to raise for an error that may be shared by several threads.
-
-    The same words, a traceback of its own.
-    """
-    if isinstance(error, PeerLost):
-        return error.during(operation, rank)
-    if isinstance(error, PhalanxError):
-        copy = error.__class__.__new__(error.__class__)
-        copy.__dict__.update(error.__dict__)
-        copy.args = error.args
-        copy.operation = error.operation or operation
-        copy.rank = error.rank if error.rank is not None else rank
-        return copy
-    return error
 
 
 def payload_size(payload: Sequence[Buffer]) -> int:

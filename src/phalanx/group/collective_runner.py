@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._native import core, dtype_of_code, plain_arrays
 from ..arguments import as_rank
-from ..backends.base import LaneBackend, fresh
+from ..backends.base import LaneBackend
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
@@ -205,7 +205,7 @@ class Lockstep(GroupCore):
             if self._cause is None:
                 self._break(self._lost(error, entry))
             self._told = True
-            raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
+            raise copy_for_raise(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
             limit = out_of_resources(interrupt)
             if limit is not None:

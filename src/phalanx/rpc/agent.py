@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._native import core
-from ..backends.base import fresh
 from ..backends.ports import LinkPort
 from ..deadline import Deadline
 from ..errors import (
@@ -32,6 +31,7 @@ from ..errors import (
     RpcTimeout,
     Timeout,
     UsageError,
+    copy_for_raise,
     of_call,
 )
 from ..group import Group
@@ -454,7 +454,7 @@ class Agent:
                 # several threads, each waiting for the one before it, would hear of a loss one after another.
                 found, lost = self._found_lost.get(dst, (0.0, None))
                 if lost is not None and found >= came:
-                    raise fresh(lost, "", self.world_ranks[self.rank])
+                    raise copy_for_raise(lost, "", self.world_ranks[self.rank])
                 return self._connect(dst, deadline)
             except PeerLost as lost:
                 self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 
 from ...backends import Backend, SubBackend
-from ...backends.base import LaneBackend, bytes_of, fresh
+from ...backends.base import LaneBackend, bytes_of
 from ...backends.lane import Lane, sleep
 from ...backends.plain import AdaptedBackend, as_lane_backend
 from ...deadline import Deadline
@@ -40,6 +40,7 @@ from ...errors import (
     RpcTimeout,
     UnsupportedArray,
     UsageError,
+    copy_for_raise,
     of_call,
 )
 from ...exception_text import message_of, type_name
@@ -439,7 +440,7 @@ class _Calls:
 
     def _fail(self, call: _Call, error: BaseException) -> None:
         if self._forget(call):
-            call.set_exception(of_call(fresh(error, str(call), self._world_rank)))
+            call.set_exception(of_call(copy_for_raise(error, str(call), self._world_rank)))
 
     def _expire(self, call: _Call) -> None:
         if self._forget(call):
