@@ -29,7 +29,7 @@ from .lane_ports import LanePort
 from .ports import Accept, LinkPort
 
 if TYPE_CHECKING:
-    from .mpi.backend import Messenger
+    from .mpi.context import MpiContext
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "close_when_dropped", "derive_context"]
 
@@ -137,7 +137,7 @@ class LaneBackend(Backend):
     """What the other ranks are. Among ferrotorch's, everything travels as the classic wire's plain messages."""
     self_send = False
     """Whether a rank may send to itself."""
-    messenger: Messenger | None = None
+    messenger: MpiContext | None = None
     """What collectives go through where that is MPI."""
 
     def __init__(

@@ -69,7 +69,7 @@ class Lane(ABC):
     direct = False
     """Whether `outbound` and `inbound` are channels of this lane alone, on which frames can be moved directly."""
 
-    crowded = True
+    oversubscribed = True
     """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     # -- what a transport provides -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Lane(ABC):
         while waiting and time.monotonic() < eager:
             self.drive(waiting)
             waiting = _unfinished(waiting)
-            if waiting and self.crowded:
+            if waiting and self.oversubscribed:
                 os.sched_yield()  # who is to send may need this core
         if not waiting:  # most sends are done at once
             return True

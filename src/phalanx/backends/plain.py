@@ -21,9 +21,9 @@ from ..transports.mailbox import Envelope, Mailbox, Operation
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, Backend, LaneBackend, derive_context, payload_size
+from .bounded_set import BoundedSet
 from .control_plane import ControlPlane
 from .lane import STOP_WAIT, Lane
-from .recent import Recent
 
 __all__ = ["AdaptedBackend", "as_lane_backend"]
 
@@ -61,7 +61,7 @@ class AdaptedBackend(LaneBackend):
         self._mailboxes: dict[bytes, Mailbox] = {}
         self._gone: dict[int, PhalanxError] = {}
         self._open_lanes = 0
-        self._closed_lanes: Recent[bytes] = Recent()
+        self._closed_lanes: BoundedSet[bytes] = BoundedSet()
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()

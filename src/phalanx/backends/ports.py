@@ -26,7 +26,7 @@ class LinkPort(ABC):
         members: The world rank of each member.
     """
 
-    crowded = True
+    oversubscribed = True
     """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     def __init__(self, members: Sequence[int], control: ControlPlane) -> None:

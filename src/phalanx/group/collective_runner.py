@@ -31,7 +31,7 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .._core import Express, MpiCalls, Segment
-    from ..backends.mpi.backend import Messenger
+    from ..backends.mpi.context import MpiContext
     from .engines.mpi.device import DeviceExpress
 
 __all__ = ["Lockstep", "Turn"]
@@ -85,7 +85,7 @@ class Lockstep(GroupCore):
         self._start_express(local.segment)
         return local
 
-    def _start_mpi(self, turn: Turn, messenger: Messenger) -> Engine:
+    def _start_mpi(self, turn: Turn, messenger: MpiContext) -> Engine:
         from .engines.mpi import engine as mpi_engine  # most worlds are not MPI's
 
         engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)

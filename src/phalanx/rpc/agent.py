@@ -145,7 +145,7 @@ class Agent:
         self._control = backend.control
         everyone = range(backend.world_size)
         self._port = port = backend.open_port(context, LANE, everyone, functools.partial(_accept, this))
-        self._look = 0.0 if port.crowded else LOOK
+        self._look = 0.0 if port.oversubscribed else LOOK
         self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
         links = (self._callers, self._servers)
         unwatch = functools.partial(self._control.unwatch, context)
@@ -550,7 +550,7 @@ class Agent:
         )
 
     def _accept(self, src: int, stream: Stream) -> None:
-        if src != self.rank and not self._port.crowded:
+        if src != self.rank and not self._port.oversubscribed:
             stream.keep_in_cache()
         link = ServerLink(
             stream,

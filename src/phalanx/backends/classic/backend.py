@@ -26,9 +26,9 @@ from ...wire.classic import frames as wire
 from ...wire.control import Member
 from ...wire.frames import HEADER_SIZE, Header, Kind, pack_header, parse_header
 from ..base import RAW_LANE, WORLD_CONTEXT, derive_context, payload_size
+from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
 from ..lane import Lane
-from ..recent import Recent
 
 __all__ = ["CLASSIC_BIND", "ClassicWorld", "Peers", "check_peers"]
 
@@ -71,7 +71,7 @@ class ClassicWorld(ControlPlane):
         self._nowhere = Mailbox()
         self._nowhere.fail(ChannelClosed(rank, "this group was closed on this rank"))
         self._lanes: list[_ClassicLane] = []
-        self._closed_lanes: Recent[bytes] = Recent()
+        self._closed_lanes: BoundedSet[bytes] = BoundedSet()
         """To drop what comes late."""
         self.inbound = {
             peer: _ClassicInbound(stream, peer, self, options.max_message, options.max_object)

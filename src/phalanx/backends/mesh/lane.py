@@ -40,7 +40,7 @@ logger = logging.getLogger("phalanx.backends")
 
 PATIENT = (300, 100)
 """How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
-CROWDED = (0, 4)
+OVERSUBSCRIBED = (0, 4)
 """The same where there are more ranks than cores, and whoever is waited for may need this very core."""
 
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
@@ -60,7 +60,7 @@ class MeshLane(Lane):
         self._outbound: dict[int, RingOutbound] = {}
         self._quick: QuickMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
-        self.crowded = world.crowded
+        self.oversubscribed = world.oversubscribed
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
@@ -131,7 +131,7 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
-                if not self.crowded:
+                if not self.oversubscribed:
                     stream.keep_in_cache()
                 channel = RingOutbound(
                     stream,
@@ -241,7 +241,7 @@ class MeshLane(Lane):
         if core is None or not any(map(self._shares_memory_with, range(self.size))):
             return None
         world = self._world
-        spins, yields = CROWDED if self.crowded else PATIENT
+        spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
         self._quick = core.QuickMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )

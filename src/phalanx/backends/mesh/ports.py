@@ -26,7 +26,7 @@ class MeshPort(LinkPort):
         self._key = key
         self._accept = accept
         self._closed = False
-        self.crowded = world.crowded
+        self.oversubscribed = world.oversubscribed
 
     def start(self) -> None:
         self._world.add_lane(self._key, self)
@@ -55,7 +55,7 @@ class MeshPort(LinkPort):
             if error.status in (Status.CLOSED, Status.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
-        if not self.crowded:
+        if not self.oversubscribed:
             stream.keep_in_cache()
         return stream
 

@@ -25,10 +25,10 @@ from ...transports.tcp import check_tls, listen
 from ...types import Address
 from ...wire.control import Member
 from ...wire.handshake import Hello, Role, Status
+from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
 from ..lane import Lane
 from ..ports import Accept, LinkPort
-from ..recent import Recent
 from .lane import MeshLane
 from .ports import MeshPort
 
@@ -77,9 +77,9 @@ class MeshWorld(ControlPlane):
         self.options = options
         self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane | MeshPort] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
-        self._closed_lanes: Recent[LaneKey] = Recent()
+        self._closed_lanes: BoundedSet[LaneKey] = BoundedSet()
         """To tell a late sender that the group is closed."""
-        self._broken_lanes: Recent[LaneKey] = Recent()
+        self._broken_lanes: BoundedSet[LaneKey] = BoundedSet()
         """Those of them that did not close on purpose."""
         self._lock = threading.RLock()
         self._closing = False
@@ -136,7 +136,7 @@ class MeshWorld(ControlPlane):
         return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """Whether the ranks of this host have to share its cores."""
         here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
         return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)

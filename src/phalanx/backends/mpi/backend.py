@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ...arguments import as_seconds
 from ...config import Launch, Options, options_of, started_as
@@ -17,26 +17,13 @@ from ..control_plane import ControlPlane
 from ..lane import Lane
 from ..mesh.world import MeshWorld
 from ..ports import Accept, LinkPort
+from .context import MpiContext
 from .forming import all_host_ids, arrange, communicators
 from .lane import MpiLane
 from .library import Mpi, load_mpi
-from .messages import Post
+from .messages import MpiMessages
 
-__all__ = ["Messenger", "MpiBackend"]
-
-
-class Messenger:
-    """What the groups of a world need to use MPI themselves.
-
-    Args:
-        world: A communicator of all ranks that nobody else uses.
-    """
-
-    def __init__(self, mpi: Mpi, world: Any, post: Post) -> None:
-        self.mpi = mpi
-        self.world = world
-        self.post = post
-        self.crowded = post.crowded
+__all__ = ["MpiBackend"]
 
 
 class MpiBackend(LaneBackend):
@@ -84,7 +71,7 @@ class MpiBackend(LaneBackend):
         rank, size = world.rank, world.size
         hosts = all_host_ids(self.mpi, world, deadline)
         neighbours = [other for other in range(size) if hosts[other] == hosts[rank]]
-        crowded = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        oversubscribed = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         self.world: MeshWorld | None = None
         control, context = ControlPlane(0), WORLD_CONTEXT
         if size > 1:
@@ -116,8 +103,8 @@ class MpiBackend(LaneBackend):
             )
         super().__init__(rank, range(size), control, context=context, timeout=timeout, options=options)
         self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
-        self.post = Post(self.mpi, self._comms, context, options, crowded=crowded)
-        self.messenger = Messenger(self.mpi, world, self.post)
+        self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
+        self.messenger = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
         if self.world is not None:
             self.hosts = tuple(member.hostname for member in self.world.roster)
             self.host_ids = tuple(member.host_id for member in self.world.roster)
@@ -128,7 +115,7 @@ class MpiBackend(LaneBackend):
         self.check_usable()
         ranks = list(ranks)
         name = derive_context(context, "lane", number)
-        lane = MpiLane(self.post, name, ranks.index(self._rank), ranks, self.control)
+        lane = MpiLane(self.messages, name, ranks.index(self._rank), ranks, self.control)
         self._lanes.add(lane)
         return lane
 
@@ -145,9 +132,9 @@ class MpiBackend(LaneBackend):
         for lane in list(self._lanes):  # of groups that outlive their backend
             lane.close()
         if world is not None:
-            with self.post.kept_moving():
+            with self.messages.kept_moving():
                 world.close(self.timeout)
-        self.post.close()
+        self.messages.close()
         self._comms.in_use = lost
 
     def after_fork_in_child(self, parent_pid: int) -> None:

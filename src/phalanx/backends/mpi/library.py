@@ -27,7 +27,7 @@ FINALIZE_WAIT = 5.0
 """Seconds that MPI has to end after something was left under way in it."""
 LOOKS = 2000
 """How often a waiting thread looks again before it sleeps. Nothing moves in MPI while nobody looks."""
-LOOKS_IN_A_CROWD = 50
+LOOKS_OVERSUBSCRIBED = 50
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
 """Seconds between two looks of one that waits long."""
 
@@ -106,7 +106,7 @@ class Mpi:
 
     def wait(self, request: Any, deadline: Deadline) -> bool:
         """Waits for a request; False if the deadline came first."""
-        patience = Patience(crowded=True)
+        patience = Patience(oversubscribed=True)
         while True:
             with self.lock:
                 if request.Test():
@@ -192,22 +192,22 @@ def load_mpi() -> Mpi:
 class Patience:
     """How a thread waits for something in MPI: it looks again and again, and after a while it sleeps in between."""
 
-    __slots__ = ("_crowded", "_left", "_nap")
+    __slots__ = ("_left", "_nap", "_oversubscribed")
 
-    def __init__(self, *, crowded: bool) -> None:
-        self._crowded = crowded
+    def __init__(self, *, oversubscribed: bool) -> None:
+        self._oversubscribed = oversubscribed
         self.renew()
 
     def renew(self) -> None:
         """Something has moved."""
-        self._left = LOOKS_IN_A_CROWD if self._crowded else LOOKS
+        self._left = LOOKS_OVERSUBSCRIBED if self._oversubscribed else LOOKS
         self._nap = SHORTEST_NAP
 
     def pause(self) -> None:
         """Returns when it is time to look again."""
         if self._left > 0:
             self._left -= 1
-            if self._crowded:
+            if self._oversubscribed:
                 time.sleep(0)  # who is to send may need this core
             return
         time.sleep(self._nap)

@@ -37,11 +37,11 @@ from ...errors import ChannelClosed, PhalanxError, ProtocolError
 from ...transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive
 from ...transports.stream import Buffer
 from ...wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
-from ..recent import Recent
+from ..bounded_set import BoundedSet
 from .forming import Communicators
 from .library import LONGEST_NAP, Mpi, Patience
 
-__all__ = ["Inbox", "Post", "Sending"]
+__all__ = ["Inbox", "MpiMessages", "Sending"]
 
 INLINE = 2048
 """Bytes of a payload that travel inside the head: short enough for every MPI to send them without asking first."""
@@ -110,17 +110,19 @@ class _Transfer:
         self.on_done = on_done
 
 
-class Post:
+class MpiMessages:
     """Sends and receives for all lanes of a world.
 
     Args:
         comms: Of the whole world, for this post alone. Something of an earlier world may still come on them.
         context: The world's.
-        crowded: Whether ranks have to share cores.
+        oversubscribed: Whether ranks have to share cores.
     """
 
-    def __init__(self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, crowded: bool) -> None:
-        self.crowded = crowded
+    def __init__(
+        self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, oversubscribed: bool
+    ) -> None:
+        self.oversubscribed = oversubscribed
         self._mpi = mpi
         self._heads, self._bodies = comms.heads, comms.bodies
         self._world = context[:8]
@@ -139,7 +141,7 @@ class Post:
         """Threads that wait for the one that looks."""
         self._lock = threading.RLock()
         self._inboxes: dict[bytes, Inbox] = {}
-        self._closed: Recent[bytes] = Recent()
+        self._closed: BoundedSet[bytes] = BoundedSet()
         self._offers: dict[int, Sending] = {}
         self._transfers: list[_Transfer] = []
         self._arriving: dict[tuple[int, int], tuple[_Transfer, Arrival, Inbox]] = {}
@@ -251,7 +253,7 @@ class Post:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
-        patience = Patience(crowded=self.crowded)
+        patience = Patience(oversubscribed=self.oversubscribed)
         while True:
             moved = self.progress()
             if _are_settled(operations):
@@ -556,7 +558,7 @@ _Job = tuple[Operation, Deadline, Callable[[], None]]
 class _Mover:
     """The thread that moves messages for which nobody waits. It sleeps as long as there are none."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: MpiMessages) -> None:
         self._post = post
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
@@ -587,7 +589,7 @@ class _Mover:
 
     def _move(self) -> None:
         # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        patience = Patience(crowded=True)
+        patience = Patience(oversubscribed=True)
         while not self._stopping:
             try:
                 moved = bool(self._post.progress())

@@ -86,7 +86,7 @@ def run(
 def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
     patience = _Patience(job)
     # Where ranks share a core, longer pieces mean that they take turns less often.
-    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.crowded else (NATIVE_LOOKS, PIECE)
+    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.oversubscribed else (NATIVE_LOOKS, PIECE)
     while True:
         if job.waker is not None:
             job.waker.clear()
@@ -155,7 +155,7 @@ class _Patience:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.looks = 0
-        self._enough = LOOKS_IN_A_CROWD if job.lane.crowded else LOOKS
+        self._enough = LOOKS_IN_A_CROWD if job.lane.oversubscribed else LOOKS
         self._pause = SUSPICIOUS
         self._asks_at = 0.0
 
