@@ -28,7 +28,7 @@ from tests.rendezvous.support import (
 )
 
 from phalanx.backends import MeshBackend
-from phalanx.backends.base import RAW_LANE, WORLD_CONTEXT
+from phalanx.backends.contexts import RAW_LANE, WORLD_CONTEXT
 from phalanx.backends.mesh import world as mesh_world
 from phalanx.config import Options
 from phalanx.errors import ChannelClosed, PeerLost, ProtocolError, Timeout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import threading
 import weakref
@@ -13,58 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.classic import Message, star_barrier
 from ..arguments import as_rank, as_seconds
+from ..background_thread import BackgroundThread
 from ..config import Options
 from ..deadline import DEFAULT_TIMEOUT, Deadline
-from ..errors import Closed, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp, copy_for_raise
+from ..errors import Closed, SelfSend, UnsupportedOp
 from ..rendezvous.host import hostname
-from ..system_limits import naming_limits
-from ..transports.mailbox import BufferSink, Operation
-from ..transports.stream import Buffer
 from ..wire.classic.frames import BARRIER
-from ..wire.control import OperationStatus
-from ..wire.frames import Kind
+from .contexts import RAW_LANE, derive_context
 from .control_plane import ControlPlane
 from .lane import Lane
 from .lane_ports import LanePort
 from .ports import Accept, LinkPort
+from .raw_messages import RawMessages, bytes_of
 
 if TYPE_CHECKING:
     from .mpi.context import MpiContext
 
-__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "close_when_dropped", "derive_context"]
-
-WORLD_CONTEXT = b"phalanx-world\0\0\0"
-"""The context of a whole world; those of all groups are derived from it."""
-RAW_LANE = 0
-"""The lane of `Backend.send` and `recv`; a group on the backend has lanes of its own."""
-
-
-def derive_context(parent: bytes, *parts: str | int | tuple[int, ...] | None) -> bytes:
-    """The identity of a group made from another: the same on all members, different for every group.
-
-    Plain ints only: `repr` of NumPy's is another text.
-    """
-    text = repr(parts).encode()
-    return hashlib.blake2b(parent + text, digest_size=16, person=b"phalanx-context").digest()
-
-
-def bytes_of(data: Any, *, writable: bool) -> memoryview:
-    """The bytes of anything with a contiguous buffer, without a copy.
-
-    Raises:
-        UnsupportedArray: There is no such buffer, or it cannot be written to.
-    """
-    try:
-        view = memoryview(data)
-    except TypeError:
-        raise UnsupportedArray(
-            f"{type(data).__name__} has no buffer (expected bytes, bytearray, memoryview or a NumPy array)"
-        ) from None
-    if not view.c_contiguous:
-        raise UnsupportedArray("the buffer is not contiguous (make a copy first, or use a Group, which does)")
-    if writable and view.readonly:
-        raise UnsupportedArray(f"a read-only {type(data).__name__} cannot be received into")
-    return view.cast("B") if view.nbytes else memoryview(bytearray())
+__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend"]
 
 
 class Backend(ABC):
@@ -163,7 +126,7 @@ class LaneBackend(Backend):
         """Tells the machines apart, whatever their names are."""
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
         """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
-        self._raw: Lane | None = None
+        self._raw: RawMessages | None = None
         self._barrier_at = 0
         """How many messages of a barrier have been sent and received. One that timed out goes on in the next call."""
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -237,19 +200,14 @@ class LaneBackend(Backend):
         dst = self.check_peer(dst)
         view = bytes_of(data, writable=False)
         deadline = Deadline.of(timeout, self.timeout)
-        lane = self._raw_lane()
-        with naming_limits():
-            operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
-        self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
+        self.raw_messages().send(view, dst, deadline)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
         self.check_usable()
         src = self.check_peer(src)
         view = bytes_of(buffer, writable=True)
         deadline = Deadline.of(timeout, self.timeout)
-        lane = self._raw_lane()
-        operation = lane.post(src, 0, BufferSink(view))
-        self._finish(lane, operation, deadline, f"recv of {len(view)} bytes from rank {src}", src)
+        self.raw_messages().recv(view, src, deadline)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
@@ -277,58 +235,40 @@ class LaneBackend(Backend):
                 self._dropped.detach()
         self.control.unwatch(self._raw_context)
         if self._raw is not None:
-            self._raw.close()
+            self._raw.lane.close()
         self._close()
 
     def _close(self) -> None:
         """Gives back what a subclass holds."""
 
+    def raw_messages(self) -> RawMessages:
+        """The messages of `send` and `recv`. Their lane is opened when they are first asked for."""
+        if self._raw is None:
+            with self._lock:
+                if self._raw is None:
+                    self._raw = RawMessages(self.open_lane(self.context, RAW_LANE, range(self.world_size)))
+            self.control.watch(self._raw_context, self._raw)
+        return self._raw
+
     @property
     def _raw_context(self) -> bytes:
         return derive_context(self.context, "raw")
 
-    def _raw_lane(self) -> Lane:
-        if self._raw is None:
-            with self._lock:
-                if self._raw is None:
-                    self._raw = self.open_lane(self.context, RAW_LANE, range(self.world_size))
-            self.control.watch(self._raw_context, self)
-        return self._raw
+    def _close_when_dropped(self, close: Callable[[], None]) -> None:
+        """Closes the world of a backend to which no reference is left: its threads hold each other, and the peers wait.
 
-    def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
-        try:
-            with naming_limits():
-                lane.wait([operation], deadline)
-        finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
-            expired = lane.withdraw(operation)
-        if expired:
-            world_rank = self.world_ranks[peer]
-            raise Timeout(
-                f"{what}: not done within {deadline.seconds:g} s",
-                missing=[world_rank],
-                seconds=deadline.seconds,
-                rank=self.world_ranks[self._rank],
-                peer=world_rank,
-                operation=what.split(" ", 1)[0],
-            )
-        if operation.error is not None:
-            raise copy_for_raise(operation.error, what, self.world_ranks[self._rank])
+        Args:
+            close: Gives back what the backend holds. It must not hold the backend itself.
+        """
+        control = self.control
 
-    # -- the raw lane as something that breaks (see control_plane.Watcher) ---------------------------------------------
+        def dropped() -> None:
+            if not control.forked:
+                # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
+                BackgroundThread(close, "phalanx-close", on_error=_ignore).start()
 
-    def fail(self, error: PhalanxError) -> None:
-        """Ends every raw operation with `error`."""
-        if self._raw is not None:
-            self._raw.fail(error)
-
-    def left(self, rank: int) -> None:
-        """A member closed its world on purpose."""
-        if self._raw is not None:
-            self._raw.left(self.world_ranks.index(rank))
-
-    def status(self, sequence: int = 0) -> OperationStatus:
-        """Raw messages keep no journal."""
-        return OperationStatus("", 0, 0, "", False, float("inf"))
+        self._dropped = weakref.finalize(self, dropped)
+        self._dropped.atexit = False  # the end of the process says it all
 
     # -- fork ----------------------------------------------------------------------------------------------------------
 
@@ -344,30 +284,8 @@ class LaneBackend(Backend):
         )
 
 
-def payload_size(payload: Sequence[Buffer]) -> int:
-    """Bytes in all parts of a payload."""
-    return sum(len(part) for part in payload)
-
-
-def close_when_dropped(backend: LaneBackend, close: Callable[[], None]) -> None:
-    """Closes the world of a backend that nobody holds any more: its threads hold each other, and the peers wait.
-
-    Args:
-        close: Gives back what the backend holds. It must not hold the backend itself.
-    """
-    control = backend.control
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            close()
-
-    def dropped() -> None:
-        if not control.forked:
-            # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
-            threading.Thread(target=run, name="phalanx-close", daemon=True).start()
-
-    backend._dropped = weakref.finalize(backend, dropped)
-    backend._dropped.atexit = False  # the end of the process says it all
+def _ignore(_error: Exception) -> None:
+    """Nobody is left to hear why a dropped backend could not be closed."""
 
 
 _backends: weakref.WeakSet[LaneBackend] = weakref.WeakSet()

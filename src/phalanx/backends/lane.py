@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,19 +23,19 @@ from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
 from ..wire.control import parse_cause
 from ..wire.frames import Kind
+from .lane_thread import LaneThread
+from .polling import sleep
 
 if TYPE_CHECKING:
     from .._core import QuickMessages, Recorder
     from .control_plane import ControlPlane
 
-__all__ = ["Lane", "sleep"]
+__all__ = ["Lane", "payload_size"]
 
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline, as long as there are more."""
 EAGER = 100e-6
 """Seconds that a waiting thread looks again and again before it sleeps."""
-STOP_WAIT = 5.0
-"""Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word, so that a rank's own traceback is raised, not an echo."""
 ACCOUNT_WAIT = 1.0
@@ -62,7 +61,7 @@ class Lane(ABC):
         self._guard = threading.RLock()
         self._sleepers: set[Waker] = set()
         self._turns = itertools.count()
-        self._mover: _Mover | None = None
+        self._thread: LaneThread | None = None
         self.error: BaseException | None = None
         self._interrupters: list[Callable[[bool], None]] = []
 
@@ -187,9 +186,10 @@ class Lane(ABC):
         if operation.done:
             return
         with self._guard:
-            if self._mover is None:
-                self._mover = _Mover(self)
-        self._mover.add(operation, deadline, expire)
+            if self._thread is None:
+                self._thread = LaneThread(self.drive)
+                self._sleepers.add(self._thread.waker)
+        self._thread.add(operation, deadline, expire)
 
     def flush(self, deadline: Deadline) -> None:
         """Waits until everything that was queued is on its way or has failed, or the deadline has come."""
@@ -206,8 +206,8 @@ class Lane(ABC):
     def close(self) -> None:
         """Says goodbye and gives everything back."""
         self._end(ChannelClosed(self.members[self.rank], "this group was closed on this rank"), goodbye=True)
-        if self._mover is not None:
-            self._mover.stop()
+        if self._thread is not None:
+            self._thread.stop()
 
     def left(self, src: int) -> None:
         """A member closed its world. What it sent before still arrives; without a channel from it, nothing will."""
@@ -365,6 +365,11 @@ class Lane(ABC):
         return True
 
 
+def payload_size(payload: Sequence[Buffer]) -> int:
+    """Bytes in all parts of a payload."""
+    return sum(len(part) for part in payload)
+
+
 def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
     """What is still to be waited for: nothing once one has failed."""
     waiting = []
@@ -374,68 +379,3 @@ def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
         if not operation.done:
             waiting.append(operation)
     return waiting
-
-
-def sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> None:
-    """Sleeps until one of these descriptors has these events, the waker is set, or the deadline has come."""
-    poller = select.poll()
-    poller.register(waker.fd, select.POLLIN)
-    events: dict[int, int] = {}
-    for fd, wanted in polled:
-        events[fd] = events.get(fd, 0) | wanted  # one descriptor may be both read and written
-    for fd, wanted in events.items():
-        if fd >= 0:
-            poller.register(fd, wanted)
-    poller.poll(deadline.poll_ms())
-
-
-class _Mover:
-    """The lane's own thread, for operations that nobody waits for. Made by who holds the lane's guard."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
-        self._lock = threading.RLock()
-        self._stopping = False
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name="phalanx-lane", daemon=True)
-        self._thread.start()
-        lane._sleepers.add(self._waker)
-
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        with self._lock:
-            self._jobs.append((operation, deadline, expire))
-        operation.add_waker(self._waker)  # another thread may complete it
-        self._waker.set()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._waker.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(STOP_WAIT)
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._turn()
-
-    def _turn(self) -> None:
-        # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        self._waker.clear()
-        if self._stopping:  # said just before: `clear` has forgotten the word
-            return
-        with self._lock:
-            self._jobs = [job for job in self._jobs if not job[0].done]
-            jobs = list(self._jobs)
-        now = time.monotonic()
-        for operation, deadline, expire in jobs:
-            if deadline.at <= now and not operation.done:
-                try:
-                    expire()
-                except Exception as error:  # it must not end the others' service
-                    operation.complete(error)
-        polled = self._lane.drive([operation for operation, _, _ in jobs if not operation.done])
-        if polled is not None:
-            sleep(self._waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
-
-
-_NEVER = Deadline(float("inf"))

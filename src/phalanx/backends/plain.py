@@ -20,10 +20,12 @@ from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Mailbox, Operation
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, Backend, LaneBackend, derive_context, payload_size
+from .base import DEFAULT_TIMEOUT, Backend, LaneBackend
 from .bounded_set import BoundedSet
+from .contexts import WORLD_CONTEXT, derive_context
 from .control_plane import ControlPlane
-from .lane import STOP_WAIT, Lane
+from .lane import Lane, payload_size
+from .lane_thread import STOP_WAIT
 
 __all__ = ["AdaptedBackend", "as_lane_backend"]
 

@@ -15,9 +15,10 @@ from ..transports.mailbox import Envelope, Operation
 from ..transports.stream import Buffer
 from ..wire.control import Statuses as StatusesMessage
 from ..wire.frames import Kind
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, payload_size
+from .base import DEFAULT_TIMEOUT, LaneBackend
+from .contexts import WORLD_CONTEXT
 from .control_plane import ControlPlane
-from .lane import Lane
+from .lane import Lane, payload_size
 
 __all__ = ["SimulatedBackend"]
 
@@ -147,7 +148,7 @@ class SimulatedBackend(LaneBackend):
         size = len(world.planes)
         super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeout=timeout)
         # A message may come before the receiver's first call, so the lane must be there.
-        self._raw_lane()
+        self.raw_messages()
 
     @classmethod
     def create_group(cls, world_size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[SimulatedBackend]:

@@ -10,8 +10,9 @@ from ..config import Options, options_of
 from ..deadline import Deadline
 from ..rendezvous.classic import form_star
 from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
+from .base import DEFAULT_TIMEOUT, LaneBackend
 from .classic.backend import ClassicWorld, Peers, check_peers
+from .contexts import WORLD_CONTEXT
 from .lane import Lane
 
 __all__ = ["TcpBackend"]
@@ -55,8 +56,8 @@ class TcpBackend(LaneBackend):
         super().__init__(
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )
-        self._raw_lane()  # a message may come before the first call
-        close_when_dropped(self, functools.partial(self.world.close, timeout))
+        self.raw_messages()  # a message may come before the first call
+        self._close_when_dropped(functools.partial(self.world.close, timeout))
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

@@ -25,10 +25,10 @@ from ...types import Address
 from ...wire.classic import frames as wire
 from ...wire.control import Member
 from ...wire.frames import HEADER_SIZE, Header, Kind, pack_header, parse_header
-from ..base import RAW_LANE, WORLD_CONTEXT, derive_context, payload_size
 from ..bounded_set import BoundedSet
+from ..contexts import RAW_LANE, WORLD_CONTEXT, derive_context
 from ..control_plane import ControlPlane
-from ..lane import Lane
+from ..lane import Lane, payload_size
 
 __all__ = ["CLASSIC_BIND", "ClassicWorld", "Peers", "check_peers"]
 

@@ -12,8 +12,9 @@ from ...config import Launch, Options, detect, four_variables, options_of
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
+from ..base import DEFAULT_TIMEOUT, LaneBackend
 from ..classic.backend import CLASSIC_BIND, ClassicWorld, Peers, check_peers
+from ..contexts import WORLD_CONTEXT
 from ..lane import Lane
 from ..ports import Accept, LinkPort
 from .world import MeshWorld
@@ -145,8 +146,8 @@ class MeshBackend(LaneBackend):
         self.hosts = tuple(member.hostname for member in world.roster)
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
-        self._raw_lane()  # a message may come before the first call
-        close_when_dropped(self, functools.partial(self.world.close, timeout))
+        self.raw_messages()  # a message may come before the first call
+        self._close_when_dropped(functools.partial(self.world.close, timeout))
 
     def barrier_messages(self) -> Sequence[Message]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it

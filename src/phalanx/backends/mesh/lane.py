@@ -27,8 +27,7 @@ from ...transports.stream import Buffer, Stream, StreamEnded
 from ...wire.control import pack_cause
 from ...wire.frames import Kind, pack_header
 from ...wire.handshake import Rejected, Status
-from ..base import payload_size
-from ..lane import Lane
+from ..lane import Lane, payload_size
 
 if TYPE_CHECKING:
     from ..._core import QuickMessages, Recorder, RingIn, RingOut

@@ -12,7 +12,8 @@ from ...config import Launch, Options, options_of, started_as
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, derive_context
+from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..contexts import WORLD_CONTEXT, derive_context
 from ..control_plane import ControlPlane
 from ..lane import Lane
 from ..mesh.world import MeshWorld
@@ -109,7 +110,7 @@ class MpiBackend(LaneBackend):
             self.hosts = tuple(member.hostname for member in self.world.roster)
             self.host_ids = tuple(member.host_id for member in self.world.roster)
             self.memory_ids = tuple(member.memory for member in self.world.roster)
-        self._raw_lane()  # a message may come before the first call
+        self.raw_messages()  # a message may come before the first call
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 
 from ...backends import Backend, SubBackend
-from ...backends.base import LaneBackend, bytes_of
-from ...backends.lane import Lane, sleep
+from ...backends.base import LaneBackend
+from ...backends.lane import Lane
 from ...backends.plain import AdaptedBackend, as_lane_backend
+from ...backends.polling import sleep
+from ...backends.raw_messages import bytes_of
 from ...deadline import Deadline
 from ...errors import (
     Cancelled,
@@ -275,7 +277,7 @@ def _stream_of(backend: LaneBackend) -> tuple[Lane, list[int], bool]:
     while isinstance(backend, SubBackend) and backend._share_stream:
         ranks = [backend.to_global(rank) for rank in ranks]
         backend = backend._lanes_of
-    return backend._raw_lane(), ranks, False
+    return backend.raw_messages().lane, ranks, False
 
 
 # -- what an agent runs on ---------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from ....algorithms.schedule import Recv, Schedule, Send, Step
-from ....backends.lane import Lane, sleep
+from ....backends.lane import Lane
+from ....backends.polling import sleep
 from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
 from ....transports.mailbox import Operation, Receive
