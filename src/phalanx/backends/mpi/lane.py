@@ -12,7 +12,8 @@ from ...transports.mailbox import Envelope, Operation, Receive
 from ...transports.stream import Buffer
 from ...wire.frames import Kind
 from ..lane import Lane
-from .messages import MpiMessages, Sending
+from .inbox import Sending
+from .messages import MpiMessages
 
 if TYPE_CHECKING:
     from ..control_plane import ControlPlane
