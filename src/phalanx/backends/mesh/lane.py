@@ -28,10 +28,10 @@ from ...wire.control import pack_cause
 from ...wire.frames import Kind, pack_header
 from ...wire.handshake import Rejected, Status
 from ..lane import Lane, payload_size
+from .world import MeshWorld
 
 if TYPE_CHECKING:
     from ..._core import QuickMessages, Recorder, RingIn, RingOut
-    from .world import MeshWorld
 
 __all__ = ["MeshLane"]
 
@@ -51,8 +51,8 @@ class MeshLane(Lane):
 
     direct = True
 
-    def __init__(self, world: MeshWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
-        super().__init__(rank, members, world)
+    def __init__(self, world: MeshWorld, context: bytes, number: int, members: Sequence[int]) -> None:
+        super().__init__(members.index(world.rank), members, world)
         self._world = world
         self._key = (context, number)
         self._inbound: dict[int, RingInbound] = {}

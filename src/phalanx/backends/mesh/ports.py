@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.stream import Stream
 from ...wire.handshake import Rejected, Status
 from ..ports import Accept, LinkPort
-
-if TYPE_CHECKING:
-    from .world import LaneKey, MeshWorld
+from .world import LaneKey, MeshWorld
 
 __all__ = ["MeshPort"]
 

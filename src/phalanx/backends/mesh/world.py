@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..._native import core
 from ...config import Launch, Options
@@ -27,12 +27,8 @@ from ...wire.control import Member
 from ...wire.handshake import Hello, Role, Status
 from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
-from ..lane import Lane
-from ..ports import Accept, LinkPort
-from .lane import MeshLane
-from .ports import MeshPort
 
-__all__ = ["LaneKey", "MeshWorld"]
+__all__ = ["Endpoint", "LaneKey", "MeshWorld"]
 
 LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
@@ -48,6 +44,19 @@ PARKED = 256
 """Connections of one rank that may wait for this rank to make their groups."""
 
 logger = logging.getLogger("phalanx.backends")
+
+
+class Endpoint(Protocol):
+    """A lane, or a port of remote calls: takes the connections that other ranks open under its key."""
+
+    def attach(self, world_rank: int, stream: Stream) -> None:
+        """Takes a connection that a rank has opened. Called in the reactor's thread; must not wait."""
+
+    def close(self) -> None:
+        """Closes it with its world."""
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
 
 
 class MeshWorld(ControlPlane):
@@ -75,7 +84,7 @@ class MeshWorld(ControlPlane):
         check_tls(options.tls)
         self.size = launch.world_size
         self.options = options
-        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane | MeshPort] = weakref.WeakValueDictionary()
+        self._lanes: weakref.WeakValueDictionary[LaneKey, Endpoint] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
         self._closed_lanes: BoundedSet[LaneKey] = BoundedSet()
         """To tell a late sender that the group is closed."""
@@ -206,15 +215,7 @@ class MeshWorld(ControlPlane):
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
-    def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
-        """A lane among these world ranks."""
-        return MeshLane(self, context, number, members.index(self.rank), members)
-
-    def open_port(self, context: bytes, number: int, members: tuple[int, ...], accept: Accept) -> LinkPort:
-        """A port for remote calls among these world ranks."""
-        return MeshPort(self, (context, number), members, accept)
-
-    def add_lane(self, key: LaneKey, lane: MeshLane | MeshPort) -> None:
+    def add_lane(self, key: LaneKey, lane: Endpoint) -> None:
         """Makes a lane (or the port of remote calls) known; connections that came before it are handed over."""
         with self._lock:
             self._lanes[key] = lane

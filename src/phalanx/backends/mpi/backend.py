@@ -16,6 +16,7 @@ from ..base import DEFAULT_TIMEOUT, LaneBackend
 from ..contexts import WORLD_CONTEXT, derive_context
 from ..control_plane import ControlPlane
 from ..lane import Lane
+from ..mesh.ports import MeshPort
 from ..mesh.world import MeshWorld
 from ..ports import Accept, LinkPort
 from .context import MpiContext
@@ -124,7 +125,7 @@ class MpiBackend(LaneBackend):
         if self.world is None:
             return super().open_port(context, number, ranks, accept)
         self.check_usable()
-        return self.world.open_port(context, number, tuple(ranks), accept)
+        return MeshPort(self.world, (context, number), ranks, accept)
 
     def _close(self) -> None:
         world = self.world

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ..arguments import as_rank, as_seconds, as_world_size
-from ..config import Options, options_of
-from ..deadline import Deadline
-from ..rendezvous.classic import form_star
-from ..types import Address
-from .base import DEFAULT_TIMEOUT, LaneBackend
-from .classic.backend import ClassicWorld, Peers, check_peers
-from .contexts import WORLD_CONTEXT
-from .lane import Lane
+from ...arguments import as_rank, as_seconds, as_world_size
+from ...config import Options, options_of
+from ...deadline import Deadline
+from ...rendezvous.classic import form_star
+from ...types import Address
+from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..contexts import WORLD_CONTEXT
+from ..lane import Lane
+from .lane import open_classic_lane
+from .world import ClassicWorld, Peers, as_peers
 
 __all__ = ["TcpBackend"]
 
@@ -46,7 +47,7 @@ class TcpBackend(LaneBackend):
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
-        check_peers(peers)
+        peers = as_peers(peers)
         options, timeout = options_of(options), as_seconds(timeout)
         world_size = as_world_size(world_size, 2)
         rank = as_rank(rank, world_size)
@@ -61,7 +62,7 @@ class TcpBackend(LaneBackend):
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        return self.world.open_lane(context, number, tuple(ranks))
+        return open_classic_lane(self.world, context, number, tuple(ranks))
 
     def _close(self) -> None:
         self.world.close(self.timeout)
