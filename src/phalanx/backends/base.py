@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..algorithms.classic import Message, star_barrier
 from ..arguments import as_rank, as_seconds
@@ -23,9 +23,6 @@ from .lane import Lane
 from .lane_ports import LanePort
 from .ports import Accept, LinkPort
 from .raw_messages import RawMessages, bytes_of
-
-if TYPE_CHECKING:
-    from .mpi.context import MpiContext
 
 __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend"]
 
@@ -100,8 +97,8 @@ class LaneBackend(Backend):
     """What the other ranks are. Among ferrotorch's, everything travels as the classic wire's plain messages."""
     self_send = False
     """Whether a rank may send to itself."""
-    messenger: MpiContext | None = None
-    """What collectives go through where that is MPI."""
+    engine_context: object = None
+    """What a collective engine made for this kind of backend needs; None if collectives go over lanes."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class SubBackend(LaneBackend):
         """The parent, or what gives it lanes."""
         self.topology = lanes.topology
         self.self_send = lanes.self_send
-        self.messenger = lanes.messenger
+        self.engine_context = lanes.engine_context
         self.members = tuple(chosen)
         """The parent's rank of each member."""
         self.peers = lanes.peers

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .._native import core, dtype_of_code, plain_arrays
 from ..arguments import as_rank
 from ..backends.base import LaneBackend
+from ..backends.mpi.context import MpiContext, mpi_context
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..system_limits import naming_limits, out_of_resources
@@ -31,7 +32,6 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .._core import Express, MpiCalls, Segment
-    from ..backends.mpi.context import MpiContext
     from .engines.mpi.device import DeviceExpress
 
 __all__ = ["Lockstep", "Turn"]
@@ -47,7 +47,8 @@ class Lockstep(GroupCore):
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
-        if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
+        mpi = mpi_context(backend)
+        if mpi is not None and mpi.mpi.takes_device_memory:
             from .engines.mpi.device import DeviceExpress
 
             self._express = DeviceExpress(weakref.proxy(self))
@@ -60,7 +61,7 @@ class Lockstep(GroupCore):
 
     def _choose_engine(self, turn: Turn) -> Engine:
         lane = self._collectives
-        messenger = self._backend.messenger
+        messenger = mpi_context(self._backend)
         if messenger is not None and messenger.mpi.multiple:
             return self._start_mpi(turn, messenger)
         if self._backend.peers == "ferrotorch":

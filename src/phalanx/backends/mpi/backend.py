@@ -106,7 +106,7 @@ class MpiBackend(LaneBackend):
         super().__init__(rank, range(size), control, context=context, timeout=timeout, options=options)
         self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
         self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
-        self.messenger = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
+        self.engine_context = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
         if self.world is not None:
             self.hosts = tuple(member.hostname for member in self.world.roster)
             self.host_ids = tuple(member.host_id for member in self.world.roster)

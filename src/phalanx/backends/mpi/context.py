@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .library import Mpi
+from ..base import LaneBackend
 
-__all__ = ["MpiContext"]
+if TYPE_CHECKING:
+    from .library import Mpi
+
+__all__ = ["MpiContext", "mpi_context"]
 
 
 class MpiContext:
@@ -22,3 +25,9 @@ class MpiContext:
         self.mpi = mpi
         self.world = world
         self.oversubscribed = oversubscribed
+
+
+def mpi_context(backend: LaneBackend) -> MpiContext | None:
+    """The context of a backend on MPI, or of a sub-group of one; None for any other backend."""
+    context = backend.engine_context
+    return context if isinstance(context, MpiContext) else None
