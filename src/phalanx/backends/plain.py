@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from ..arguments import shown
+from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
@@ -64,7 +65,7 @@ class AdaptedBackend(LaneBackend):
         self._gone: dict[int, PhalanxError] = {}
         self._open_lanes = 0
         self._closed_lanes: BoundedSet[bytes] = BoundedSet()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[BackgroundThread] = []
         self._stop = threading.Event()
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
 
@@ -103,8 +104,7 @@ class AdaptedBackend(LaneBackend):
             self._stop.set()
             self._outgoing.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(STOP_WAIT)
+            thread.join(STOP_WAIT)
 
     def _start(self) -> None:
         # Of their own for each set of threads: those that were told to stop may take a moment.
@@ -112,7 +112,7 @@ class AdaptedBackend(LaneBackend):
         peers = [rank for rank in range(self.world_size) if rank != self._rank]
         targets: list[Callable[[], None]] = [functools.partial(self._send, self._outgoing)]
         targets += [functools.partial(self._receive, peer, self._stop) for peer in peers]
-        self._threads = [threading.Thread(target=t, name="phalanx-adapter", daemon=True) for t in targets]
+        self._threads = [BackgroundThread(target, "phalanx-adapter") for target in targets]
         for thread in self._threads:
             thread.start()
 

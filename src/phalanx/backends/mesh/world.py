@@ -290,7 +290,7 @@ class MeshWorld(ControlPlane):
             self._reactor.call_soon(acceptor.close)
         if client is not None:
             self._reactor.call_soon(client.link.close)
-        if self._reactor.thread.ident is None:
+        if not self._reactor.thread.is_started:
             self._reactor.start()
         self._reactor.stop()
         with self._lock:
