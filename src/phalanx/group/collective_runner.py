@@ -14,6 +14,7 @@ from .._native import core, dtype_of_code, plain_arrays
 from ..arguments import as_rank
 from ..backends.base import LaneBackend
 from ..backends.mpi.context import MpiContext, mpi_context
+from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..system_limits import naming_limits, out_of_resources
@@ -305,8 +306,7 @@ class _Worker:
         self._express: Express | DeviceExpress | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
     def idle(self) -> bool:
@@ -332,8 +332,7 @@ class _Worker:
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""
         self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def _serve(self) -> None:
         while (item := self._jobs.get()) is not None:
