@@ -173,7 +173,7 @@ class ControlPlane:
 
     def on_directory_lost(self, reason: str) -> None:
         """Nobody watches any more, and nobody said why."""
-        self._end(RendezvousError(f"the directory went away, and nobody watches the ranks any more: {reason}"))
+        self._end(RendezvousError(f"the directory went away, so the loss of a rank is no longer noticed: {reason}"))
 
     def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
         """What this rank is doing in a group; without one, what it began last."""

@@ -88,7 +88,7 @@ class Lane(ABC):
         Raises:
             PhalanxError: There is none.
         """
-        raise PhalanxError(f"rank {self.members[dst]} has no channel of this {type(self).__name__} alone")
+        raise PhalanxError(f"this {type(self).__name__} has no channel of its own to rank {self.members[dst]}")
 
     @abstractmethod
     def inbound(self, src: int | None) -> Iterable[Inbound]:
@@ -302,7 +302,7 @@ class Lane(ABC):
         if goodbye:
             return ChannelClosed(rank, "it has closed this group")
         if isinstance(ended, ProtocolError):
-            return ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
+            return ProtocolError(f"rank {rank} sent a malformed message; closing the channel to it: {ended}", peer=rank)
         if isinstance(ended, Torn):
             return ChannelClosed(rank, f"{ended}, so this channel is closed")
         known = self.error or self._control.verdict(rank, self.members, VERDICT_WAIT) or self.error
@@ -321,7 +321,7 @@ class Lane(ABC):
         try:
             return from_cause(parse_cause(last_word), rank)
         except ProtocolError as error:
-            return ProtocolError(f"the last word of rank {rank} is no message: {error}", peer=rank)
+            return ProtocolError(f"rank {rank} ended its channel with a malformed reason: {error}", peer=rank)
 
     def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
         """An inbound channel is over: receives from its source fail, and so will later ones."""

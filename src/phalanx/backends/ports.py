@@ -62,7 +62,9 @@ class LinkPort(ABC):
         """Why a stream to a member ended, in the words of whoever knows best."""
         rank = self.members[member]
         if isinstance(ended, ProtocolError):
-            return ProtocolError(f"rank {rank} sent what is no message, the connection is closed: {ended}", peer=rank)
+            return ProtocolError(
+                f"rank {rank} sent a malformed message; closing the connection to it: {ended}", peer=rank
+            )
         known = self.control.verdict(rank, (), wait)
         if known is not None:
             return known

@@ -233,7 +233,7 @@ class MeshLane(Lane):
 
     def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
         if not self._shares_memory_with(src):
-            raise ProtocolError("it offers shared memory, but shares none with this rank")
+            raise ProtocolError("it offered shared memory, but it cannot share memory with this rank")
         return open_offer(description, self._world.roster[self.members[src]].pid, stream)
 
     def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:

@@ -261,7 +261,12 @@ class MeshWorld(ControlPlane):
         elif closed:
             stream.close()
         else:
-            logger.warning("rank %d: dropped a channel of rank %d: too many wait for a group", self.rank, hello.rank)
+            logger.warning(
+                "rank %d: dropped a channel of rank %d: %d others wait for groups that are not made here",
+                self.rank,
+                hello.rank,
+                waiting,
+            )
             stream.close()
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class MpiBackend(LaneBackend):
         if auth == "none" and token is not None:
             raise ConfigError("auth='none' does not go with a token (leave one of them out)")
         if options.tls is not None:
-            raise ConfigError("MPI's traffic cannot be encrypted by Phalanx (leave tls out, or use backend='mesh')")
+            raise ConfigError("Phalanx cannot encrypt the traffic of MPI (leave tls out, or use backend='mesh')")
         if options.algorithm is not None:
             raise ConfigError("on MPI the algorithms are MPI's own (leave algorithm out, or use backend='mesh')")
         self.mpi = load_mpi()
