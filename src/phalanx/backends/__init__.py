@@ -1,4 +1,4 @@
-"""How bytes move between ranks: one class per way of moving."""
+"""Backends: ways of moving bytes between ranks. One class for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend can do, and the part that all backends of this package share."""
+"""The interface of all backends, and the base of those that are part of this package."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend"]
 
 
 class Backend(ABC):
-    """How bytes move between ranks. The base of all backends.
+    """A way of moving bytes between ranks.
 
-    A backend of your own needs only what is abstract here; `phalanx.Group` puts the collectives on it.
+    A backend of your own implements the abstract methods; `phalanx.Group` adds the collectives.
     """
 
     _adapter: LaneBackend | None = None
-    """What gives lanes to a backend that has none; see `plain`."""
+    """Adds lanes to a backend of the user's; made by `plain.as_lane_backend`."""
 
     @property
     @abstractmethod
@@ -44,7 +44,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many participants there are."""
+        """The number of participants."""
 
     @abstractmethod
     def send(self, data: Any, dst: int, *, timeout: float | None = None) -> None:
@@ -94,11 +94,11 @@ class LaneBackend(Backend):
     topology: Literal["full", "star"] = "full"
     """Which ranks are connected: all, or each with rank 0 only."""
     peers: Literal["phalanx", "ferrotorch"] = "phalanx"
-    """What the other ranks are. Among ferrotorch's, everything travels as the classic wire's plain messages."""
+    """The library that the other ranks use. With ferrotorch, only plain messages of the classic wire are sent."""
     self_send = False
-    """Whether a rank may send to itself."""
+    """True if a rank may send to itself."""
     engine_context: object = None
-    """What a collective engine made for this kind of backend needs; None if collectives go over lanes."""
+    """Data for a collective engine that is made for this kind of backend; None if collectives go over lanes."""
 
     def __init__(
         self,
@@ -120,16 +120,16 @@ class LaneBackend(Backend):
         self.hosts: tuple[str, ...] = (hostname(),) * len(self.world_ranks)
         """The host name of each rank."""
         self.host_ids: tuple[str, ...] = self.hosts
-        """Tells the machines apart, whatever their names are."""
+        """An identity of each rank's machine: two machines may have the same name."""
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
-        """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
+        """Ranks of one host with the same value can map each other's memory; empty for a rank that cannot."""
         self._raw: RawMessages | None = None
         self._barrier_at = 0
-        """How many messages of a barrier have been sent and received. One that timed out goes on in the next call."""
+        """Messages of the current barrier that are done. After a timeout, the next call continues from here."""
         self._dropped: weakref.finalize[..., Any] | None = None
         self._unusable: str | None = None
         self.forked = False
-        """Whether this is a forked child's copy."""
+        """True in a forked child, whose copy cannot be used."""
         self._lock = threading.RLock()
         self._counters: dict[object, int] = {}
         _backends.add(self)
@@ -159,18 +159,18 @@ class LaneBackend(Backend):
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
     def next_context(self, label: str, key: tuple[int, ...] | None = None) -> bytes:
-        """A fresh identity, the same on all ranks that ask for their n-th one of this kind."""
+        """A new identity. The n-th call with the same arguments returns the same one on all ranks."""
         with self._lock:
             number = self._counters[label, key] = self._counters.get((label, key), 0) + 1
         return derive_context(self.context, label, key, number)
 
     @property
     def is_unusable(self) -> bool:
-        """Whether this backend is closed, or was the parent process's."""
+        """True once this backend is closed, and in a forked child."""
         return self._unusable is not None
 
     def check_usable(self) -> None:
-        """Refuses what comes after the end.
+        """Refuses to go on after the end of this backend.
 
         Raises:
             Closed: The backend is closed, or this is a forked child.
@@ -179,7 +179,7 @@ class LaneBackend(Backend):
             raise Closed(self._unusable, rank=self.world_ranks[self._rank])
 
     def check_peer(self, peer: int) -> int:
-        """A rank as a plain int; refuses one that cannot be talked to.
+        """Returns a rank as a plain int; refuses a rank that cannot be sent to.
 
         Raises:
             InvalidRank: There is no such rank.
@@ -282,7 +282,7 @@ class LaneBackend(Backend):
 
 
 def _ignore(_error: Exception) -> None:
-    """Nobody is left to hear why a dropped backend could not be closed."""
+    """Drops the error of closing: no caller is left to raise it to."""
 
 
 _backends: weakref.WeakSet[LaneBackend] = weakref.WeakSet()

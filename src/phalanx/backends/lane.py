@@ -1,7 +1,7 @@
 """A lane: an ordered stream of tagged messages among the members of one group.
 
-The thread that waits for an operation moves the bytes for it; an operation that nobody waits for is moved by the lane's
-own thread, which exists only once it is needed. Ranks here are those of the group, from 0 to `size - 1`.
+The thread that waits for an operation moves the bytes for it. If no thread waits, the lane's background thread does; it
+is started when it is first needed. Ranks here are those of the group, from 0 to `size - 1`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ACCOUNT_WAIT = 1.0
 
 
 class Lane(ABC):
-    """What a group sends and receives on.
+    """Sends and receives messages among the members of a group.
 
     Args:
         rank: This rank in the group.
         members: The world rank of each member.
-        control: Knows why a member is lost.
+        control: Asked why a member is lost.
     """
 
     def __init__(self, rank: int, members: Sequence[int], control: ControlPlane) -> None:
@@ -66,10 +66,10 @@ class Lane(ABC):
         self._interrupters: list[Callable[[bool], None]] = []
 
     direct = False
-    """Whether `outbound` and `inbound` are channels of this lane alone, on which frames can be moved directly."""
+    """True if `outbound` and `inbound` are channels of this lane alone, so that frames can be moved directly."""
 
     oversubscribed = True
-    """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
+    """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     # -- what a transport provides -------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Lane(ABC):
         return None
 
     def mailbox_source(self, src: int) -> int:
-        """What the mailbox calls a member."""
+        """The number by which the mailbox knows a member."""
         return src
 
     def streams(self) -> list[Stream]:
@@ -139,7 +139,7 @@ class Lane(ABC):
             self.drive(waiting)
             waiting = _unfinished(waiting)
             if waiting and self.oversubscribed:
-                os.sched_yield()  # who is to send may need this core
+                os.sched_yield()  # the sender may need this core
         if not waiting:  # most sends are done at once
             return True
         waker = Waker.take()
@@ -179,7 +179,7 @@ class Lane(ABC):
         return True
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        """Makes sure that somebody moves the bytes of an operation for which nobody waits.
+        """Has the background thread move the bytes of an operation while its caller does not wait.
 
         `expire` is called if the deadline passes first.
         """
@@ -192,7 +192,7 @@ class Lane(ABC):
         self._thread.add(operation, deadline, expire)
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until everything that was queued is on its way or has failed, or the deadline has come."""
+        """Waits until every queued message is sent or has failed, or the deadline has come."""
         unsent = self.unsent()
         while unsent and self.wait(unsent, deadline):
             unsent = [operation for operation in unsent if not operation.done]
@@ -204,13 +204,13 @@ class Lane(ABC):
         self._end(error, goodbye=False)
 
     def close(self) -> None:
-        """Says goodbye and gives everything back."""
+        """Tells the members that this rank has closed the lane, and releases everything."""
         self._end(ChannelClosed(self.members[self.rank], "this group was closed on this rank"), goodbye=True)
         if self._thread is not None:
             self._thread.stop()
 
     def left(self, src: int) -> None:
-        """A member closed its world. What it sent before still arrives; without a channel from it, nothing will."""
+        """Handles that a member has closed its world. Its channel still delivers; without one, receives fail."""
         if not any(channel.src == src and not channel.ended for channel in self.inbound(src)):
             self.mailbox.gone(src, ChannelClosed(self.members[src], "it has left the world"))
 
@@ -224,7 +224,7 @@ class Lane(ABC):
             raise self.error
 
     def await_error(self, seconds: float) -> BaseException | None:
-        """Why the lane has ended, after waiting so long to be told; None if it has not."""
+        """Waits for the lane to end, up to `seconds`, and returns its error; None if it has not ended."""
         deadline = Deadline(seconds)
         waker = Waker.take()
         self.add_sleeper(waker)
@@ -239,9 +239,10 @@ class Lane(ABC):
             waker.give_back()
 
     def whole_account(self, error: PhalanxError) -> PhalanxError:
-        """The error of a member that gave up, with who was missing.
+        """A member's `Timeout`, completed with the ranks that were missing; any other error unchanged.
 
-        It ended its lane before it asked around, so its last word is brief, and the account comes a little later.
+        The member ends its lane before it asks which ranks are missing, so its first error does not name them. The
+        complete one follows through the control plane.
         """
         if not isinstance(error, Timeout) or error.missing:
             return error
@@ -260,13 +261,13 @@ class Lane(ABC):
             interrupt(False)
 
     def interrupt(self, on_purpose: bool) -> None:
-        """Ends the waits that are not the lane's own. Takes no locks: also for a forked child."""
+        """Ends the waits that are not the lane's own. Takes no locks, so that a forked child may call it."""
         interrupters, self._interrupters = self._interrupters, []
         for interrupt in interrupters:
             interrupt(on_purpose)
 
     def wake_readers(self) -> None:
-        """Makes every thread look again that may wait for the same channels."""
+        """Wakes every thread that may wait for the same channels."""
         self.wake_all()
 
     def add_sleeper(self, waker: Waker) -> None:
@@ -280,7 +281,7 @@ class Lane(ABC):
             self._sleepers.discard(waker)
 
     def wake_all(self) -> None:
-        """Makes every waiting thread look again."""
+        """Wakes every thread that waits on this lane."""
         with self._guard:
             sleepers = list(self._sleepers)
         for waker in sleepers:
@@ -297,7 +298,7 @@ class Lane(ABC):
         self.wake_all()
 
     def channel_error(self, peer: int, ended: Exception, goodbye: bool, last_word: bytes = b"") -> PhalanxError:
-        """Why the connection to a member ended, in the words of whoever knows best."""
+        """The error for a connection to a member that ended: the member's own reason if it is known."""
         rank = self.members[peer]
         if goodbye:
             return ChannelClosed(rank, "it has closed this group")
@@ -308,7 +309,7 @@ class Lane(ABC):
         known = self.error or self._control.verdict(rank, self.members, VERDICT_WAIT) or self.error
         if isinstance(known, PhalanxError):
             return known
-        if last_word:  # the directory is silent, but the member was not
+        if last_word:  # the directory said nothing, but the member did
             return self.told(rank, last_word)
         if self._control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
@@ -317,14 +318,14 @@ class Lane(ABC):
         return PeerLost(rank, str(ended))
 
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
-        """What a member said of why it found the group broken."""
+        """The error that a member gave as its reason for breaking the group."""
         try:
             return from_cause(parse_cause(last_word), rank)
         except ProtocolError as error:
             return ProtocolError(f"rank {rank} ended its channel with a malformed reason: {error}", peer=rank)
 
     def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
-        """An inbound channel is over: receives from its source fail, and so will later ones."""
+        """Fails all receives from the source of an inbound channel that has ended, now and later."""
         error = self.channel_error(channel.src, ended, goodbye, channel.last_word)
         self.mailbox.gone(channel.src, error)
         return error
@@ -332,7 +333,11 @@ class Lane(ABC):
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
     def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
-        """Moves what can be moved for these operations; returns what to poll for the rest, None if there is more."""
+        """Moves bytes for these operations without waiting.
+
+        Returns:
+            The descriptors and events to poll for the rest; None if more can be moved at once.
+        """
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
         outbound = {id(op.channel): op.channel for op in operations if isinstance(op, Outgoing)}.values()
@@ -347,7 +352,7 @@ class Lane(ABC):
         return polled
 
     def _read(self, channels: list[Inbound], operations: Sequence[Operation]) -> bool:
-        """Reads in turns, so that nobody's flood keeps the others out; False if it stopped before all was read."""
+        """Reads from the channels in turns, so that none is starved by another; False if it stopped before the end."""
         if len(channels) > 1:  # nor shall the one that was opened first always be the first
             first = next(self._turns) % len(channels)
             channels = channels[first:] + channels[:first]
@@ -371,7 +376,7 @@ def payload_size(payload: Sequence[Buffer]) -> int:
 
 
 def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
-    """What is still to be waited for: nothing once one has failed."""
+    """The operations that are not done; none if one has failed, because then the wait is over."""
     waiting = []
     for operation in operations:
         if operation.error is not None:

@@ -24,7 +24,7 @@ __all__ = ["SimulatedBackend"]
 
 
 class _World:
-    """What the ranks of one process share."""
+    """The state that all ranks of a simulated world share."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()
@@ -114,7 +114,7 @@ class _LocalLane(Lane):
             raise self._why_closed(broken[0])
 
     def _why_closed(self, member: int) -> PhalanxError:
-        """What to say of a member whose lane has ended: it may have closed its group, or found it broken."""
+        """The error for a member whose lane has ended: it has closed its group, or found it broken."""
         rank = self.members[member]
         broken = self._world.closed.get((*self._name, rank))
         if isinstance(broken, PhalanxError):
@@ -127,7 +127,7 @@ class _LocalLane(Lane):
             self._world.early.pop(self._key, None)
             if self._world.lanes.pop(self._key, None) is not None:
                 self._world.closed[self._key] = None if goodbye else error
-                if all(key in self._world.closed for key in keys):  # the last one: nobody can send there any more
+                if all(key in self._world.closed for key in keys):  # the last one: no rank can send there any more
                     for key in keys:
                         del self._world.closed[key]
             others = [self._world.lanes.get(key) for key in keys]

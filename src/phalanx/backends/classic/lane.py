@@ -31,7 +31,7 @@ def open_classic_lane(world: ClassicWorld, context: bytes, number: int, members:
 
 
 class _ClassicLane(Lane):
-    """A lane whose mailbox speaks of world ranks, because a connection serves lanes with different members."""
+    """A lane on shared connections. Its mailbox uses world ranks, because lanes have different members."""
 
     def __init__(
         self, world: ClassicWorld, lane_id: bytes, members: tuple[int, ...], mailbox: Mailbox, *, plain: bool
@@ -98,7 +98,7 @@ class _ClassicLane(Lane):
         self._world.remove_lane(self, self.lane_id)
         for channel in self._world.inbound.values():
             channel.release(self.mailbox, error)
-        if not goodbye or self._plain:  # the classic wire itself has no word for it
+        if not goodbye or self._plain:  # plain messages cannot say that a lane is closed
             return
         word = wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE) + self.lane_id + pack_header(Kind.GOODBYE, 0, 0, 0)
         for member in self.members:
@@ -110,7 +110,7 @@ class _ClassicLane(Lane):
 class _BorrowedLane(_ClassicLane):
     """A group's lane among ferrotorch's ranks: the backend's own stream, which outlives the group.
 
-    Its messages are bytes and nothing else, so only what fits that is sent and received.
+    Its messages are bytes without tag or type, so it refuses everything that needs one of these.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ def as_peers(peers: Peers) -> Peers:
 
 
 class ClassicWorld(ControlPlane):
-    """A rank's connections to the others. There is no directory: a loss is seen by those who were connected.
+    """A rank's connections to the others. There is no directory: a loss is seen only by the ranks connected to it.
 
     Args:
         peers: With `"ferrotorch"` nothing but plain messages goes over the wire.
@@ -68,7 +68,7 @@ class ClassicWorld(ControlPlane):
         self._nowhere.fail(ChannelClosed(rank, "this group was closed on this rank"))
         self._lanes: list[Lane] = []
         self._closed_lanes: BoundedSet[bytes] = BoundedSet()
-        """To drop what comes late."""
+        """Messages for these lanes are dropped."""
         self.inbound = {
             peer: ClassicInbound(
                 stream,
@@ -96,12 +96,12 @@ class ClassicWorld(ControlPlane):
             return self._mailboxes.setdefault(lane_id, Mailbox())
 
     def mailbox_for(self, lane_id: bytes) -> Mailbox:
-        """Where a message goes. What comes for a lane that was closed here goes nowhere."""
+        """The mailbox for a message. One for a lane that was closed here is dropped."""
         with self._lock:
             return self._nowhere if lane_id in self._closed_lanes else self.mailbox(lane_id)
 
     def wake_lanes(self) -> None:
-        """Makes every waiting thread look again: all lanes share the connections."""
+        """Wakes the waiting threads of all lanes, because they share the connections."""
         with self._lock:
             lanes = list(self._lanes)
         for lane in lanes:
@@ -121,11 +121,11 @@ class ClassicWorld(ControlPlane):
             self._closed_lanes.add(lane_id)
 
     def _sending_ended(self, peer: int, ended: Exception, _goodbye: bool) -> PhalanxError:
-        # What that rank sent before it went can still be read. That there is no more, the reader will see.
+        # What that rank sent before it went can still be read. The reader will see the end.
         return self._lost.get(peer) or PeerLost(peer, str(ended))
 
     def lost(self, peer: int, reason: str) -> PhalanxError:
-        """A connection ended: nothing more will come from that rank, in any lane, nor in one that is opened later."""
+        """Handles the end of a connection: fails receives from that rank in all lanes, now and later."""
         with self._condition:
             error = self._lost.setdefault(peer, PeerLost(peer, reason))
         with self._lock:

@@ -38,12 +38,12 @@ __all__ = ["MeshLane"]
 logger = logging.getLogger("phalanx.backends")
 
 PATIENT = (300, 100)
-"""How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
+"""Looks of a quick message at its ring, and yields of its core, before it sleeps: some 10 and 50 us."""
 OVERSUBSCRIBED = (0, 4)
-"""The same where there are more ranks than cores, and whoever is waited for may need this very core."""
+"""The same where there are more ranks than cores, and the other rank may need this very core."""
 
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""What a poll tells of a connection that the other side has closed, also if there is something left to read."""
+"""The event of a connection that the other side has closed, even if there is something left to read."""
 
 
 class MeshLane(Lane):
@@ -63,7 +63,7 @@ class MeshLane(Lane):
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
-        """A member has opened its channel to this rank. Called in the reactor's thread."""
+        """Takes the channel that a member has opened to this rank. Called in the reactor's thread."""
         if self.error is not None or world_rank not in self.members:
             stream.close()
             return
@@ -84,7 +84,7 @@ class MeshLane(Lane):
             if not taken:
                 self._inbound[src] = channel
         if taken:
-            # A member opens one channel; a second is a mistake of its side.
+            # A member opens one channel. A second one is an error of the member.
             logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
             stream.close()
         else:

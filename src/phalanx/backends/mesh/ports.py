@@ -1,4 +1,4 @@
-"""The connections of remote calls in the mesh: TCP with the world's handshake, and who can share memory."""
+"""Ports of the mesh: TCP connections with the world's handshake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MeshPort"]
 
 
 class MeshPort(LinkPort):
-    """Opens one connection for each rank that is called. What others open is handed to `accept`."""
+    """Opens one connection for each rank that is called. Hands those that others open to `accept`."""
 
     def __init__(self, world: MeshWorld, key: LaneKey, members: Sequence[int], accept: Accept) -> None:
         super().__init__(members, world)
@@ -29,7 +29,7 @@ class MeshPort(LinkPort):
         self._world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
-        """A member has opened a connection to this rank. Called in the reactor's thread."""
+        """Takes a connection that a member has opened to this rank. Called in the reactor's thread."""
         if self._closed or world_rank not in self.members:
             stream.close()
         else:
@@ -69,7 +69,7 @@ class MeshPort(LinkPort):
             self.on_close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the descriptors, without a word to anybody."""
+        """In a forked child: closes the descriptors only. The other ranks notice nothing."""
         self._closed = True
         if self.on_abandon is not None:
             self.on_abandon()

@@ -31,8 +31,8 @@ __all__ = ["MpiBackend"]
 class MpiBackend(LaneBackend):
     """All ranks of the MPI job that this process belongs to (`mpirun`, `mpiexec`, `srun`).
 
-    Rank and world size are MPI's. Who is alive, who is lost and what everybody does is told over Phalanx's own,
-    authenticated connections, whose address and token rank 0 gives out over MPI: nothing has to be configured.
+    Rank and world size are MPI's. The control plane, which knows the state of each rank, uses Phalanx's own,
+    authenticated connections. Rank 0 sends their address and token over MPI: nothing has to be configured.
 
     Args:
         timeout: For forming the world, and the default of every operation.
@@ -43,7 +43,7 @@ class MpiBackend(LaneBackend):
 
     Raises:
         BackendUnavailable: There is no mpi4py, or no MPI; names what to install.
-        ConfigError: The launcher is another MPI's, or an option is of no use here.
+        ConfigError: The launcher is another MPI's, or an option cannot be used with MPI.
         RendezvousError: The world did not form.
     """
 
@@ -142,7 +142,7 @@ class MpiBackend(LaneBackend):
     def after_fork_in_child(self, parent_pid: int) -> None:
         super().after_fork_in_child(parent_pid)
         self.mpi.broken = True  # the parent's MPI is not the child's to end
-        for lane in list(self._lanes):  # nor are the quick paths of its groups the child's to take
+        for lane in list(self._lanes):  # and the child must not use the fast paths of the parent's groups
             lane.interrupt(False)
         if self.world is not None:
             self.world.abandon()

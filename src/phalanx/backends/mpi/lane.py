@@ -22,7 +22,7 @@ __all__ = ["MpiLane"]
 
 
 class MpiLane(Lane):
-    """Its mailbox speaks of world ranks, because messages may be older than the lane.
+    """A lane on MPI. Its mailbox uses world ranks, because messages may be older than the lane.
 
     Args:
         name: The lane's, the same on all members.
@@ -48,7 +48,7 @@ class MpiLane(Lane):
     def start_send(
         self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
     ) -> Operation:
-        self._messages.progress()  # perhaps it has gone
+        self._messages.progress()  # the news that it has gone may have come
         rank = self.members[dst]
         error: BaseException | None = self.error or self._inbox.gone.get(rank)
         if error is None and self._control.has_left(rank):
