@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"wire"},
     {"_native"},
     {"config"},
-    {"deadline"},
+    {"deadline", "background_thread"},
     {"arguments", "system_limits"},
     {"errors", "types", "exception_text"},
     {"_core"},

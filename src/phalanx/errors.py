@@ -325,6 +325,20 @@ class RpcNoConnection(RpcError, NoConnection, ConnectionError):
     """There is no way from this rank to the one that is called."""
 
 
+def copy_for_raise(error: BaseException, operation: str, rank: int | None) -> BaseException:
+    """A copy of an error that several threads may share: the same message, but a traceback of its own."""
+    if isinstance(error, PeerLost):
+        return error.during(operation, rank)
+    if isinstance(error, PhalanxError):
+        copy = error.__class__.__new__(error.__class__)
+        copy.__dict__.update(error.__dict__)
+        copy.args = error.args
+        copy.operation = error.operation or operation
+        copy.rank = error.rank if error.rank is not None else rank
+        return copy
+    return error
+
+
 def of_call(error: BaseException) -> BaseException:
     """The error that a remote call raises for one of the layers below: what ends a call is an `RpcError`, too."""
     for kind, call_kind in ((Timeout, RpcTimeout), (NoConnection, RpcNoConnection)):

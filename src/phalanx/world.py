@@ -145,7 +145,7 @@ def _backend(
             )
         if launch.master is None:
             raise ConfigError("backend='tcp' needs a master (set MASTER_ADDR and MASTER_PORT, or give master=)")
-        from .backends.star import TcpBackend
+        from .backends.classic.star import TcpBackend
 
         return TcpBackend(launch.rank, launch.world_size, launch.master, timeout=timeout, options=options)
     from .backends.mesh.backend import MeshBackend

@@ -28,7 +28,7 @@ from tests.rendezvous.support import (
 )
 
 from phalanx.backends import MeshBackend
-from phalanx.backends.base import RAW_LANE, WORLD_CONTEXT
+from phalanx.backends.contexts import RAW_LANE, WORLD_CONTEXT
 from phalanx.backends.mesh import world as mesh_world
 from phalanx.config import Options
 from phalanx.errors import ChannelClosed, PeerLost, ProtocolError, Timeout
@@ -202,7 +202,7 @@ def test_channels_of_groups_that_are_never_made(
         honest_ranks_talk(group)
         eventually(lambda: len(caplog.records) == 7, "a line for each")
     assert {record.getMessage() for record in caplog.records} == {
-        "rank 0: dropped a channel of rank 2: too many wait for a group"
+        "rank 0: dropped a channel of rank 2: 5 others wait for groups that are not made here"
     }
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from phalanx.backends.base import WORLD_CONTEXT, derive_context
+from phalanx.backends.contexts import WORLD_CONTEXT, derive_context
 from phalanx.errors import AuthenticationFailed, ProtocolError
 from phalanx.wire import control
 from phalanx.wire.frames import Kind, pack_header

@@ -16,7 +16,7 @@ from tests.lateness import bound
 from tests.stress.support import LIMIT, groups, pattern, together
 
 import phalanx as px
-from phalanx.backends import lane as lane_module
+from phalanx.backends import lane_thread as lane_thread_module
 from phalanx.deadline import Deadline
 from phalanx.group.data.arrays import adapt
 from phalanx.rendezvous.control import Statuses
@@ -207,7 +207,7 @@ def test_no_more_descriptors_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyP
 
     with groups(2, "mesh") as (here, there):
         with monkeypatch.context() as broken:
-            broken.setattr(lane_module, "Waker", refuse)
+            broken.setattr(lane_thread_module, "Waker", refuse)
             with pytest.raises(px.OutOfResources, match="RLIMIT_NOFILE"):
                 here.irecv(src=1)
         # Nor does the receive that nobody knows of take the message.

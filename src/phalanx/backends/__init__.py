@@ -1,4 +1,4 @@
-"""How bytes move between ranks: one class per way of moving."""
+"""Backends: ways of moving bytes between ranks. One class for each."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .simulated import SimulatedBackend
 from .subgroup import SubBackend
 
 if TYPE_CHECKING:
+    from .classic.star import TcpBackend
     from .mpi.backend import MpiBackend
-    from .star import TcpBackend
 
 __all__ = ["Backend", "MeshBackend", "MpiBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "TcpBackend":  # with all of the classic wire: imported when first used
-        from .star import TcpBackend
+        from .classic.star import TcpBackend
 
         return TcpBackend
     if name == "MpiBackend":  # most worlds are not MPI's

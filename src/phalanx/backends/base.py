@@ -1,80 +1,40 @@
-"""What every backend can do, and the part that all backends of this package share."""
+"""The interface of all backends, and the base of those that are part of this package."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..algorithms.classic import Message, star_barrier
 from ..arguments import as_rank, as_seconds
+from ..background_thread import BackgroundThread
 from ..config import Options
 from ..deadline import DEFAULT_TIMEOUT, Deadline
-from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
+from ..errors import Closed, SelfSend, UnsupportedOp
 from ..rendezvous.host import hostname
-from ..system_limits import naming_limits
-from ..transports.mailbox import BufferSink, Operation
-from ..transports.stream import Buffer
 from ..wire.classic.frames import BARRIER
-from ..wire.control import OperationStatus
-from ..wire.frames import Kind
+from .contexts import RAW_LANE, derive_context
 from .control_plane import ControlPlane
 from .lane import Lane
 from .lane_ports import LanePort
 from .ports import Accept, LinkPort
+from .raw_messages import RawMessages, bytes_of
 
-if TYPE_CHECKING:
-    from .mpi.backend import Messenger
-
-__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend", "bytes_of", "close_when_dropped", "derive_context"]
-
-WORLD_CONTEXT = b"phalanx-world\0\0\0"
-"""The context of a whole world; those of all groups are derived from it."""
-RAW_LANE = 0
-"""The lane of `Backend.send` and `recv`; a group on the backend has lanes of its own."""
-
-
-def derive_context(parent: bytes, *parts: str | int | tuple[int, ...] | None) -> bytes:
-    """The identity of a group made from another: the same on all members, different for every group.
-
-    Plain ints only: `repr` of NumPy's is another text.
-    """
-    text = repr(parts).encode()
-    return hashlib.blake2b(parent + text, digest_size=16, person=b"phalanx-context").digest()
-
-
-def bytes_of(data: Any, *, writable: bool) -> memoryview:
-    """The bytes of anything with a contiguous buffer, without a copy.
-
-    Raises:
-        UnsupportedArray: There is no such buffer, or it cannot be written to.
-    """
-    try:
-        view = memoryview(data)
-    except TypeError:
-        raise UnsupportedArray(
-            f"{type(data).__name__} has no buffer (expected bytes, bytearray, memoryview or a NumPy array)"
-        ) from None
-    if not view.c_contiguous:
-        raise UnsupportedArray("the buffer is not contiguous (make a copy first, or use a Group, which does)")
-    if writable and view.readonly:
-        raise UnsupportedArray(f"a read-only {type(data).__name__} cannot be received into")
-    return view.cast("B") if view.nbytes else memoryview(bytearray())
+__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend"]
 
 
 class Backend(ABC):
-    """How bytes move between ranks. The base of all backends.
+    """A way of moving bytes between ranks.
 
-    A backend of your own needs only what is abstract here; `phalanx.Group` puts the collectives on it.
+    A backend of your own implements the abstract methods; `phalanx.Group` adds the collectives.
     """
 
     _adapter: LaneBackend | None = None
-    """What gives lanes to a backend that has none; see `plain`."""
+    """Adds lanes to a backend of the user's; made by `plain.as_lane_backend`."""
 
     @property
     @abstractmethod
@@ -84,7 +44,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many participants there are."""
+        """The number of participants."""
 
     @abstractmethod
     def send(self, data: Any, dst: int, *, timeout: float | None = None) -> None:
@@ -134,11 +94,11 @@ class LaneBackend(Backend):
     topology: Literal["full", "star"] = "full"
     """Which ranks are connected: all, or each with rank 0 only."""
     peers: Literal["phalanx", "ferrotorch"] = "phalanx"
-    """What the other ranks are. Among ferrotorch's, everything travels as the classic wire's plain messages."""
+    """The library that the other ranks use. With ferrotorch, only plain messages of the classic wire are sent."""
     self_send = False
-    """Whether a rank may send to itself."""
-    messenger: Messenger | None = None
-    """What collectives go through where that is MPI."""
+    """True if a rank may send to itself."""
+    engine_context: object = None
+    """Data for a collective engine that is made for this kind of backend; None if collectives go over lanes."""
 
     def __init__(
         self,
@@ -160,16 +120,16 @@ class LaneBackend(Backend):
         self.hosts: tuple[str, ...] = (hostname(),) * len(self.world_ranks)
         """The host name of each rank."""
         self.host_ids: tuple[str, ...] = self.hosts
-        """Tells the machines apart, whatever their names are."""
+        """An identity of each rank's machine: two machines may have the same name."""
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
-        """The same for ranks of one host that can map each other's memory; empty for one that cannot."""
-        self._raw: Lane | None = None
+        """Ranks of one host with the same value can map each other's memory; empty for a rank that cannot."""
+        self._raw: RawMessages | None = None
         self._barrier_at = 0
-        """How many messages of a barrier have been sent and received. One that timed out goes on in the next call."""
+        """Messages of the current barrier that are done. After a timeout, the next call continues from here."""
         self._dropped: weakref.finalize[..., Any] | None = None
         self._unusable: str | None = None
         self.forked = False
-        """Whether this is a forked child's copy."""
+        """True in a forked child, whose copy cannot be used."""
         self._lock = threading.RLock()
         self._counters: dict[object, int] = {}
         _backends.add(self)
@@ -199,18 +159,18 @@ class LaneBackend(Backend):
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
 
     def next_context(self, label: str, key: tuple[int, ...] | None = None) -> bytes:
-        """A fresh identity, the same on all ranks that ask for their n-th one of this kind."""
+        """A new identity. The n-th call with the same arguments returns the same one on all ranks."""
         with self._lock:
             number = self._counters[label, key] = self._counters.get((label, key), 0) + 1
         return derive_context(self.context, label, key, number)
 
     @property
     def is_unusable(self) -> bool:
-        """Whether this backend is closed, or was the parent process's."""
+        """True once this backend is closed, and in a forked child."""
         return self._unusable is not None
 
     def check_usable(self) -> None:
-        """Refuses what comes after the end.
+        """Refuses to go on after the end of this backend.
 
         Raises:
             Closed: The backend is closed, or this is a forked child.
@@ -219,7 +179,7 @@ class LaneBackend(Backend):
             raise Closed(self._unusable, rank=self.world_ranks[self._rank])
 
     def check_peer(self, peer: int) -> int:
-        """A rank as a plain int; refuses one that cannot be talked to.
+        """Returns a rank as a plain int; refuses a rank that cannot be sent to.
 
         Raises:
             InvalidRank: There is no such rank.
@@ -237,19 +197,14 @@ class LaneBackend(Backend):
         dst = self.check_peer(dst)
         view = bytes_of(data, writable=False)
         deadline = Deadline.of(timeout, self.timeout)
-        lane = self._raw_lane()
-        with naming_limits():
-            operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
-        self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
+        self.raw_messages().send(view, dst, deadline)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
         self.check_usable()
         src = self.check_peer(src)
         view = bytes_of(buffer, writable=True)
         deadline = Deadline.of(timeout, self.timeout)
-        lane = self._raw_lane()
-        operation = lane.post(src, 0, BufferSink(view))
-        self._finish(lane, operation, deadline, f"recv of {len(view)} bytes from rank {src}", src)
+        self.raw_messages().recv(view, src, deadline)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         self.check_usable()
@@ -277,58 +232,40 @@ class LaneBackend(Backend):
                 self._dropped.detach()
         self.control.unwatch(self._raw_context)
         if self._raw is not None:
-            self._raw.close()
+            self._raw.lane.close()
         self._close()
 
     def _close(self) -> None:
         """Gives back what a subclass holds."""
 
+    def raw_messages(self) -> RawMessages:
+        """The messages of `send` and `recv`. Their lane is opened when they are first asked for."""
+        if self._raw is None:
+            with self._lock:
+                if self._raw is None:
+                    self._raw = RawMessages(self.open_lane(self.context, RAW_LANE, range(self.world_size)))
+            self.control.watch(self._raw_context, self._raw)
+        return self._raw
+
     @property
     def _raw_context(self) -> bytes:
         return derive_context(self.context, "raw")
 
-    def _raw_lane(self) -> Lane:
-        if self._raw is None:
-            with self._lock:
-                if self._raw is None:
-                    self._raw = self.open_lane(self.context, RAW_LANE, range(self.world_size))
-            self.control.watch(self._raw_context, self)
-        return self._raw
+    def _close_when_dropped(self, close: Callable[[], None]) -> None:
+        """Closes the world of a backend to which no reference is left: its threads hold each other, and the peers wait.
 
-    def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
-        try:
-            with naming_limits():
-                lane.wait([operation], deadline)
-        finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
-            expired = lane.withdraw(operation)
-        if expired:
-            world_rank = self.world_ranks[peer]
-            raise Timeout(
-                f"{what}: not done within {deadline.seconds:g} s",
-                missing=[world_rank],
-                seconds=deadline.seconds,
-                rank=self.world_ranks[self._rank],
-                peer=world_rank,
-                operation=what.split(" ", 1)[0],
-            )
-        if operation.error is not None:
-            raise fresh(operation.error, what, self.world_ranks[self._rank])
+        Args:
+            close: Gives back what the backend holds. It must not hold the backend itself.
+        """
+        control = self.control
 
-    # -- the raw lane as something that breaks (see control_plane.Watcher) ---------------------------------------------
+        def dropped() -> None:
+            if not control.forked:
+                # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
+                BackgroundThread(close, "phalanx-close", on_error=_ignore).start()
 
-    def fail(self, error: PhalanxError) -> None:
-        """Ends every raw operation with `error`."""
-        if self._raw is not None:
-            self._raw.fail(error)
-
-    def left(self, rank: int) -> None:
-        """A member closed its world on purpose."""
-        if self._raw is not None:
-            self._raw.left(self.world_ranks.index(rank))
-
-    def status(self, sequence: int = 0) -> OperationStatus:
-        """Raw messages keep no journal."""
-        return OperationStatus("", 0, 0, "", False, float("inf"))
+        self._dropped = weakref.finalize(self, dropped)
+        self._dropped.atexit = False  # the end of the process says it all
 
     # -- fork ----------------------------------------------------------------------------------------------------------
 
@@ -344,47 +281,8 @@ class LaneBackend(Backend):
         )
 
 
-def fresh(error: BaseException, operation: str, rank: int | None) -> BaseException:
-    """An exception to raise for an error that may be shared by several threads.
-
-    The same words, a traceback of its own.
-    """
-    if isinstance(error, PeerLost):
-        return error.during(operation, rank)
-    if isinstance(error, PhalanxError):
-        copy = error.__class__.__new__(error.__class__)
-        copy.__dict__.update(error.__dict__)
-        copy.args = error.args
-        copy.operation = error.operation or operation
-        copy.rank = error.rank if error.rank is not None else rank
-        return copy
-    return error
-
-
-def payload_size(payload: Sequence[Buffer]) -> int:
-    """Bytes in all parts of a payload."""
-    return sum(len(part) for part in payload)
-
-
-def close_when_dropped(backend: LaneBackend, close: Callable[[], None]) -> None:
-    """Closes the world of a backend that nobody holds any more: its threads hold each other, and the peers wait.
-
-    Args:
-        close: Gives back what the backend holds. It must not hold the backend itself.
-    """
-    control = backend.control
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            close()
-
-    def dropped() -> None:
-        if not control.forked:
-            # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
-            threading.Thread(target=run, name="phalanx-close", daemon=True).start()
-
-    backend._dropped = weakref.finalize(backend, dropped)
-    backend._dropped.atexit = False  # the end of the process says it all
+def _ignore(_error: Exception) -> None:
+    """Drops the error of closing: no caller is left to raise it to."""
 
 
 _backends: weakref.WeakSet[LaneBackend] = weakref.WeakSet()

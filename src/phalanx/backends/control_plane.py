@@ -1,4 +1,4 @@
-"""Who must hear of a loss: every group that is open, and the first cause for those that ask later."""
+"""The health of a world: tells open groups of lost ranks, and keeps the first cause for later questions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ class Watcher(Protocol):
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
-        """Its members."""
+        """The world ranks of its members."""
 
     def fail(self, error: PhalanxError) -> None:
-        """Breaks it, from any thread, without waiting."""
+        """Breaks the group. Called in any thread; must not wait."""
 
     def left(self, rank: int) -> None:
-        """That world rank closed its world on purpose."""
+        """Handles that a world rank has closed its world on purpose."""
 
     def status(self, sequence: int = 0) -> OperationStatus:
-        """What this rank is doing in it, or did as its collective of that number."""
+        """This rank's operation in the group: the current one, or its collective of that number."""
 
 
 class ControlPlane:
-    """What a process knows of its world's health. The base serves worlds that only see their own connections."""
+    """A process's knowledge of its world: lost ranks, ranks that left, broken groups.
+
+    This base class serves worlds without a directory, which only see their own connections.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -47,9 +50,9 @@ class ControlPlane:
         self._left: set[int] = set()
         self._broken: dict[bytes, PhalanxError] = {}
         self.forked = False
-        """Whether this is a forked child's copy, whose locks may be held by threads that exist only in the parent."""
+        """True in a forked child, whose locks may be held by threads that exist only in the parent."""
         self.directory_host: int | None = None
-        """The rank that the directory ends with, if one does: when nobody answers, it is the one that does not."""
+        """The rank that hosts the directory, if a rank does: it is lost when the directory does not answer."""
 
     @property
     def trouble(self) -> PhalanxError | None:
@@ -98,11 +101,11 @@ class ControlPlane:
 
     @property
     def has_lost_ranks(self) -> bool:
-        """Whether a rank died."""
+        """True once a rank has died."""
         return bool(self._lost)
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank closed its world on purpose."""
+        """True once a rank has closed its world on purpose."""
         return rank in self._left
 
     def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
@@ -117,7 +120,7 @@ class ControlPlane:
         """Tells the other members of a group that it is broken, where there is a way to."""
 
     def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
-        """What the other ranks are doing in a group, where they can be asked.
+        """The operations of the other ranks in a group, if they can be asked.
 
         Args:
             sequence: Ask for this collective, of those that have got so far.
@@ -125,13 +128,13 @@ class ControlPlane:
         return Statuses(None)
 
     def answers(self, rank: int) -> bool:
-        """Whether a rank says, when asked now, that it is alive."""
+        """Asks a rank now; true if it answers that it is alive."""
         return rank in self.statuses(b"").replies
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """A rank died."""
+        """Handles that a rank has died."""
         error = PeerLost(rank, reason)
         with self._condition:
             self._lost.setdefault(rank, error)
@@ -141,12 +144,12 @@ class ControlPlane:
                 watcher.fail(error)
 
     def on_abort(self, rank: int, reason: str, traceback: str) -> None:
-        """A rank ended the world."""
+        """Handles that a rank has ended the world."""
         error = PeerLost(rank, reason, remote_traceback=traceback or None)
         self._end(error)
 
     def on_left(self, rank: int) -> None:
-        """A rank closed its world on purpose."""
+        """Handles that a rank has closed its world on purpose."""
         with self._condition:
             self._left.add(rank)
             self._condition.notify_all()
@@ -155,10 +158,10 @@ class ControlPlane:
                 watcher.left(rank)
 
     def on_break(self, context: bytes, rank: int, cause: Cause) -> None:
-        """Another member found a group broken."""
+        """Handles that another member has found a group broken."""
         error = from_cause(cause, rank)
         if isinstance(error, PeerLost) and error.peer == self.rank:
-            # Their connection broke while both are alive. Of oneself it makes no sense to hear that one is lost.
+            # The connection between the two broke, and both are alive. An error must not say that this rank is lost.
             error = type(error)(rank, f"it has lost its connection to this rank: {error.reason}")
         with self._condition:
             reference = self._watchers.get(context)
@@ -172,11 +175,11 @@ class ControlPlane:
             watcher.fail(error)
 
     def on_directory_lost(self, reason: str) -> None:
-        """Nobody watches any more, and nobody said why."""
-        self._end(RendezvousError(f"the directory went away, and nobody watches the ranks any more: {reason}"))
+        """Handles that the directory has gone without giving a reason."""
+        self._end(RendezvousError(f"the directory went away, so the loss of a rank is no longer noticed: {reason}"))
 
     def status(self, context: bytes | None, sequence: int = 0) -> OperationStatus:
-        """What this rank is doing in a group; without one, what it began last."""
+        """This rank's operation in a group; without a context, the one that it began last."""
         found = [watcher.status() for watcher in self._alive()]
         last = max(found, key=lambda s: (s.running, -s.seconds), default=IDLE)
         if context is None:

@@ -1,14 +1,13 @@
 """A lane: an ordered stream of tagged messages among the members of one group.
 
-The thread that waits for an operation moves the bytes for it; an operation that nobody waits for is moved by the lane's
-own thread, which exists only once it is needed. Ranks here are those of the group, from 0 to `size - 1`.
+The thread that waits for an operation moves the bytes for it. If no thread waits, the lane's background thread does; it
+is started when it is first needed. Ranks here are those of the group, from 0 to `size - 1`.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import select
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,19 +23,19 @@ from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
 from ..wire.control import parse_cause
 from ..wire.frames import Kind
+from .lane_thread import LaneThread
+from .polling import sleep
 
 if TYPE_CHECKING:
     from .._core import QuickMessages, Recorder
     from .control_plane import ControlPlane
 
-__all__ = ["Lane", "sleep"]
+__all__ = ["Lane", "payload_size"]
 
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline, as long as there are more."""
 EAGER = 100e-6
 """Seconds that a waiting thread looks again and again before it sleeps."""
-STOP_WAIT = 5.0
-"""Seconds that closing waits for the lane's own thread, which may be in a callback of the user's."""
 VERDICT_WAIT = 0.25
 """Seconds a broken connection waits for the directory's word, so that a rank's own traceback is raised, not an echo."""
 ACCOUNT_WAIT = 1.0
@@ -44,12 +43,12 @@ ACCOUNT_WAIT = 1.0
 
 
 class Lane(ABC):
-    """What a group sends and receives on.
+    """Sends and receives messages among the members of a group.
 
     Args:
         rank: This rank in the group.
         members: The world rank of each member.
-        control: Knows why a member is lost.
+        control: Asked why a member is lost.
     """
 
     def __init__(self, rank: int, members: Sequence[int], control: ControlPlane) -> None:
@@ -62,15 +61,15 @@ class Lane(ABC):
         self._guard = threading.RLock()
         self._sleepers: set[Waker] = set()
         self._turns = itertools.count()
-        self._mover: _Mover | None = None
+        self._thread: LaneThread | None = None
         self.error: BaseException | None = None
         self._interrupters: list[Callable[[bool], None]] = []
 
     direct = False
-    """Whether `outbound` and `inbound` are channels of this lane alone, on which frames can be moved directly."""
+    """True if `outbound` and `inbound` are channels of this lane alone, so that frames can be moved directly."""
 
-    crowded = True
-    """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
+    oversubscribed = True
+    """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     # -- what a transport provides -------------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class Lane(ABC):
         Raises:
             PhalanxError: There is none.
         """
-        raise PhalanxError(f"rank {self.members[dst]} has no channel of this {type(self).__name__} alone")
+        raise PhalanxError(f"this {type(self).__name__} has no channel of its own to rank {self.members[dst]}")
 
     @abstractmethod
     def inbound(self, src: int | None) -> Iterable[Inbound]:
@@ -108,7 +107,7 @@ class Lane(ABC):
         return None
 
     def mailbox_source(self, src: int) -> int:
-        """What the mailbox calls a member."""
+        """The number by which the mailbox knows a member."""
         return src
 
     def streams(self) -> list[Stream]:
@@ -139,8 +138,8 @@ class Lane(ABC):
         while waiting and time.monotonic() < eager:
             self.drive(waiting)
             waiting = _unfinished(waiting)
-            if waiting and self.crowded:
-                os.sched_yield()  # who is to send may need this core
+            if waiting and self.oversubscribed:
+                os.sched_yield()  # the sender may need this core
         if not waiting:  # most sends are done at once
             return True
         waker = Waker.take()
@@ -180,19 +179,20 @@ class Lane(ABC):
         return True
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        """Makes sure that somebody moves the bytes of an operation for which nobody waits.
+        """Has the background thread move the bytes of an operation while its caller does not wait.
 
         `expire` is called if the deadline passes first.
         """
         if operation.done:
             return
         with self._guard:
-            if self._mover is None:
-                self._mover = _Mover(self)
-        self._mover.add(operation, deadline, expire)
+            if self._thread is None:
+                self._thread = LaneThread(self.drive)
+                self._sleepers.add(self._thread.waker)
+        self._thread.add(operation, deadline, expire)
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until everything that was queued is on its way or has failed, or the deadline has come."""
+        """Waits until every queued message is sent or has failed, or the deadline has come."""
         unsent = self.unsent()
         while unsent and self.wait(unsent, deadline):
             unsent = [operation for operation in unsent if not operation.done]
@@ -204,13 +204,13 @@ class Lane(ABC):
         self._end(error, goodbye=False)
 
     def close(self) -> None:
-        """Says goodbye and gives everything back."""
+        """Tells the members that this rank has closed the lane, and releases everything."""
         self._end(ChannelClosed(self.members[self.rank], "this group was closed on this rank"), goodbye=True)
-        if self._mover is not None:
-            self._mover.stop()
+        if self._thread is not None:
+            self._thread.stop()
 
     def left(self, src: int) -> None:
-        """A member closed its world. What it sent before still arrives; without a channel from it, nothing will."""
+        """Handles that a member has closed its world. Its channel still delivers; without one, receives fail."""
         if not any(channel.src == src and not channel.ended for channel in self.inbound(src)):
             self.mailbox.gone(src, ChannelClosed(self.members[src], "it has left the world"))
 
@@ -224,7 +224,7 @@ class Lane(ABC):
             raise self.error
 
     def await_error(self, seconds: float) -> BaseException | None:
-        """Why the lane has ended, after waiting so long to be told; None if it has not."""
+        """Waits for the lane to end, up to `seconds`, and returns its error; None if it has not ended."""
         deadline = Deadline(seconds)
         waker = Waker.take()
         self.add_sleeper(waker)
@@ -239,9 +239,10 @@ class Lane(ABC):
             waker.give_back()
 
     def whole_account(self, error: PhalanxError) -> PhalanxError:
-        """The error of a member that gave up, with who was missing.
+        """A member's `Timeout`, completed with the ranks that were missing; any other error unchanged.
 
-        It ended its lane before it asked around, so its last word is brief, and the account comes a little later.
+        The member ends its lane before it asks which ranks are missing, so its first error does not name them. The
+        complete one follows through the control plane.
         """
         if not isinstance(error, Timeout) or error.missing:
             return error
@@ -260,13 +261,13 @@ class Lane(ABC):
             interrupt(False)
 
     def interrupt(self, on_purpose: bool) -> None:
-        """Ends the waits that are not the lane's own. Takes no locks: also for a forked child."""
+        """Ends the waits that are not the lane's own. Takes no locks, so that a forked child may call it."""
         interrupters, self._interrupters = self._interrupters, []
         for interrupt in interrupters:
             interrupt(on_purpose)
 
     def wake_readers(self) -> None:
-        """Makes every thread look again that may wait for the same channels."""
+        """Wakes every thread that may wait for the same channels."""
         self.wake_all()
 
     def add_sleeper(self, waker: Waker) -> None:
@@ -280,7 +281,7 @@ class Lane(ABC):
             self._sleepers.discard(waker)
 
     def wake_all(self) -> None:
-        """Makes every waiting thread look again."""
+        """Wakes every thread that waits on this lane."""
         with self._guard:
             sleepers = list(self._sleepers)
         for waker in sleepers:
@@ -297,18 +298,18 @@ class Lane(ABC):
         self.wake_all()
 
     def channel_error(self, peer: int, ended: Exception, goodbye: bool, last_word: bytes = b"") -> PhalanxError:
-        """Why the connection to a member ended, in the words of whoever knows best."""
+        """The error for a connection to a member that ended: the member's own reason if it is known."""
         rank = self.members[peer]
         if goodbye:
             return ChannelClosed(rank, "it has closed this group")
         if isinstance(ended, ProtocolError):
-            return ProtocolError(f"rank {rank} sent what is no message, its channel is closed: {ended}", peer=rank)
+            return ProtocolError(f"rank {rank} sent a malformed message; closing the channel to it: {ended}", peer=rank)
         if isinstance(ended, Torn):
             return ChannelClosed(rank, f"{ended}, so this channel is closed")
         known = self.error or self._control.verdict(rank, self.members, VERDICT_WAIT) or self.error
         if isinstance(known, PhalanxError):
             return known
-        if last_word:  # the directory is silent, but the member was not
+        if last_word:  # the directory said nothing, but the member did
             return self.told(rank, last_word)
         if self._control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
@@ -317,14 +318,14 @@ class Lane(ABC):
         return PeerLost(rank, str(ended))
 
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
-        """What a member said of why it found the group broken."""
+        """The error that a member gave as its reason for breaking the group."""
         try:
             return from_cause(parse_cause(last_word), rank)
         except ProtocolError as error:
-            return ProtocolError(f"the last word of rank {rank} is no message: {error}", peer=rank)
+            return ProtocolError(f"rank {rank} ended its channel with a malformed reason: {error}", peer=rank)
 
     def inbound_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> PhalanxError:
-        """An inbound channel is over: receives from its source fail, and so will later ones."""
+        """Fails all receives from the source of an inbound channel that has ended, now and later."""
         error = self.channel_error(channel.src, ended, goodbye, channel.last_word)
         self.mailbox.gone(channel.src, error)
         return error
@@ -332,7 +333,11 @@ class Lane(ABC):
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
     def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
-        """Moves what can be moved for these operations; returns what to poll for the rest, None if there is more."""
+        """Moves bytes for these operations without waiting.
+
+        Returns:
+            The descriptors and events to poll for the rest; None if more can be moved at once.
+        """
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
         outbound = {id(op.channel): op.channel for op in operations if isinstance(op, Outgoing)}.values()
@@ -347,7 +352,7 @@ class Lane(ABC):
         return polled
 
     def _read(self, channels: list[Inbound], operations: Sequence[Operation]) -> bool:
-        """Reads in turns, so that nobody's flood keeps the others out; False if it stopped before all was read."""
+        """Reads from the channels in turns, so that none is starved by another; False if it stopped before the end."""
         if len(channels) > 1:  # nor shall the one that was opened first always be the first
             first = next(self._turns) % len(channels)
             channels = channels[first:] + channels[:first]
@@ -365,8 +370,13 @@ class Lane(ABC):
         return True
 
 
+def payload_size(payload: Sequence[Buffer]) -> int:
+    """Bytes in all parts of a payload."""
+    return sum(len(part) for part in payload)
+
+
 def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
-    """What is still to be waited for: nothing once one has failed."""
+    """The operations that are not done; none if one has failed, because then the wait is over."""
     waiting = []
     for operation in operations:
         if operation.error is not None:
@@ -374,68 +384,3 @@ def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
         if not operation.done:
             waiting.append(operation)
     return waiting
-
-
-def sleep(waker: Waker, polled: Iterable[tuple[int, int]], deadline: Deadline) -> None:
-    """Sleeps until one of these descriptors has these events, the waker is set, or the deadline has come."""
-    poller = select.poll()
-    poller.register(waker.fd, select.POLLIN)
-    events: dict[int, int] = {}
-    for fd, wanted in polled:
-        events[fd] = events.get(fd, 0) | wanted  # one descriptor may be both read and written
-    for fd, wanted in events.items():
-        if fd >= 0:
-            poller.register(fd, wanted)
-    poller.poll(deadline.poll_ms())
-
-
-class _Mover:
-    """The lane's own thread, for operations that nobody waits for. Made by who holds the lane's guard."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
-        self._lock = threading.RLock()
-        self._stopping = False
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name="phalanx-lane", daemon=True)
-        self._thread.start()
-        lane._sleepers.add(self._waker)
-
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        with self._lock:
-            self._jobs.append((operation, deadline, expire))
-        operation.add_waker(self._waker)  # another thread may complete it
-        self._waker.set()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._waker.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(STOP_WAIT)
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._turn()
-
-    def _turn(self) -> None:
-        # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        self._waker.clear()
-        if self._stopping:  # said just before: `clear` has forgotten the word
-            return
-        with self._lock:
-            self._jobs = [job for job in self._jobs if not job[0].done]
-            jobs = list(self._jobs)
-        now = time.monotonic()
-        for operation, deadline, expire in jobs:
-            if deadline.at <= now and not operation.done:
-                try:
-                    expire()
-                except Exception as error:  # it must not end the others' service
-                    operation.complete(error)
-        polled = self._lane.drive([operation for operation, _, _ in jobs if not operation.done])
-        if polled is not None:
-            sleep(self._waker, polled, min((job[1] for job in jobs), key=lambda d: d.at, default=_NEVER))
-
-
-_NEVER = Deadline(float("inf"))

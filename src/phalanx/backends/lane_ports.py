@@ -1,7 +1,7 @@
 """Streams made of the messages of a lane: remote calls on backends that have no connections of their own for them.
 
-A lane takes in whatever comes, so the streams hold each other back: a sender has at most a window of bytes under way
-that the reader has not taken, and the reader says how many it took.
+A lane accepts any number of messages, so the streams limit themselves: a sender has at most a window of bytes that the
+reader has not taken, and the reader reports how many it took.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["LanePort"]
 
 FORTH, BACK = 1, 2
-"""The tags of what goes from who opened a stream to the other end, and back."""
+"""Tags: FORTH of bytes from the rank that opened the stream, BACK of bytes to it."""
 TAKEN = 2
-"""Added to the tag of a stream's bytes: how many of them their reader took."""
+"""Added to the tag of a stream's bytes: a report of how many their reader took."""
 LONGEST = 256 << 10
 """Bytes of one message."""
 WINDOW = 1 << 20
@@ -51,7 +51,7 @@ class LanePort(LinkPort):
         self._accept = accept
         self._lock = threading.RLock()
         self._streams: dict[tuple[int, int], LaneStream] = {}
-        """By the member and the tag of what comes."""
+        """By the member and the tag of the bytes that come from it."""
         self._closed = False
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class LanePort(LinkPort):
         self._lane.move_in_background(receive, _FOREVER, _never)
 
     def _arrived(self, src: int, receive: Receive, sink: _Message) -> None:
-        if isinstance(receive.error, ProtocolError):  # too long: nobody of ours sent that
+        if isinstance(receive.error, ProtocolError):  # too long: no `LaneStream` sends that
             self._expect(src)
             return
         if receive.error is not None or self._closed:
@@ -117,7 +117,7 @@ class LanePort(LinkPort):
 
 
 def _never() -> None:
-    """A deadline that does not come."""
+    """Stands for the end of a deadline that never comes."""
 
 
 class _Message(Sink):
@@ -148,7 +148,7 @@ class LaneStream(Stream):
         self._lock = threading.RLock()
         self._came: deque[memoryview] = deque()
         self._untold = 0
-        """Bytes that were taken here since the sender was told."""
+        """Bytes that were taken since the last report to the sender."""
         self._under_way = 0
         self.ended: StreamEnded | None = None
 
@@ -208,13 +208,13 @@ class LaneStream(Stream):
             self.end(StreamEnded(str(operation.error)))
 
     def taken(self, count: int) -> None:
-        """The reader took so many bytes."""
+        """Makes room: the reader has taken `count` bytes."""
         with self._lock:
             self._under_way = max(0, self._under_way - count)
         self._waker.set()
 
     def deliver(self, data: bytearray) -> None:
-        """Bytes have come; none at all mean the end."""
+        """Takes bytes that have come. An empty message means the end."""
         if not data:
             self.end(StreamEnded("the connection was closed by the other side", clean=True))
             return
@@ -223,7 +223,7 @@ class LaneStream(Stream):
         self._waker.set()
 
     def end(self, ended: StreamEnded) -> None:
-        """Nothing more will come."""
+        """Ends the stream; what has come can still be read."""
         with self._lock:
             if self.ended is None:
                 self.ended = ended
@@ -242,4 +242,4 @@ class LaneStream(Stream):
 
 
 def _no_matter(_operation: Operation) -> None:
-    """Whether it arrives is seen by what follows."""
+    """Ignores the result: the next message on the stream shows a failure."""

@@ -1,9 +1,9 @@
 """Groups on a backend of your own, which has only the six methods of `Backend`.
 
 Every frame travels as two plain messages: a head of fixed size that says what follows, and the body. One thread per
-peer receives and one sends, because a plain backend can neither be polled nor interrupted; each looks up every
-`LOOK_UP` seconds to see whether it is still needed. While a group uses the backend, its own `send` and `recv` must
-rest: a plain backend cannot tell the two kinds of message apart.
+peer receives and one sends, because a plain backend can neither be polled nor interrupted; every `LOOK_UP` seconds a
+receiving thread checks whether it is still needed. While a group uses the backend, do not call its own `send` and
+`recv`: a plain backend cannot tell the two kinds of message apart.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from ..arguments import shown
+from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Mailbox, Operation
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, Backend, LaneBackend, derive_context, payload_size
+from .base import DEFAULT_TIMEOUT, Backend, LaneBackend
+from .bounded_set import BoundedSet
+from .contexts import WORLD_CONTEXT, derive_context
 from .control_plane import ControlPlane
-from .lane import STOP_WAIT, Lane
-from .recent import Recent
+from .lane import Lane, payload_size
+from .lane_thread import STOP_WAIT
 
 __all__ = ["AdaptedBackend", "as_lane_backend"]
 
@@ -31,14 +34,14 @@ LANE_ID_SIZE = 16
 LOOK_UP = 0.2
 
 Outgoing = tuple[int, Sequence[Buffer], Operation]
-"""To whom, the parts of a message, and what waits for it."""
+"""The receiver, the parts of a message, and the operation that completes when it is sent."""
 
 
 def as_lane_backend(backend: Backend) -> LaneBackend:
     """The backend itself if it has lanes; else the one adapter of it, shared by all groups on it.
 
     Raises:
-        UsageError: It is no backend.
+        UsageError: `backend` is not a `Backend`.
     """
     if isinstance(backend, LaneBackend):
         return backend
@@ -50,7 +53,7 @@ def as_lane_backend(backend: Backend) -> LaneBackend:
 
 
 class AdaptedBackend(LaneBackend):
-    """Lanes on a plain backend."""
+    """Adds lanes to a plain backend."""
 
     def __init__(self, backend: Backend) -> None:
         size = backend.world_size
@@ -61,8 +64,8 @@ class AdaptedBackend(LaneBackend):
         self._mailboxes: dict[bytes, Mailbox] = {}
         self._gone: dict[int, PhalanxError] = {}
         self._open_lanes = 0
-        self._closed_lanes: Recent[bytes] = Recent()
-        self._threads: list[threading.Thread] = []
+        self._closed_lanes: BoundedSet[bytes] = BoundedSet()
+        self._threads: list[BackgroundThread] = []
         self._stop = threading.Event()
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
 
@@ -90,7 +93,7 @@ class AdaptedBackend(LaneBackend):
         self._outgoing.put((dst, parts, operation))
 
     def lane_closed(self, lane_id: bytes) -> None:
-        """The last lane that closes ends the threads."""
+        """Forgets a lane. The last one to close ends the threads."""
         with self._lock:
             self._mailboxes.pop(lane_id, None)
             self._closed_lanes.add(lane_id)
@@ -101,16 +104,15 @@ class AdaptedBackend(LaneBackend):
             self._stop.set()
             self._outgoing.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(STOP_WAIT)
+            thread.join(STOP_WAIT)
 
     def _start(self) -> None:
-        # Of their own for each set of threads: those that were told to stop may take a moment.
+        # New ones for each set of threads: those that were told to stop may take a moment.
         self._stop, self._outgoing = threading.Event(), queue.SimpleQueue()
         peers = [rank for rank in range(self.world_size) if rank != self._rank]
         targets: list[Callable[[], None]] = [functools.partial(self._send, self._outgoing)]
         targets += [functools.partial(self._receive, peer, self._stop) for peer in peers]
-        self._threads = [threading.Thread(target=t, name="phalanx-adapter", daemon=True) for t in targets]
+        self._threads = [BackgroundThread(target, "phalanx-adapter") for target in targets]
         for thread in self._threads:
             thread.start()
 
@@ -161,7 +163,7 @@ def _as_phalanx_error(error: Exception, peer: int) -> PhalanxError:
 
 
 class _AdaptedLane(Lane):
-    """A lane whose mailbox speaks of the backend's ranks, and whose bytes are moved by the adapter's threads."""
+    """A lane whose bytes are moved by the adapter's threads. Its mailbox knows members by the backend's ranks."""
 
     def __init__(
         self, adapter: AdaptedBackend, lane_id: bytes, rank: int, members: Sequence[int], mailbox: Mailbox

@@ -1,4 +1,4 @@
-"""How remote calls get their connections: a port that opens streams to members, and is told of those they open."""
+"""Ports: the connections of remote calls. A port opens streams to members, and accepts those that they open."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 __all__ = ["Accept", "LinkPort"]
 
 Accept = Callable[[int, Stream], None]
-"""Is told of a stream that a member (its rank in the group) has opened. From any thread; must not wait."""
+"""Takes a stream that a member (its rank in the group) has opened. Called in any thread; must not wait."""
 
 
 class LinkPort(ABC):
-    """Opens streams between the members of a group, each with two ends: who opened it, and the other.
+    """Opens and accepts streams between the members of a group.
 
     Args:
         members: The world rank of each member.
     """
 
-    crowded = True
-    """Whether ranks may have to share a core: then it is better to sleep at once than to look again."""
+    oversubscribed = True
+    """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
 
     def __init__(self, members: Sequence[int], control: ControlPlane) -> None:
         self.members = tuple(members)
         self.control = control
         self.on_close: Callable[[], None] | None = None
-        """Called when the world is closed and this port with it."""
+        """Called when the port is closed, also by its world."""
         self.on_abandon: Callable[[], None] | None = None
-        """Called in a forked child: whatever was opened belongs to the parent."""
+        """Called in a forked child: the open streams belong to the parent."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begins to accept; those that came before are handed over."""
+        """Begins to accept streams, and hands over those that came before."""
 
     @abstractmethod
     def dial(self, dst: int, deadline: Deadline) -> Stream:
@@ -56,13 +56,15 @@ class LinkPort(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Accepts nothing more. Streams that are open stay so."""
+        """Stops accepting. Open streams stay open."""
 
     def why_ended(self, member: int, ended: Exception, wait: float) -> PhalanxError:
-        """Why a stream to a member ended, in the words of whoever knows best."""
+        """The error for a stream to a member that ended: the member's own reason if it is known."""
         rank = self.members[member]
         if isinstance(ended, ProtocolError):
-            return ProtocolError(f"rank {rank} sent what is no message, the connection is closed: {ended}", peer=rank)
+            return ProtocolError(
+                f"rank {rank} sent a malformed message; closing the connection to it: {ended}", peer=rank
+            )
         known = self.control.verdict(rank, (), wait)
         if known is not None:
             return known

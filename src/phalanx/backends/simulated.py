@@ -15,15 +15,16 @@ from ..transports.mailbox import Envelope, Operation
 from ..transports.stream import Buffer
 from ..wire.control import Statuses as StatusesMessage
 from ..wire.frames import Kind
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, payload_size
+from .base import DEFAULT_TIMEOUT, LaneBackend
+from .contexts import WORLD_CONTEXT
 from .control_plane import ControlPlane
-from .lane import Lane
+from .lane import Lane, payload_size
 
 __all__ = ["SimulatedBackend"]
 
 
 class _World:
-    """What the ranks of one process share."""
+    """The state that all ranks of a simulated world share."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()
@@ -113,7 +114,7 @@ class _LocalLane(Lane):
             raise self._why_closed(broken[0])
 
     def _why_closed(self, member: int) -> PhalanxError:
-        """What to say of a member whose lane has ended: it may have closed its group, or found it broken."""
+        """The error for a member whose lane has ended: it has closed its group, or found it broken."""
         rank = self.members[member]
         broken = self._world.closed.get((*self._name, rank))
         if isinstance(broken, PhalanxError):
@@ -126,7 +127,7 @@ class _LocalLane(Lane):
             self._world.early.pop(self._key, None)
             if self._world.lanes.pop(self._key, None) is not None:
                 self._world.closed[self._key] = None if goodbye else error
-                if all(key in self._world.closed for key in keys):  # the last one: nobody can send there any more
+                if all(key in self._world.closed for key in keys):  # the last one: no rank can send there any more
                     for key in keys:
                         del self._world.closed[key]
             others = [self._world.lanes.get(key) for key in keys]
@@ -147,7 +148,7 @@ class SimulatedBackend(LaneBackend):
         size = len(world.planes)
         super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeout=timeout)
         # A message may come before the receiver's first call, so the lane must be there.
-        self._raw_lane()
+        self.raw_messages()
 
     @classmethod
     def create_group(cls, world_size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[SimulatedBackend]:

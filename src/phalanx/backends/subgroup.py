@@ -19,7 +19,7 @@ __all__ = ["SubBackend"]
 class SubBackend(LaneBackend):
     """A view on a parent backend, with channels of its own: its traffic never meets the parent's.
 
-    Only the members make it; nobody else has to take part. `rank` is the index among the members.
+    Only the members make it; the other ranks do not take part. `rank` is the index among the members.
 
     Args:
         parent: Any backend, also another `SubBackend`, or one of your own.
@@ -52,10 +52,10 @@ class SubBackend(LaneBackend):
             raise InvalidRank(parent.rank, len(chosen), f"rank {parent.rank} is not in this group (members: {names})")
         self.parent = parent
         self._lanes_of = lanes
-        """The parent, or what gives it lanes."""
+        """The parent, or the adapter that adds lanes to it."""
         self.topology = lanes.topology
         self.self_send = lanes.self_send
-        self.messenger = lanes.messenger
+        self.engine_context = lanes.engine_context
         self.members = tuple(chosen)
         """The parent's rank of each member."""
         self.peers = lanes.peers

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._native import core, dtype_of_code, plain_arrays
 from ..arguments import as_rank
-from ..backends.base import LaneBackend, fresh
+from ..backends.base import LaneBackend
+from ..backends.mpi.context import MpiContext, mpi_context
+from ..background_thread import BackgroundThread
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
@@ -31,7 +33,6 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .._core import Express, MpiCalls, Segment
-    from ..backends.mpi.backend import Messenger
     from .engines.mpi.device import DeviceExpress
 
 __all__ = ["Lockstep", "Turn"]
@@ -47,7 +48,8 @@ class Lockstep(GroupCore):
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
-        if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
+        mpi = mpi_context(backend)
+        if mpi is not None and mpi.mpi.takes_device_memory:
             from .engines.mpi.device import DeviceExpress
 
             self._express = DeviceExpress(weakref.proxy(self))
@@ -60,7 +62,7 @@ class Lockstep(GroupCore):
 
     def _choose_engine(self, turn: Turn) -> Engine:
         lane = self._collectives
-        messenger = self._backend.messenger
+        messenger = mpi_context(self._backend)
         if messenger is not None and messenger.mpi.multiple:
             return self._start_mpi(turn, messenger)
         if self._backend.peers == "ferrotorch":
@@ -85,7 +87,7 @@ class Lockstep(GroupCore):
         self._start_express(local.segment)
         return local
 
-    def _start_mpi(self, turn: Turn, messenger: Messenger) -> Engine:
+    def _start_mpi(self, turn: Turn, messenger: MpiContext) -> Engine:
         from .engines.mpi import engine as mpi_engine  # most worlds are not MPI's
 
         engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
@@ -205,7 +207,7 @@ class Lockstep(GroupCore):
             if self._cause is None:
                 self._break(self._lost(error, entry))
             self._told = True
-            raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
+            raise copy_for_raise(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
             limit = out_of_resources(interrupt)
             if limit is not None:
@@ -304,8 +306,7 @@ class _Worker:
         self._express: Express | DeviceExpress | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
     def idle(self) -> bool:
@@ -331,8 +332,7 @@ class _Worker:
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""
         self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def _serve(self) -> None:
         while (item := self._jobs.get()) is not None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from .._native import core
-from ..backends.base import LaneBackend, fresh
+from ..backends.base import LaneBackend
 from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
-from ..errors import Closed, PhalanxError, Timeout
+from ..errors import Closed, PhalanxError, Timeout, copy_for_raise
 from ..rendezvous.control import Statuses
 from ..wire import codec
 from ..wire.control import OperationStatus
@@ -142,7 +142,7 @@ class GroupCore:
         self._backend.check_usable()
         if self._cause is not None:
             self._told = True
-            raise fresh(self._cause, "an operation on a group that is already broken", self._world_rank)
+            raise copy_for_raise(self._cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of(timeout, self._timeout)
@@ -178,7 +178,7 @@ class GroupCore:
         if known is None:
             self._control.break_group(self._context, error)
         self._told = True
-        raise fresh(known or error, error.operation or "", self._world_rank) from None
+        raise copy_for_raise(known or error, error.operation or "", self._world_rank) from None
 
     # -- what to say ---------------------------------------------------------------------------------------------------
 

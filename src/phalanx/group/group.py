@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arguments import as_index, as_shape
-from ..backends.base import Backend, fresh
+from ..backends.base import Backend
 from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import Desync, PhalanxError
+from ..errors import Desync, PhalanxError, copy_for_raise
 from ..exception_text import describe, render_traceback
 from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
@@ -143,7 +143,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             if self._owns_backend:
                 self._backend.close()
         if isinstance(self._cause, Desync) and not self._told:
-            raise fresh(self._cause, "close", self._world_rank)
+            raise copy_for_raise(self._cause, "close", self._world_rank)
 
     def __enter__(self) -> Self:
         return self

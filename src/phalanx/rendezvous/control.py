@@ -157,7 +157,7 @@ class ControlClient:
         self._reactor.call_soon(lambda: self.link.send(message))
 
     def _flush(self) -> None:
-        if threading.current_thread() is not self._reactor.thread:
+        if not self._reactor.thread.is_current:
             done = threading.Event()
             if self._reactor.call_soon(done.set):
                 done.wait(FLUSH_WAIT)

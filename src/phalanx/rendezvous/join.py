@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..background_thread import BackgroundThread
 from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import AuthenticationFailed, NoConnection, ProtocolError, Timeout, WorldNotFormed
@@ -196,7 +197,7 @@ class DirectoryWatch:
     def _end(self, cause: EndCause | str) -> None:
         callback, self._on_end = self._on_end, None
         if callback is not None:
-            threading.Thread(target=callback, args=(cause,), daemon=True).start()
+            BackgroundThread(functools.partial(callback, cause), "phalanx-watch-end").start()
 
     def _beat(self) -> None:
         with contextlib.suppress(StreamEnded):

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._native import core
-from ..backends.base import fresh
 from ..backends.ports import LinkPort
 from ..deadline import Deadline
 from ..errors import (
@@ -32,6 +31,7 @@ from ..errors import (
     RpcTimeout,
     Timeout,
     UsageError,
+    copy_for_raise,
     of_call,
 )
 from ..group import Group
@@ -145,7 +145,7 @@ class Agent:
         self._control = backend.control
         everyone = range(backend.world_size)
         self._port = port = backend.open_port(context, LANE, everyone, functools.partial(_accept, this))
-        self._look = 0.0 if port.crowded else LOOK
+        self._look = 0.0 if port.oversubscribed else LOOK
         self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
         links = (self._callers, self._servers)
         unwatch = functools.partial(self._control.unwatch, context)
@@ -454,7 +454,7 @@ class Agent:
                 # several threads, each waiting for the one before it, would hear of a loss one after another.
                 found, lost = self._found_lost.get(dst, (0.0, None))
                 if lost is not None and found >= came:
-                    raise fresh(lost, "", self.world_ranks[self.rank])
+                    raise copy_for_raise(lost, "", self.world_ranks[self.rank])
                 return self._connect(dst, deadline)
             except PeerLost as lost:
                 self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
@@ -550,7 +550,7 @@ class Agent:
         )
 
     def _accept(self, src: int, stream: Stream) -> None:
-        if src != self.rank and not self._port.crowded:
+        if src != self.rank and not self._port.oversubscribed:
             stream.keep_in_cache()
         link = ServerLink(
             stream,

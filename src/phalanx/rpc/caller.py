@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import (
     Cancelled,
@@ -25,6 +24,7 @@ from ..errors import (
     RemoteError,
     RpcError,
     RpcTimeout,
+    copy_for_raise,
     of_call,
 )
 from ..transports.stream import Stream
@@ -204,7 +204,7 @@ class CallerLink(Link):
     def result(self, pending: Pending) -> Any:
         """What a finished call returns or raises."""
         if pending.error is not None:
-            raise of_call(fresh(pending.error, pending.name, self.rank))
+            raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
         if frame.kind is Kind.RESULT:
@@ -304,7 +304,7 @@ class CallerLink(Link):
             if not self.wait(goal, pending.deadline):
                 raise self.timed_out(pending)
         if self.ended is not None:
-            raise fresh(self.ended, pending.name, self.rank)
+            raise copy_for_raise(self.ended, pending.name, self.rank)
 
     @property
     def is_full(self) -> bool:
@@ -628,7 +628,7 @@ class RemoteStream:
                 self._taken = 0
             return self._link.value(frame)
         if self._error is not None:
-            raise of_call(fresh(self._error, self._name, self._link.rank))
+            raise of_call(copy_for_raise(self._error, self._name, self._link.rank))
         last = self._last
         assert last is not None
         if last.kind is Kind.ERROR:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..background_thread import BackgroundThread
 from .context import CallContext
 
 __all__ = ["EventLoop", "soon"]
@@ -27,7 +28,7 @@ class EventLoop:
         self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
 
@@ -41,8 +42,7 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._live, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = BackgroundThread(functools.partial(self._live, self._loop), self._name).start()
             self._under_way += 1
             loop = self._loop
 
@@ -72,8 +72,7 @@ class EventLoop:
             return
         self.cancel()
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)
-        if thread is not threading.current_thread():
-            thread.join(timeout)
+        thread.join(timeout)
 
     @staticmethod
     def _live(loop: asyncio.AbstractEventLoop) -> None:

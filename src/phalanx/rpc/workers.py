@@ -15,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from ..background_thread import BackgroundThread
+
 __all__ = ["Task", "Workers"]
 
 logger = logging.getLogger("phalanx.rpc")
@@ -61,8 +63,7 @@ class Workers:
         self._watchman_sleeps = True
         self._watchman_bell = threading.Event()
         self._stopping = False
-        self._watchman = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
-        self._watchman.start()
+        self._watchman = BackgroundThread(self._watch, f"{name}-watch").start()
         with self._lock:
             self._hire()
 
@@ -131,7 +132,8 @@ class Workers:
         self._watchman_bell.set()
         self._interrupt()
         ends = time.monotonic() + timeout
-        for thread in [self._watchman, *self._threads]:
+        self._watchman.join(timeout)
+        for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends - time.monotonic()))
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..backends.classic.backend import ClassicWorld
+from ..backends.classic.world import ClassicWorld
 from ..backends.lane import Lane
 from ..backends.mesh.world import MeshWorld
 from ..errors import ChannelClosed, UnsupportedOp, UsageError

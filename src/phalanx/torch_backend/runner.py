@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import Any, Protocol
 
+from ..background_thread import BackgroundThread
 from .errors import translated
 from .work import Finished, Job, Operation
 
@@ -60,7 +61,7 @@ class Runner:
         """Whether the thread will look at the line soon without being woken."""
         self._away = False
         """Whether the thread runs callbacks, and so cannot serve the line."""
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._starting = threading.Lock()
 
     def issue(self, job: Job, seconds: float | None, tensors: Any, *, later: bool, size: int) -> Any:
@@ -138,8 +139,7 @@ class Runner:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._signals.put(False)
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
 
     def _run_next(self) -> InLine | None:
         try:
@@ -162,7 +162,7 @@ class Runner:
                 self._start_another()
 
     def _start_another(self) -> None:
-        self._thread = threading.Thread(target=self._serve, name="phalanx-torch", daemon=True)
+        self._thread = BackgroundThread(self._serve, "phalanx-torch")
         self._thread.start()
 
     def _call_back(self, operation: InLine) -> bool:
@@ -170,7 +170,7 @@ class Runner:
         self._away = True
         operation.call_back()
         with self._starting:
-            if self._thread is not None and self._thread is not threading.current_thread():
+            if self._thread is not None and not self._thread.is_current:
                 return False
             self._away = False
         return True

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..arguments import LONGEST
+from ..background_thread import BackgroundThread
 from ..group.tracking import call_site
 from .errors import translated
 from .visible import unwatched
@@ -294,7 +295,7 @@ class Message(_Unfinished):
         except BaseException as failure:
             self._conclude(translated(failure))
         if self.has_callbacks:  # this thread moves the messages of others, too: it must not wait for one
-            threading.Thread(target=self.call_back, name="phalanx-torch-callback", daemon=True).start()
+            BackgroundThread(self.call_back, "phalanx-torch-callback").start()
 
     def _arrived(self, result: Any) -> None:
         if self._finish is not None:

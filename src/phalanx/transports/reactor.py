@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ..background_thread import BackgroundThread
+
 __all__ = ["Reactor"]
 
 logger = logging.getLogger("phalanx.reactor")
@@ -41,7 +43,7 @@ class Reactor:
         self._closed = False
         self._lock = threading.RLock()  # `call_soon` may be called by a signal handler in the middle of itself
         self._selector.register(self._wake_read, READ, self._drain_wake)
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = BackgroundThread(self._run, name)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -79,8 +81,6 @@ class Reactor:
             self._stopping = True
 
         if self.call_soon(end):
-            if threading.current_thread() is self.thread:
-                return
             self.thread.join(timeout)
 
     def abandon(self) -> None:

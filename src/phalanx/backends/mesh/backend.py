@@ -12,10 +12,14 @@ from ...config import Launch, Options, detect, four_variables, options_of
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
-from ..classic.backend import CLASSIC_BIND, ClassicWorld, Peers, check_peers
+from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..classic.lane import open_classic_lane
+from ..classic.world import CLASSIC_BIND, ClassicWorld, Peers, as_peers
+from ..contexts import WORLD_CONTEXT
 from ..lane import Lane
 from ..ports import Accept, LinkPort
+from .lane import MeshLane
+from .ports import MeshPort
 from .world import MeshWorld
 
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ class MeshBackend(LaneBackend):
         options, timeout = options_of(options), as_seconds(timeout)
         if not isinstance(wire, str):
             raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
-        check_peers(peers)
+        peers = as_peers(peers)
         if wire == "classic":
             from ...rendezvous.classic import form_mesh  # most worlds never need it
 
@@ -145,8 +149,8 @@ class MeshBackend(LaneBackend):
         self.hosts = tuple(member.hostname for member in world.roster)
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
-        self._raw_lane()  # a message may come before the first call
-        close_when_dropped(self, functools.partial(self.world.close, timeout))
+        self.raw_messages()  # a message may come before the first call
+        self._close_when_dropped(functools.partial(self.world.close, timeout))
 
     def barrier_messages(self) -> Sequence[Message]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
@@ -155,12 +159,14 @@ class MeshBackend(LaneBackend):
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        return self.world.open_lane(context, number, tuple(ranks))
+        if isinstance(self.world, ClassicWorld):
+            return open_classic_lane(self.world, context, number, tuple(ranks))
+        return MeshLane(self.world, context, number, tuple(ranks))
 
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
         if isinstance(self.world, MeshWorld):
             self.check_usable()
-            return self.world.open_port(context, number, tuple(ranks), accept)
+            return MeshPort(self.world, (context, number), ranks, accept)
         return super().open_port(context, number, ranks, accept)
 
     def _close(self) -> None:

@@ -27,24 +27,23 @@ from ...transports.stream import Buffer, Stream, StreamEnded
 from ...wire.control import pack_cause
 from ...wire.frames import Kind, pack_header
 from ...wire.handshake import Rejected, Status
-from ..base import payload_size
-from ..lane import Lane
+from ..lane import Lane, payload_size
+from .world import MeshWorld
 
 if TYPE_CHECKING:
     from ..._core import QuickMessages, Recorder, RingIn, RingOut
-    from .world import MeshWorld
 
 __all__ = ["MeshLane"]
 
 logger = logging.getLogger("phalanx.backends")
 
 PATIENT = (300, 100)
-"""How often a quick message looks at its ring, and then gives its core away, before it sleeps: some 10 and 50 us."""
-CROWDED = (0, 4)
-"""The same where there are more ranks than cores, and whoever is waited for may need this very core."""
+"""Looks of a quick message at its ring, and yields of its core, before it sleeps: some 10 and 50 us."""
+OVERSUBSCRIBED = (0, 4)
+"""The same where there are more ranks than cores, and the other rank may need this very core."""
 
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""What a poll tells of a connection that the other side has closed, also if there is something left to read."""
+"""The event of a connection that the other side has closed, even if there is something left to read."""
 
 
 class MeshLane(Lane):
@@ -52,19 +51,19 @@ class MeshLane(Lane):
 
     direct = True
 
-    def __init__(self, world: MeshWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
-        super().__init__(rank, members, world)
+    def __init__(self, world: MeshWorld, context: bytes, number: int, members: Sequence[int]) -> None:
+        super().__init__(members.index(world.rank), members, world)
         self._world = world
         self._key = (context, number)
         self._inbound: dict[int, RingInbound] = {}
         self._outbound: dict[int, RingOutbound] = {}
         self._quick: QuickMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
-        self.crowded = world.crowded
+        self.oversubscribed = world.oversubscribed
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
-        """A member has opened its channel to this rank. Called in the reactor's thread."""
+        """Takes the channel that a member has opened to this rank. Called in the reactor's thread."""
         if self.error is not None or world_rank not in self.members:
             stream.close()
             return
@@ -85,7 +84,7 @@ class MeshLane(Lane):
             if not taken:
                 self._inbound[src] = channel
         if taken:
-            # A member opens one channel; a second is a mistake of its side.
+            # A member opens one channel. A second one is an error of the member.
             logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
             stream.close()
         else:
@@ -131,7 +130,7 @@ class MeshLane(Lane):
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
-                if not self.crowded:
+                if not self.oversubscribed:
                     stream.keep_in_cache()
                 channel = RingOutbound(
                     stream,
@@ -234,14 +233,14 @@ class MeshLane(Lane):
 
     def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
         if not self._shares_memory_with(src):
-            raise ProtocolError("it offers shared memory, but shares none with this rank")
+            raise ProtocolError("it offered shared memory, but it cannot share memory with this rank")
         return open_offer(description, self._world.roster[self.members[src]].pid, stream)
 
     def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
         if core is None or not any(map(self._shares_memory_with, range(self.size))):
             return None
         world = self._world
-        spins, yields = CROWDED if self.crowded else PATIENT
+        spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
         self._quick = core.QuickMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )

@@ -1,24 +1,21 @@
-"""The connections of remote calls in the mesh: TCP with the world's handshake, and who can share memory."""
+"""Ports of the mesh: TCP connections with the world's handshake."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.stream import Stream
 from ...wire.handshake import Rejected, Status
 from ..ports import Accept, LinkPort
-
-if TYPE_CHECKING:
-    from .world import LaneKey, MeshWorld
+from .world import LaneKey, MeshWorld
 
 __all__ = ["MeshPort"]
 
 
 class MeshPort(LinkPort):
-    """Opens one connection for each rank that is called. What others open is handed to `accept`."""
+    """Opens one connection for each rank that is called. Hands those that others open to `accept`."""
 
     def __init__(self, world: MeshWorld, key: LaneKey, members: Sequence[int], accept: Accept) -> None:
         super().__init__(members, world)
@@ -26,13 +23,13 @@ class MeshPort(LinkPort):
         self._key = key
         self._accept = accept
         self._closed = False
-        self.crowded = world.crowded
+        self.oversubscribed = world.oversubscribed
 
     def start(self) -> None:
         self._world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
-        """A member has opened a connection to this rank. Called in the reactor's thread."""
+        """Takes a connection that a member has opened to this rank. Called in the reactor's thread."""
         if self._closed or world_rank not in self.members:
             stream.close()
         else:
@@ -55,7 +52,7 @@ class MeshPort(LinkPort):
             if error.status in (Status.CLOSED, Status.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
-        if not self.crowded:
+        if not self.oversubscribed:
             stream.keep_in_cache()
         return stream
 
@@ -72,7 +69,7 @@ class MeshPort(LinkPort):
             self.on_close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the descriptors, without a word to anybody."""
+        """In a forked child: closes the descriptors only. The other ranks notice nothing."""
         self._closed = True
         if self.on_abandon is not None:
             self.on_abandon()

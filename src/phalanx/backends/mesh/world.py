@@ -1,4 +1,4 @@
-"""A rank's place in the mesh: how it gets in, what it hears there, and how it leaves."""
+"""A rank's membership in a mesh: joining, news of the other ranks, leaving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..._native import core
 from ...config import Launch, Options
@@ -25,33 +25,42 @@ from ...transports.tcp import check_tls, listen
 from ...types import Address
 from ...wire.control import Member
 from ...wire.handshake import Hello, Role, Status
+from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
-from ..lane import Lane
-from ..ports import Accept, LinkPort
-from ..recent import Recent
-from .lane import MeshLane
-from .ports import MeshPort
 
-__all__ = ["LaneKey", "MeshWorld"]
+__all__ = ["Endpoint", "LaneKey", "MeshWorld"]
 
 LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
 
 STATUS_TIMEOUT = 0.6
-"""Seconds a rank waits for the directory's account of what the others are doing.
+"""Seconds a rank waits for the directory to collect the statuses of the others.
 
 The directory itself waits half of it.
 """
 GONE_AFTER = 0.5
-"""Seconds after which a rank at whose address nobody listens is taken for lost."""
+"""Seconds without a listener at a rank's address after which it is taken for lost."""
 PARKED = 256
 """Connections of one rank that may wait for this rank to make their groups."""
 
 logger = logging.getLogger("phalanx.backends")
 
 
+class Endpoint(Protocol):
+    """A lane, or a port of remote calls: takes the connections that other ranks open under its key."""
+
+    def attach(self, world_rank: int, stream: Stream) -> None:
+        """Takes a connection that a rank has opened. Called in the reactor's thread; must not wait."""
+
+    def close(self) -> None:
+        """Closes it with its world."""
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors only."""
+
+
 class MeshWorld(ControlPlane):
-    """A rank's place in the mesh: its listener, its control connection, and the roster. Shared by all lanes.
+    """A rank's membership in a mesh: its listener, its control connection, and the roster. Shared by all lanes.
 
     Args:
         meeting: Where the ranks meet, if that is known already; it is closed with the world. Else it is arranged.
@@ -75,12 +84,12 @@ class MeshWorld(ControlPlane):
         check_tls(options.tls)
         self.size = launch.world_size
         self.options = options
-        self._lanes: weakref.WeakValueDictionary[LaneKey, MeshLane | MeshPort] = weakref.WeakValueDictionary()
+        self._lanes: weakref.WeakValueDictionary[LaneKey, Endpoint] = weakref.WeakValueDictionary()
         self._parked: dict[LaneKey, list[tuple[int, Stream]]] = {}
-        self._closed_lanes: Recent[LaneKey] = Recent()
-        """To tell a late sender that the group is closed."""
-        self._broken_lanes: Recent[LaneKey] = Recent()
-        """Those of them that did not close on purpose."""
+        self._closed_lanes: BoundedSet[LaneKey] = BoundedSet()
+        """Lanes that were closed: a rank that connects to one is told so."""
+        self._broken_lanes: BoundedSet[LaneKey] = BoundedSet()
+        """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
         self._closing = False
         self.roster: list[Member] = []
@@ -129,30 +138,30 @@ class MeshWorld(ControlPlane):
     def trouble(self) -> PhalanxError | None:
         return self._acceptor.trouble
 
-    # -- what groups ask -----------------------------------------------------------------------------------------------
+    # -- for groups -------------------------------------------------------------------------------------------------
 
     def address_of(self, rank: int) -> Address:
-        """Where this rank connects to reach another."""
+        """The address at which this rank reaches another."""
         return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
 
     @property
-    def crowded(self) -> bool:
-        """Whether the ranks of this host have to share its cores."""
+    def oversubscribed(self) -> bool:
+        """True if the ranks of this host have to share its cores."""
         here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
         return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
     def shares_memory_with(self, rank: int) -> bool:
-        """Whether that rank and this one can map each other's memory."""
+        """True if that rank and this one can map each other's memory."""
         mine, other = self.roster[self.rank], self.roster[rank]
         return mine.memory != "" and (mine.host_id, mine.memory) == (other.host_id, other.memory)
 
     def dial_channel(self, key: LaneKey, rank: int, deadline: Deadline, check: Callable[[], None]) -> Stream:
-        """Connects to what that rank has under `key`. `check` is called meanwhile, and may raise to end it.
+        """Connects to the lane or port of a rank. `check` is called meanwhile, and may raise to end it.
 
         Raises:
             Timeout: It did not answer in time.
-            PeerLost: Nobody listens there any more.
-            Rejected: It does not want this connection.
+            PeerLost: It does not listen any more.
+            Rejected: It refuses the connection.
         """
         hello = Hello(Role.CHANNEL, self.rank, self.size, rank, *key)
         address = self.address_of(rank)
@@ -174,7 +183,7 @@ class MeshWorld(ControlPlane):
             raise self.no_answer(rank, deadline) from None
 
     def no_answer(self, rank: int, deadline: Deadline) -> Timeout:
-        """What to say of a rank that cannot be connected to."""
+        """The error for a rank that does not accept a connection in time."""
         return Timeout(
             f"rank {rank} did not answer at {self.address_of(rank)} within {deadline.seconds:g} s",
             missing=[rank],
@@ -206,16 +215,8 @@ class MeshWorld(ControlPlane):
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
-    def open_lane(self, context: bytes, number: int, members: tuple[int, ...]) -> Lane:
-        """A lane among these world ranks."""
-        return MeshLane(self, context, number, members.index(self.rank), members)
-
-    def open_port(self, context: bytes, number: int, members: tuple[int, ...], accept: Accept) -> LinkPort:
-        """A port for remote calls among these world ranks."""
-        return MeshPort(self, (context, number), members, accept)
-
-    def add_lane(self, key: LaneKey, lane: MeshLane | MeshPort) -> None:
-        """Makes a lane (or the port of remote calls) known; connections that came before it are handed over."""
+    def add_lane(self, key: LaneKey, lane: Endpoint) -> None:
+        """Makes a lane or a port known, and hands it the connections that came before it."""
         with self._lock:
             self._lanes[key] = lane
             parked = self._parked.pop(key, [])
@@ -260,7 +261,12 @@ class MeshWorld(ControlPlane):
         elif closed:
             stream.close()
         else:
-            logger.warning("rank %d: dropped a channel of rank %d: too many wait for a group", self.rank, hello.rank)
+            logger.warning(
+                "rank %d: dropped a channel of rank %d: %d others wait for groups that are not made here",
+                self.rank,
+                hello.rank,
+                waiting,
+            )
             stream.close()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -289,7 +295,7 @@ class MeshWorld(ControlPlane):
             self._reactor.call_soon(acceptor.close)
         if client is not None:
             self._reactor.call_soon(client.link.close)
-        if self._reactor.thread.ident is None:
+        if not self._reactor.thread.is_started:
             self._reactor.start()
         self._reactor.stop()
         with self._lock:
@@ -300,7 +306,7 @@ class MeshWorld(ControlPlane):
         self.meeting.close()
 
     def abandon(self) -> None:
-        """In a forked child: closes the descriptors, and says nothing to anybody."""
+        """In a forked child: closes the descriptors only. The other ranks notice nothing."""
         self._acceptor.abandon()
         self._client.link.stream.abandon()
         for lane in list(self._lanes.values()):

@@ -1,1 +1,1 @@
-"""MPI as a backend, whose library is loaded when it is asked for."""
+"""The MPI backend. Loads MPI's library when a backend is made, not when it is imported."""

@@ -5,45 +5,34 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ...arguments import as_seconds
 from ...config import Launch, Options, options_of, started_as
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, derive_context
+from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..contexts import WORLD_CONTEXT, derive_context
 from ..control_plane import ControlPlane
 from ..lane import Lane
+from ..mesh.ports import MeshPort
 from ..mesh.world import MeshWorld
 from ..ports import Accept, LinkPort
+from .context import MpiContext
 from .forming import all_host_ids, arrange, communicators
 from .lane import MpiLane
 from .library import Mpi, load_mpi
-from .messages import Post
+from .messages import MpiMessages
 
-__all__ = ["Messenger", "MpiBackend"]
-
-
-class Messenger:
-    """What the groups of a world need to use MPI themselves.
-
-    Args:
-        world: A communicator of all ranks that nobody else uses.
-    """
-
-    def __init__(self, mpi: Mpi, world: Any, post: Post) -> None:
-        self.mpi = mpi
-        self.world = world
-        self.post = post
-        self.crowded = post.crowded
+__all__ = ["MpiBackend"]
 
 
 class MpiBackend(LaneBackend):
     """All ranks of the MPI job that this process belongs to (`mpirun`, `mpiexec`, `srun`).
 
-    Rank and world size are MPI's. Who is alive, who is lost and what everybody does is told over Phalanx's own,
-    authenticated connections, whose address and token rank 0 gives out over MPI: nothing has to be configured.
+    Rank and world size are MPI's. The control plane, which knows the state of each rank, uses Phalanx's own,
+    authenticated connections. Rank 0 sends their address and token over MPI: nothing has to be configured.
 
     Args:
         timeout: For forming the world, and the default of every operation.
@@ -54,7 +43,7 @@ class MpiBackend(LaneBackend):
 
     Raises:
         BackendUnavailable: There is no mpi4py, or no MPI; names what to install.
-        ConfigError: The launcher is another MPI's, or an option is of no use here.
+        ConfigError: The launcher is another MPI's, or an option cannot be used with MPI.
         RendezvousError: The world did not form.
     """
 
@@ -73,7 +62,7 @@ class MpiBackend(LaneBackend):
         if auth == "none" and token is not None:
             raise ConfigError("auth='none' does not go with a token (leave one of them out)")
         if options.tls is not None:
-            raise ConfigError("MPI's traffic cannot be encrypted by Phalanx (leave tls out, or use backend='mesh')")
+            raise ConfigError("Phalanx cannot encrypt the traffic of MPI (leave tls out, or use backend='mesh')")
         if options.algorithm is not None:
             raise ConfigError("on MPI the algorithms are MPI's own (leave algorithm out, or use backend='mesh')")
         self.mpi = load_mpi()
@@ -84,7 +73,7 @@ class MpiBackend(LaneBackend):
         rank, size = world.rank, world.size
         hosts = all_host_ids(self.mpi, world, deadline)
         neighbours = [other for other in range(size) if hosts[other] == hosts[rank]]
-        crowded = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        oversubscribed = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         self.world: MeshWorld | None = None
         control, context = ControlPlane(0), WORLD_CONTEXT
         if size > 1:
@@ -116,19 +105,19 @@ class MpiBackend(LaneBackend):
             )
         super().__init__(rank, range(size), control, context=context, timeout=timeout, options=options)
         self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
-        self.post = Post(self.mpi, self._comms, context, options, crowded=crowded)
-        self.messenger = Messenger(self.mpi, world, self.post)
+        self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
+        self.engine_context = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
         if self.world is not None:
             self.hosts = tuple(member.hostname for member in self.world.roster)
             self.host_ids = tuple(member.host_id for member in self.world.roster)
             self.memory_ids = tuple(member.memory for member in self.world.roster)
-        self._raw_lane()  # a message may come before the first call
+        self.raw_messages()  # a message may come before the first call
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
         ranks = list(ranks)
         name = derive_context(context, "lane", number)
-        lane = MpiLane(self.post, name, ranks.index(self._rank), ranks, self.control)
+        lane = MpiLane(self.messages, name, ranks.index(self._rank), ranks, self.control)
         self._lanes.add(lane)
         return lane
 
@@ -136,7 +125,7 @@ class MpiBackend(LaneBackend):
         if self.world is None:
             return super().open_port(context, number, ranks, accept)
         self.check_usable()
-        return self.world.open_port(context, number, tuple(ranks), accept)
+        return MeshPort(self.world, (context, number), ranks, accept)
 
     def _close(self) -> None:
         world = self.world
@@ -145,15 +134,15 @@ class MpiBackend(LaneBackend):
         for lane in list(self._lanes):  # of groups that outlive their backend
             lane.close()
         if world is not None:
-            with self.post.kept_moving():
+            with self.messages.kept_moving():
                 world.close(self.timeout)
-        self.post.close()
+        self.messages.close()
         self._comms.in_use = lost
 
     def after_fork_in_child(self, parent_pid: int) -> None:
         super().after_fork_in_child(parent_pid)
         self.mpi.broken = True  # the parent's MPI is not the child's to end
-        for lane in list(self._lanes):  # nor are the quick paths of its groups the child's to take
+        for lane in list(self._lanes):  # and the child must not use the fast paths of the parent's groups
             lane.interrupt(False)
         if self.world is not None:
             self.world.abandon()

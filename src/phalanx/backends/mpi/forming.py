@@ -1,4 +1,4 @@
-"""How a world on MPI forms: communicators of its own, and where the control plane meets."""
+"""Forming a world on MPI: its communicators, and the address of its control plane."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .library import Mpi
 __all__ = ["Communicators", "all_host_ids", "arrange", "communicators"]
 
 _INVITATION = 4096
-"""Bytes in which rank 0 says where it hosts the directory."""
+"""Bytes of the message in which rank 0 says where it hosts the directory."""
 MAX_PROBLEM = 800
-"""Characters of what rank 0 says when it cannot: they fit, even if each takes four bytes."""
+"""Characters of an error that rank 0 reports instead: they fit, even if each takes four bytes."""
 _HOST_ID = 128
 _SETS = 63
 """Worlds that may be open at the same time in one process."""
 
 
 class Communicators:
-    """Three of all ranks: for making groups, for the heads of messages and for their bodies.
+    """Three communicators of all ranks: for making groups, for the heads of messages and for their bodies.
 
-    They are never freed. A message that nobody took may still be on its way when its world is closed, and an MPI may
-    hand it to whoever has the same communicator's number next.
+    They are never freed. A message that was not received may still be on its way when its world is closed, and MPI may
+    deliver it to the next communicator with the same number.
     """
 
     def __init__(self, world: Any, heads: Any, bodies: Any) -> None:
@@ -47,7 +47,7 @@ class Communicators:
 
 
 def communicators(mpi: Mpi, deadline: Deadline) -> Communicators:
-    """A set that no other world uses: one that all ranks have given back, or a new one.
+    """A set of communicators that no other world uses: one that all ranks have given back, or a new one.
 
     Raises:
         WorldNotFormed: Not all ranks of the job take part.
@@ -80,10 +80,10 @@ def _duplicate(mpi: Mpi, deadline: Deadline) -> Any:
 
 
 def finish(mpi: Mpi, request: Any, deadline: Deadline) -> None:
-    """Waits for something in which all ranks of the job take part.
+    """Waits for a request in which all ranks of the job take part.
 
     Raises:
-        WorldNotFormed: Not all did.
+        WorldNotFormed: Not all of them took part in time.
     """
     if not mpi.wait(request, deadline):
         mpi.broken = True
@@ -96,7 +96,7 @@ def finish(mpi: Mpi, request: Any, deadline: Deadline) -> None:
 
 
 def all_host_ids(mpi: Mpi, comm: Any, deadline: Deadline) -> list[bytes]:
-    """What tells the hosts of all ranks apart."""
+    """The identity of each rank's host."""
     mine = np.zeros(_HOST_ID, np.uint8)
     name = host_id().encode("utf-8", "surrogateescape")[:_HOST_ID]
     mine[: len(name)] = np.frombuffer(name, np.uint8)
@@ -111,12 +111,12 @@ def all_host_ids(mpi: Mpi, comm: Any, deadline: Deadline) -> list[bytes]:
 
 
 class _Invitation(msgspec.Struct):
-    """What rank 0 tells everybody over MPI."""
+    """The message of rank 0 to all ranks over MPI."""
 
     addresses: list[tuple[str, int]]
     token: bytes | None
     context: bytes
-    """Of its own for every world of the same processes."""
+    """Different for every world of the same processes."""
     problem: str = ""
 
 
@@ -175,7 +175,7 @@ def arrange(
 
 
 def _own_addresses(master: Address | None, options: Options, *, all_local: bool) -> list[str]:
-    """Where the others may find this host, best first."""
+    """Addresses at which other hosts may reach this one, best first."""
     if master is not None:
         return [master.host]
     if options.interface is not None:

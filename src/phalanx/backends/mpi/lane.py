@@ -12,7 +12,8 @@ from ...transports.mailbox import Envelope, Operation, Receive
 from ...transports.stream import Buffer
 from ...wire.frames import Kind
 from ..lane import Lane
-from .messages import Post, Sending
+from .inbox import Sending
+from .messages import MpiMessages
 
 if TYPE_CHECKING:
     from ..control_plane import ControlPlane
@@ -21,20 +22,22 @@ __all__ = ["MpiLane"]
 
 
 class MpiLane(Lane):
-    """Its mailbox speaks of world ranks, because messages may be older than the lane.
+    """A lane on MPI. Its mailbox uses world ranks, because messages may be older than the lane.
 
     Args:
         name: The lane's, the same on all members.
     """
 
-    def __init__(self, post: Post, name: bytes, rank: int, members: Sequence[int], control: ControlPlane) -> None:
+    def __init__(
+        self, messages: MpiMessages, name: bytes, rank: int, members: Sequence[int], control: ControlPlane
+    ) -> None:
         super().__init__(rank, members, control)
-        self._post = post
+        self._messages = messages
         self._name = name
-        self._inbox = post.inbox(name)
+        self._inbox = messages.inbox(name)
         self.mailbox = self._inbox.mailbox
         self.mailbox.sources = frozenset(self.members) - {self.members[rank]}
-        self.crowded = post.crowded
+        self.oversubscribed = messages.oversubscribed
 
     def source_of(self, envelope: Envelope) -> int:
         return self.members.index(envelope.src)
@@ -45,7 +48,7 @@ class MpiLane(Lane):
     def start_send(
         self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
     ) -> Operation:
-        self._post.progress()  # perhaps it has gone
+        self._messages.progress()  # the news that it has gone may have come
         rank = self.members[dst]
         error: BaseException | None = self.error or self._inbox.gone.get(rank)
         if error is None and self._control.has_left(rank):
@@ -54,7 +57,7 @@ class MpiLane(Lane):
             refused = Operation()
             refused.complete(error)
             return refused
-        return self._post.send(self._name, self._inbox, rank, kind, tag, description, payload)
+        return self._messages.send(self._name, self._inbox, rank, kind, tag, description, payload)
 
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
@@ -63,28 +66,28 @@ class MpiLane(Lane):
         return list(self._inbox.sending)
 
     def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
-        return self._post.wait(operations, deadline)
+        return self._messages.wait(operations, deadline)
 
     def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
-        self._post.progress()
+        self._messages.progress()
         return None
 
     def withdraw(self, operation: Operation) -> bool:
         if operation.done or operation.withdrawn:
             return False
         if isinstance(operation, Receive):
-            return self._post.withdraw_receive(operation, self.mailbox)
+            return self._messages.withdraw_receive(operation, self.mailbox)
         if isinstance(operation, Sending):
-            return self._post.withdraw_send(operation)
+            return self._messages.withdraw_send(operation)
         return super().withdraw(operation)
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
         if not operation.done:
-            self._post.move_in_background(operation, deadline, expire)
+            self._messages.move_in_background(operation, deadline, expire)
 
     def left(self, src: int) -> None:
         rank = self.members[src]
-        self._post.departed(self._inbox, rank, ChannelClosed(rank, "it has left the world"))
+        self._messages.departed(self._inbox, rank, ChannelClosed(rank, "it has left the world"))
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
-        self._post.close_lane(self._name, self._inbox, error, goodbye=goodbye)
+        self._messages.close_lane(self._name, self._inbox, error, goodbye=goodbye)

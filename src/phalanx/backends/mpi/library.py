@@ -1,4 +1,4 @@
-"""The MPI of this process, through mpi4py: loaded when it is asked for, and ended so that nothing hangs."""
+"""The MPI library of this process, through mpi4py: loaded on demand, and finalized so that nothing hangs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ INSTALL = (
 FINALIZE_WAIT = 5.0
 """Seconds that MPI has to end after something was left under way in it."""
 LOOKS = 2000
-"""How often a waiting thread looks again before it sleeps. Nothing moves in MPI while nobody looks."""
-LOOKS_IN_A_CROWD = 50
+"""Looks of a waiting thread before it sleeps. In MPI nothing moves unless a thread looks."""
+LOOKS_OVERSUBSCRIBED = 50
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
-"""Seconds between two looks of one that waits long."""
+"""Seconds between two looks of a thread that waits long."""
 
 
 class _FreeForAll:
-    """A lock that keeps nobody out; quicker than `contextlib.nullcontext`."""
+    """A lock that never blocks; quicker than `contextlib.nullcontext`."""
 
     __slots__ = ()
 
@@ -55,20 +55,20 @@ class Mpi:
     def __init__(self, module: Any, *, ends_it: bool) -> None:
         self.module = module
         self.multiple: bool = module.Query_thread() == module.THREAD_MULTIPLE
-        """Whether several threads may be in MPI at once."""
+        """True if several threads may be in MPI at once."""
         self.lock: AbstractContextManager[Any] = _FreeForAll() if self.multiple else threading.RLock()
-        """Held around every call, where they may not."""
+        """Held around every call of MPI. It does nothing if `multiple`."""
         self.broken = False
-        """Whether a rank is lost or the world has ended: then MPI cannot be finalized, because that waits for all."""
+        """True once a rank is lost or the world has ended: then MPI cannot be finalized, because that waits for all."""
         self._libraries = _libraries()
         self.takes_device_memory = _takes_device_memory(self._libraries)
-        """Whether arrays in the memory of a GPU can be given to it."""
+        """True if MPI takes arrays in the memory of a GPU."""
         self.left_under_way: list[object] = []
         """Requests that could not be ended, with their memory."""
         self.base: Any = None
         """A communicator on which all ranks agree which others a new world uses."""
         self.communicators: list[Any] = []
-        """Those that worlds have, or had; see `forming`."""
+        """All sets of communicators that were made, free ones too; see `forming`."""
         name, number = module.get_vendor()
         self.version = f"{name} {'.'.join(map(str, number))}"
         if ends_it:
@@ -76,11 +76,11 @@ class Mpi:
 
     @property
     def in_charge(self) -> bool:
-        """Whether MPI can be called: it has been started and not yet ended."""
+        """True while MPI can be called: after its start and before its end."""
         return bool(self.module.Is_initialized()) and not self.module.Is_finalized()
 
     def address_of(self, function: str) -> int:
-        """Where a function of MPI's is in this process; 0 if it is not found."""
+        """The address of a function of MPI in this process; 0 if it is not found."""
         import ctypes
 
         for library in self._libraries:
@@ -101,12 +101,12 @@ class Mpi:
             raise self.as_error(error, what) from error
 
     def as_error(self, error: BaseException, what: str) -> PhalanxError:
-        """MPI's error as one of ours."""
+        """MPI's error as a `PhalanxError`."""
         return PhalanxError(f"{self.version} failed in {what}: {error}", operation=what)
 
     def wait(self, request: Any, deadline: Deadline) -> bool:
         """Waits for a request; False if the deadline came first."""
-        patience = Patience(crowded=True)
+        patience = Patience(oversubscribed=True)
         while True:
             with self.lock:
                 if request.Test():
@@ -139,7 +139,7 @@ class Mpi:
 
 
 def _libraries() -> list[Any]:
-    """MPI's own library, as it is loaded in this process; mpi4py has no names for some of what is in it."""
+    """The MPI libraries that are loaded in this process. mpi4py does not offer all of their functions."""
     import ctypes
 
     try:
@@ -190,25 +190,25 @@ def load_mpi() -> Mpi:
 
 
 class Patience:
-    """How a thread waits for something in MPI: it looks again and again, and after a while it sleeps in between."""
+    """The pauses of a thread that waits for something in MPI: first none, later short sleeps."""
 
-    __slots__ = ("_crowded", "_left", "_nap")
+    __slots__ = ("_left", "_nap", "_oversubscribed")
 
-    def __init__(self, *, crowded: bool) -> None:
-        self._crowded = crowded
+    def __init__(self, *, oversubscribed: bool) -> None:
+        self._oversubscribed = oversubscribed
         self.renew()
 
     def renew(self) -> None:
-        """Something has moved."""
-        self._left = LOOKS_IN_A_CROWD if self._crowded else LOOKS
+        """Starts again without pauses, because something has moved."""
+        self._left = LOOKS_OVERSUBSCRIBED if self._oversubscribed else LOOKS
         self._nap = SHORTEST_NAP
 
     def pause(self) -> None:
         """Returns when it is time to look again."""
         if self._left > 0:
             self._left -= 1
-            if self._crowded:
-                time.sleep(0)  # who is to send may need this core
+            if self._oversubscribed:
+                time.sleep(0)  # the sender may need this core
             return
         time.sleep(self._nap)
         self._nap = min(2 * self._nap, LONGEST_NAP)

@@ -1,137 +1,57 @@
-"""Messages through MPI: one post office per world, which all lanes share.
-
-A message is announced by a head on a communicator of its own, found by matched probe from anyone: the head names the
-lane and carries tag, kind and description, so tags have 63 bits and a sub-group needs nobody's consent. A short payload
-travels inside the head. A longer one stays where it is until the receiver has a place for it and says so; then it goes
-from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back.
-
-```
-sender                                      receiver
-MESSAGE lane, header, description, payload  ->            all of it, if it is short
-OFFER   lane, header, description, sizes    ->
-                                            <-  READY     its receives are posted
-body, one send for each part                ->
-                                            <-  DROP      instead of READY: nobody wants it
-CUT                                         ->            instead of the body: the sender gave up
-GOODBYE lane                                ->            the sender has closed the lane
-```
-"""
+"""Messages through MPI: one object per world, which all lanes share. `protocol` says how they travel."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
-import itertools
 import math
-import secrets
-import struct
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive
+from ...transports.mailbox import Arrival, Mailbox, Operation, Receive
 from ...transports.stream import Buffer
-from ...wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
-from ..recent import Recent
+from ...wire.frames import Kind
+from ..bounded_set import BoundedSet
 from .forming import Communicators
+from .heads import HeadReader
+from .inbox import Inbox, Sending
 from .library import LONGEST_NAP, Mpi, Patience
+from .progress_thread import ProgressThread
+from .protocol import Head, Word, parse_message, parse_offer
+from .sender import MpiSender
+from .transfers import Transfer, Transfers
 
-__all__ = ["Inbox", "Post", "Sending"]
+__all__ = ["MpiMessages"]
 
-INLINE = 2048
-"""Bytes of a payload that travel inside the head: short enough for every MPI to send them without asking first."""
-PIECE = 1 << 30
-"""Bytes that are given to MPI as one message."""
-BATCH = 64
-"""Heads that are taken at once, before anything else is looked at."""
 ENDING = 1.0
 """Seconds that a transfer may still take after its time is over: MPI cannot be told to leave memory alone."""
 LAST_WORDS = 0.25
-"""Seconds in which what a rank sent before it left will be here: it left by another way."""
-STOP_WAIT = 5.0
-
-_WORD = struct.Struct("<B8s16sQ")
-"""What it is, the world, the lane, and the message's number of the sender's, which is also the tag of its body."""
+"""Seconds in which the last messages of a rank that has left arrive: news of its leaving travels by another way."""
 
 
-class _Word(enum.IntEnum):
-    MESSAGE = 1
-    OFFER = 2
-    READY = 3
-    DROP = 4
-    CUT = 5
-    GOODBYE = 6
-
-
-class Inbox:
-    """What came for one lane, and who has closed it. It may be older than the lane itself."""
-
-    def __init__(self) -> None:
-        self.mailbox = Mailbox()
-        self.gone: dict[int, PhalanxError] = {}
-        """World ranks to which nothing can be sent any more."""
-        self.talked: set[int] = set()
-        """World ranks that must hear when this rank closes the lane."""
-        self.under_way: defaultdict[int, int] = defaultdict(int)
-        """Messages of each world rank whose payload is on its way."""
-        self.sending: set[Sending] = set()
-
-
-class Sending(Operation):
-    """A message that this rank sends."""
-
-    __slots__ = ("dst", "inbox", "lane", "number", "parts", "started")
-
-    def __init__(self, lane: bytes, inbox: Inbox, dst: int, parts: list[Buffer]) -> None:
-        super().__init__()
-        self.lane = lane
-        self.inbox = inbox
-        self.dst = dst
-        """A world rank."""
-        self.parts = parts
-        self.number = 0
-        self.started = False
-        """Whether MPI has its memory."""
-
-
-class _Transfer:
-    """Requests that are under way in MPI, the memory they need, and what to do at their end."""
-
-    __slots__ = ("memory", "on_done", "requests")
-
-    def __init__(self, requests: list[Any], memory: object, on_done: Callable[[], None]) -> None:
-        self.requests = requests
-        self.memory = memory
-        self.on_done = on_done
-
-
-class Post:
+class MpiMessages:
     """Sends and receives for all lanes of a world.
 
     Args:
-        comms: Of the whole world, for this post alone. Something of an earlier world may still come on them.
+        comms: Communicators of the whole world, for this object alone. Something of an earlier world may still come.
         context: The world's.
-        crowded: Whether ranks have to share cores.
+        oversubscribed: True if the ranks of this host share its cores.
     """
 
-    def __init__(self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, crowded: bool) -> None:
-        self.crowded = crowded
+    def __init__(
+        self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, oversubscribed: bool
+    ) -> None:
+        self.oversubscribed = oversubscribed
         self._mpi = mpi
-        self._heads, self._bodies = comms.heads, comms.bodies
-        self._world = context[:8]
+        self._bodies = comms.bodies
         self._options = options
         self._byte = mpi.module.BYTE
-        self._status = mpi.module.Status()
-        self._probe = comms.heads.Improbe
-        self._anyone = (mpi.module.ANY_SOURCE, mpi.module.ANY_TAG)
-        self._highest_tag: int = comms.bodies.Get_attr(mpi.module.TAG_UB) or 32767
-        # Of their own in every world: the body of a message of an earlier one must not be taken for one of this.
-        self._numbers = itertools.count(secrets.randbits(62))
+        self._transfers = Transfers(mpi)
+        self._reader = HeadReader(mpi, comms.heads, context[:8])
+        self._sender = MpiSender(mpi, comms, context[:8], self._transfers)
         self._guard = threading.RLock()
         """Held by the thread that looks for what has come. Others need not wait for it."""
         self._news = threading.Condition()
@@ -139,23 +59,18 @@ class Post:
         """Threads that wait for the one that looks."""
         self._lock = threading.RLock()
         self._inboxes: dict[bytes, Inbox] = {}
-        self._closed: Recent[bytes] = Recent()
-        self._offers: dict[int, Sending] = {}
-        self._transfers: list[_Transfer] = []
-        self._arriving: dict[tuple[int, int], tuple[_Transfer, Arrival, Inbox]] = {}
-        self._behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
-        """Heads of each rank that are still on their way; what it sent later comes after them."""
-        self._unread: deque[tuple[int, memoryview, int, bytes, int]] = deque()
-        """Heads that have come, in order."""
+        self._closed_lanes: BoundedSet[bytes] = BoundedSet()
+        self._arriving: dict[tuple[int, int], tuple[Transfer, Arrival, Inbox]] = {}
+        """Bodies on their way to this rank, by their sender and its number of the message."""
         self._farewells: list[tuple[float, Inbox, int, PhalanxError]] = []
-        """Ranks that have gone from a lane: not before, which lane, who, and how."""
-        self._mover: _Mover | None = None
-        self._closed_for_good = False
+        """Ranks that have gone from a lane: the earliest time to act on it, the lane, the rank, and the reason."""
+        self._thread: ProgressThread | None = None
+        self._closed = False
 
     # -- for lanes -----------------------------------------------------------------------------------------------------
 
     def inbox(self, lane: bytes) -> Inbox:
-        """That of a lane, also of one that this rank has not opened yet."""
+        """The inbox of a lane, also of one that this rank has not opened yet."""
         with self._lock:
             inbox = self._inboxes.get(lane)
             if inbox is None:
@@ -166,23 +81,7 @@ class Post:
         self, lane: bytes, inbox: Inbox, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer]
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
-        # In pieces: some ways of MPI cannot move more than 2 GiB at once, and do not say so.
-        parts: list[Buffer] = [part[at : at + PIECE] for part in payload for at in range(0, len(part), PIECE)]
-        size = sum(map(len, parts))
-        sending = Sending(lane, inbox, dst, parts)
-        header = pack_header(kind, tag, len(description), size)
-        inbox.talked.add(dst)
-        if size <= INLINE:
-            sending.parts, sending.started = [], True
-            word = _WORD.pack(_Word.MESSAGE, self._world, lane, 0)
-            self._post_head(dst, b"".join([word, header, description, *parts]), sending)
-        else:
-            sending.number = next(self._numbers)
-            word = _WORD.pack(_Word.OFFER, self._world, lane, sending.number)
-            sizes = struct.pack(f"<H{len(parts)}Q", len(parts), *map(len, parts))
-            with self._lock:
-                self._offers[sending.number] = sending
-            self._post_head(dst, b"".join([word, header, sizes, description]))
+        sending = self._sender.send(lane, inbox, dst, kind, tag, description, payload)
         if not sending.done:
             with self._lock:
                 inbox.sending.add(sending)
@@ -191,12 +90,7 @@ class Post:
 
     def withdraw_send(self, sending: Sending) -> bool:
         """Takes back a message whose time is over; False if it is done after all."""
-        with self._lock:
-            waiting = self._offers.pop(sending.number, None) is not None
-            if waiting:
-                sending.withdrawn = True
-        if waiting:
-            self._say(sending.dst, _Word.CUT, sending.lane, sending.number)
+        if self._sender.withdraw_offer(sending):
             self._forget(sending)
             return True
         if sending.parts and not self._finish_soon(sending):
@@ -221,28 +115,28 @@ class Post:
         return mailbox.withdraw(receive)
 
     def departed(self, inbox: Inbox, src: int, error: PhalanxError) -> None:
-        """A world rank has left, as others tell. What it sent before is still to come."""
+        """Ends a lane to a world rank that has left, a little later: its last messages are still to come."""
         with self._lock:
             self._farewells.append((time.monotonic() + LAST_WORDS, inbox, src, error))
 
     def close_lane(self, lane: bytes, inbox: Inbox, error: BaseException, *, goodbye: bool) -> None:
-        """Ends a lane; says so to those who might still write."""
+        """Ends a lane. With `goodbye`, the ranks that might still write to it are told."""
         with self._lock:
-            if lane in self._closed:
+            if lane in self._closed_lanes:
                 return
-            self._closed.add(lane)
+            self._closed_lanes.add(lane)
             self._inboxes.pop(lane, None)
             self._farewells = [farewell for farewell in self._farewells if farewell[1] is not inbox]
             sending = list(inbox.sending)
             for one in sending:
-                self._offers.pop(one.number, None)
+                self._sender.take_offer(one.number)
         if not self._mpi.broken and self._mpi.in_charge:
             for one in sending:
                 if one.number and not one.started:
-                    self._say(one.dst, _Word.CUT, lane, one.number)
+                    self._sender.say(one.dst, Word.CUT, lane, one.number)
             if goodbye:
                 for dst in inbox.talked - inbox.gone.keys():
-                    self._say(dst, _Word.GOODBYE, lane)
+                    self._sender.say(dst, Word.GOODBYE, lane)
         for one in sending:
             if not one.done:
                 one.complete(error)
@@ -251,7 +145,7 @@ class Post:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
-        patience = Patience(crowded=self.crowded)
+        patience = Patience(oversubscribed=self.oversubscribed)
         while True:
             moved = self.progress()
             if _are_settled(operations):
@@ -262,7 +156,7 @@ class Post:
             if deadline.expired:
                 return False
             if moved is None:
-                with self._news:  # another thread is at it, and tells
+                with self._news:  # another thread moves messages, and notifies
                     self._listeners += 1
                     if not _are_settled(operations):
                         self._news.wait(LONGEST_NAP)
@@ -281,28 +175,28 @@ class Post:
             waiting.complete()
 
     def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        """Moves messages until an operation is done for which nobody waits; calls `expire` if that takes too long."""
+        """Moves messages in a thread until an operation is done. Calls `expire` if the deadline passes first."""
         with self._lock:
-            if self._mover is None:
-                self._mover = _Mover(self)
-        self._mover.add(operation, deadline, expire)
+            if self._thread is None:
+                self._thread = ProgressThread(self.progress)
+        self._thread.add(operation, deadline, expire)
 
     def close(self) -> None:
         """Ends what this process still has under way, as far as that is possible, and its thread."""
-        if self._mover is not None:
-            self._mover.stop()
+        if self._thread is not None:
+            self._thread.stop()
         if not self._mpi.broken:
             limit = Deadline(ENDING)
             while self._transfers and not limit.expired:
                 self.progress()
         with self._guard:
-            self._closed_for_good = True
+            self._closed = True
             if self._mpi.broken:
                 return
             for transfer, arrival, _ in list(self._arriving.values()):
                 self._cancel(arrival, ChannelClosed(arrival.envelope.src, "this world was closed"))
-                self._end(transfer)
-            self._mpi.left_under_way += self._transfers
+                self._transfers.forget(transfer)
+            self._mpi.left_under_way += self._transfers.unfinished()
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -310,7 +204,7 @@ class Post:
         """Takes what has come and looks after what is under way.
 
         Returns:
-            Whether anything has happened; None if another thread is at it.
+            True if anything has happened; None if another thread moves messages now.
 
         Raises:
             PhalanxError: MPI has failed.
@@ -318,13 +212,13 @@ class Post:
         if not self._guard.acquire(blocking=False):
             return None
         try:
-            if self._closed_for_good:
+            if self._closed:
                 return False
             moved = self._take_heads()
             if self._transfers:
-                moved |= self._test_transfers()
+                moved |= self._transfers.test()
             if self._farewells:
-                moved |= self._say_farewell()
+                moved |= self._end_departed()
             if moved and self._listeners:
                 with self._news:
                     self._news.notify_all()
@@ -335,94 +229,48 @@ class Post:
             self._guard.release()
 
     def _take_heads(self) -> bool:
-        status = self._status
-        found: list[tuple[int, bytearray]] = []
-        for _ in range(BATCH):
-            with self._mpi.lock:
-                message = self._probe(*self._anyone, status)
-                if message is None:
-                    break
-                src: int = status.Get_source()
-                size: int = status.Get_count(self._byte)
-                head = bytearray(size)
-                if size <= 2 * INLINE and not self._behind.get(src):
-                    message.Recv([head, self._byte])
-                    found.append((src, head))
-                else:
-                    self._behind[src].append((message.Irecv([head, self._byte]), head))
-        for src, waiting in self._behind.items() if self._behind else ():
-            while waiting:
-                with self._mpi.lock:
-                    if not waiting[0][0].Test():
-                        break
-                found.append((src, waiting.popleft()[1]))
-        if not found:
+        if not self._reader.read():
             return False
-        words = []
-        for src, head in found:
-            word, world, lane, number = _WORD.unpack_from(head)
-            if world == self._world:
-                words.append((src, memoryview(head), word, lane, number))
-        # Who offered and gave up before this rank looked has sent nothing.
-        cut = {(src, number) for src, _, word, _, number in words if word == _Word.CUT}
-        self._unread.extend(one for one in words if one[2] != _Word.OFFER or (one[0], one[4]) not in cut)
-        while self._unread:  # what is done with one may lead back here, and must find the next one
-            self._handle(*self._unread.popleft())
+        while self._reader.unread:  # what is done with one may lead back here, and must find the next one
+            self._handle(self._reader.unread.popleft())
         return True
 
-    def _handle(self, src: int, head: memoryview, word: int, lane: bytes, number: int) -> None:
-        if word == _Word.MESSAGE:
-            self._deliver(src, head, lane)
-        elif word == _Word.OFFER:
-            self._accept(src, head, lane, number)
-        elif word in (_Word.READY, _Word.DROP):
-            with self._lock:
-                sending = self._offers.pop(number, None)
-            if sending is not None and word == _Word.READY:
-                self._send_body(sending)
-            elif sending is not None:
-                sending.complete()
-        elif word == _Word.CUT:
-            known = self._arriving.get((src, number))
+    def _handle(self, head: Head) -> None:
+        src, word = head.src, head.word
+        if word == Word.MESSAGE:
+            self._deliver(head)
+        elif word == Word.OFFER:
+            self._accept(head)
+        elif word in (Word.READY, Word.DROP):
+            self._sender.answered(head.number, Word(word))
+        elif word == Word.CUT:
+            known = self._arriving.get((src, head.number))
             if known is not None:
                 self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"))
-        elif word == _Word.GOODBYE:
-            if lane not in self._closed:
+        elif word == Word.GOODBYE:
+            if head.lane not in self._closed_lanes:
                 closed = ChannelClosed(src, "it has closed this group")
                 with self._lock:
-                    self._farewells.append((0.0, self.inbox(lane), src, closed))
+                    self._farewells.append((0.0, self.inbox(head.lane), src, closed))
         else:
-            raise ProtocolError(f"rank {src} sent what is no message: {word}", peer=src)
+            raise ProtocolError(f"rank {src} sent a malformed message: its kind is {word}", peer=src)
 
-    def _envelope(self, src: int, head: memoryview, skip: int) -> tuple[Envelope, int]:
-        """What a head announces, and where its description ends; `skip` bytes come between the two."""
-        limits = self._options
-        start = _WORD.size + HEADER_SIZE
-        header = parse_header(head[_WORD.size : start], max_message=limits.max_message, max_object=limits.max_object)
-        start += skip
-        end = start + header.description
-        return Envelope(src, header.kind, header.tag, bytes(head[start:end]), header.payload), end
-
-    def _deliver(self, src: int, head: memoryview, lane: bytes) -> None:
-        if lane in self._closed:
-            self._say(src, _Word.GOODBYE, lane)
+    def _deliver(self, head: Head) -> None:
+        if head.lane in self._closed_lanes:
+            self._sender.say(head.src, Word.GOODBYE, head.lane)
             return
-        inbox = self.inbox(lane)
-        inbox.talked.add(src)
-        envelope, end = self._envelope(src, head, 0)
-        inbox.mailbox.deliver(envelope, head[end:])
+        inbox = self.inbox(head.lane)
+        inbox.talked.add(head.src)
+        envelope, payload = parse_message(head, self._options)
+        inbox.mailbox.deliver(envelope, payload)
 
-    def _accept(self, src: int, head: memoryview, lane: bytes, number: int) -> None:
-        if lane in self._closed:
-            self._say(src, _Word.DROP, lane, number)
-            self._say(src, _Word.GOODBYE, lane)
+    def _accept(self, head: Head) -> None:
+        src, lane, number = head.src, head.lane, head.number
+        if lane in self._closed_lanes:
+            self._sender.say(src, Word.DROP, lane, number)
+            self._sender.say(src, Word.GOODBYE, lane)
             return
-        at = _WORD.size + HEADER_SIZE
-        (count,) = struct.unpack_from("<H", head, at)
-        sizes = struct.unpack_from(f"<{count}Q", head, at + 2)
-        envelope, _ = self._envelope(src, head, 2 + 8 * count)
-        if sum(sizes) != envelope.size:
-            raise ProtocolError(f"rank {src} offers {envelope.size} bytes in parts of {sum(sizes)}", peer=src)
+        envelope, sizes = parse_offer(head, self._options)
         inbox = self.inbox(lane)
         inbox.talked.add(src)
         lock = threading.RLock()
@@ -432,9 +280,9 @@ class Post:
             arrival.refused_by.announce()
         view = arrival.view
         if view is None:
-            self._say(src, _Word.DROP, lane, number)
+            self._sender.say(src, Word.DROP, lane, number)
             return
-        requests, start, tag = [], 0, number % self._highest_tag
+        requests, start, tag = [], 0, number % self._sender.highest_tag
         for size in sizes:
             with self._mpi.lock:
                 requests.append(self._bodies.Irecv([view[start : start + size], self._byte], src, tag))
@@ -447,50 +295,17 @@ class Post:
             inbox.mailbox.finish(arrival)
             inbox.under_way[src] -= 1
 
-        transfer = _Transfer(requests, view, arrived)
+        transfer = self._transfers.add(requests, view, arrived)
         self._arriving[src, number] = (transfer, arrival, inbox)
-        with self._lock:
-            self._transfers.append(transfer)
-        self._say(src, _Word.READY, lane, number)
-
-    def _send_body(self, sending: Sending) -> None:
-        tag, requests = sending.number % self._highest_tag, []
-        for part in sending.parts:
-            with self._mpi.lock:
-                requests.append(self._bodies.Isend([part, self._byte], sending.dst, tag))
-        sending.started = True
-        with self._lock:
-            self._transfers.append(_Transfer(requests, sending.parts, sending.complete))
-
-    def _test_transfers(self) -> bool:
-        moved = False
-        with self._lock:
-            transfers = list(self._transfers)
-        for transfer in transfers:
-            requests = transfer.requests
-            with self._mpi.lock:
-                while requests and requests[0].Test():
-                    requests.pop(0)
-            if not requests and self._end(transfer):
-                moved = True
-                transfer.on_done()
-        return moved
-
-    def _end(self, transfer: _Transfer) -> bool:
-        """Forgets a transfer; False if that was done already."""
-        with self._lock:
-            if transfer not in self._transfers:
-                return False
-            self._transfers.remove(transfer)
-            return True
+        self._sender.say(src, Word.READY, lane, number)
 
     def _cancel(self, arrival: Arrival, error: PhalanxError) -> None:
-        """The rest of a message will not come."""
+        """Ends a message whose rest will not come."""
         for key, (transfer, known, inbox) in list(self._arriving.items()):
             if known is not arrival:
                 continue
             del self._arriving[key]
-            self._end(transfer)
+            self._transfers.forget(transfer)
             with self._mpi.lock:
                 for request in transfer.requests:
                     request.Cancel()
@@ -500,7 +315,7 @@ class Post:
             inbox.under_way[key[0]] -= 1
             inbox.mailbox.cut(arrival, error)
 
-    def _say_farewell(self) -> bool:
+    def _end_departed(self) -> bool:
         """Ends the lanes of ranks that have gone, once everything that they sent has come."""
         now = time.monotonic()
         with self._lock:
@@ -511,25 +326,9 @@ class Post:
             inbox.mailbox.gone(rank, error)
             for sending in list(inbox.sending):
                 if sending.dst == rank and not sending.started:
-                    with self._lock:
-                        self._offers.pop(sending.number, None)
+                    self._sender.take_offer(sending.number)
                     sending.complete(error)
         return bool(due)
-
-    def _post_head(self, dst: int, head: bytes, sending: Sending | None = None) -> None:
-        with self._mpi.lock:
-            request = self._heads.Isend([head, self._byte], dst, 0)
-            sent = request.Test()
-        if not sent:
-            done = (lambda: None) if sending is None else sending.complete
-            with self._lock:
-                self._transfers.append(_Transfer([request], head, done))
-        elif sending is not None:
-            sending.complete()
-
-    def _say(self, dst: int, word: _Word, lane: bytes, number: int = 0) -> None:
-        with contextlib.suppress(self._mpi.module.Exception):  # who cannot be told hears of it otherwise
-            self._post_head(dst, _WORD.pack(word, self._world, lane, number))
 
     def _finish_soon(self, operation: Operation) -> bool:
         return self.wait([operation], Deadline(ENDING))
@@ -540,7 +339,7 @@ class Post:
 
 
 def _are_settled(operations: Sequence[Operation]) -> bool:
-    """Whether there is nothing to wait for any more: all are done, or one has failed."""
+    """True if there is nothing to wait for any more: all are done, or one has failed."""
     waiting = False
     for operation in operations:
         if not operation.done:
@@ -548,66 +347,3 @@ def _are_settled(operations: Sequence[Operation]) -> bool:
         elif operation.error is not None:
             return True
     return not waiting
-
-
-_Job = tuple[Operation, Deadline, Callable[[], None]]
-
-
-class _Mover:
-    """The thread that moves messages for which nobody waits. It sleeps as long as there are none."""
-
-    def __init__(self, post: Post) -> None:
-        self._post = post
-        self._jobs: list[_Job] = []
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="phalanx-mpi", daemon=True)
-        self._thread.start()
-
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
-        with self._changed:
-            self._jobs.append((operation, deadline, expire))
-            self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(STOP_WAIT)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._jobs and not self._stopping:
-                    self._changed.wait()
-                if self._stopping:
-                    return
-            self._move()
-
-    def _move(self) -> None:
-        # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        patience = Patience(crowded=True)
-        while not self._stopping:
-            try:
-                moved = bool(self._post.progress())
-            except PhalanxError as error:
-                moved = True
-                for operation, _, _ in self._jobs:
-                    if not operation.done:
-                        operation.complete(error)
-            now = time.monotonic()
-            for operation, deadline, expire in self._jobs[:]:
-                if deadline.at <= now and not operation.done:
-                    try:
-                        expire()
-                    except Exception as error:  # it must not end the others' service
-                        operation.complete(error)
-            with self._changed:
-                self._jobs = [job for job in self._jobs if not job[0].done]
-                if not self._jobs:
-                    return
-            if moved:
-                patience.renew()
-            else:
-                patience.pause()

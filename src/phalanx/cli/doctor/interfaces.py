@@ -9,9 +9,10 @@ import ipaddress
 import queue
 import socket
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+from phalanx.background_thread import BackgroundThread
 
 __all__ = ["Interface", "holder", "interfaces", "port_free", "resolve"]
 
@@ -83,7 +84,7 @@ def resolve(host: str, patience: float) -> list[str]:
         except OSError as error:
             answer.put(error)
 
-    threading.Thread(target=ask, name="phalanx-doctor-resolve", daemon=True).start()
+    BackgroundThread(ask, "phalanx-doctor-resolve").start()
     try:
         result = answer.get(timeout=patience)
     except queue.Empty:

@@ -7,6 +7,7 @@ a word, and one that is done, which others may be waiting for.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from phalanx.background_thread import BackgroundThread
 from phalanx.errors import RendezvousError, WorldNotFormed
 from phalanx.types import Address
 
@@ -107,8 +109,7 @@ class HostedWorld:
         self._later: list[Callable[[], None]] | None = []
         """What the directory is to hear once it serves; None from then on."""
         # In the background: the launcher watches its ranks from the moment when they are started.
-        self._starting = threading.Thread(target=self._start, name="phalanx-start", daemon=True)
-        self._starting.start()
+        self._starting = BackgroundThread(self._start, "phalanx-start").start()
 
     @property
     def pid(self) -> int | None:
@@ -181,10 +182,8 @@ class WatchedWorld:
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._on_end = on_end
-        self._thread = threading.Thread(
-            target=self._connect, args=(world_size, node, token, options), name="phalanx-join", daemon=True
-        )
-        self._thread.start()
+        connect = functools.partial(self._connect, world_size, node, token, options)
+        self._thread = BackgroundThread(connect, "phalanx-join").start()
 
     def _connect(self, world_size: int, node: int, token: bytes, options: Options) -> None:
         from phalanx.rendezvous.join import watch_directory

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from phalanx.background_thread import BackgroundThread
+
 __all__ = ["Writer"]
 
 HIGH = 1 << 20
@@ -39,8 +41,7 @@ class Writer:
         self._closing = False
         self._errors: dict[int, OSError] = {}
         self._news: deque[tuple[int, OSError]] = deque()
-        self._thread = threading.Thread(target=self._run, name="phalanx-writer", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._run, "phalanx-writer").start()
 
     @property
     def full(self) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...arguments import as_index, as_rank
-from ...backends.base import fresh
 from ...deadline import Deadline
-from ...errors import ChannelClosed, PeerLost, Timeout, UsageError
+from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
 from ...system_limits import naming_limits
 from ...transports.channel import Outgoing
 from ...transports.mailbox import Envelope, Operation, Receive
@@ -404,7 +403,7 @@ class PointToPoint(GroupCore):
             self.fail(error)
             self._control.break_group(self._context, error)
         self._told = self._told or self._cause is not None
-        return fresh(error, f"{entry.name} at {entry.site}", self._world_rank)
+        return copy_for_raise(error, f"{entry.name} at {entry.site}", self._world_rank)
 
     def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
         error = self._timed_out(entry.name, entry.site, deadline, waiting, None)

@@ -157,7 +157,7 @@ class DirectoryProcess:
         if self._closing:
             return
         self._closing = True
-        if self._reactor.thread.ident is None:  # it never came to serve
+        if not self._reactor.thread.is_started:  # it never came to serve
             self._kill()
             self.abandon()
             return

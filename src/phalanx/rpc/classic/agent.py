@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 
 from ...backends import Backend, SubBackend
-from ...backends.base import LaneBackend, bytes_of, fresh
-from ...backends.lane import Lane, sleep
+from ...backends.base import LaneBackend
+from ...backends.lane import Lane
 from ...backends.plain import AdaptedBackend, as_lane_backend
+from ...backends.polling import sleep
+from ...backends.raw_messages import bytes_of
 from ...deadline import Deadline
 from ...errors import (
     Cancelled,
@@ -40,6 +42,7 @@ from ...errors import (
     RpcTimeout,
     UnsupportedArray,
     UsageError,
+    copy_for_raise,
     of_call,
 )
 from ...exception_text import message_of, type_name
@@ -274,7 +277,7 @@ def _stream_of(backend: LaneBackend) -> tuple[Lane, list[int], bool]:
     while isinstance(backend, SubBackend) and backend._share_stream:
         ranks = [backend.to_global(rank) for rank in ranks]
         backend = backend._lanes_of
-    return backend._raw_lane(), ranks, False
+    return backend.raw_messages().lane, ranks, False
 
 
 # -- what an agent runs on ---------------------------------------------------------------------------------------------
@@ -439,7 +442,7 @@ class _Calls:
 
     def _fail(self, call: _Call, error: BaseException) -> None:
         if self._forget(call):
-            call.set_exception(of_call(fresh(error, str(call), self._world_rank)))
+            call.set_exception(of_call(copy_for_raise(error, str(call), self._world_rank)))
 
     def _expire(self, call: _Call) -> None:
         if self._forget(call):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...._native import DTYPES, OPS, core, valid_ops
 from ....backends.base import LaneBackend
 from ....backends.lane import Lane
-from ....backends.mpi.backend import Messenger
+from ....backends.mpi.context import MpiContext
 from ....errors import PhalanxError
 from ...data.reduction import Reduction
 from ...running_collective import Turn
@@ -50,7 +50,7 @@ _HEAP = 1 << 16
 """Bytes for arrays in the segment of the gate: nobody asks for any."""
 
 
-def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
+def start(turn: Turn, backend: LaneBackend, messenger: MpiContext, lane: Lane) -> MpiEngine:
     """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
 
     Raises:
@@ -69,7 +69,7 @@ def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) ->
         gate = SharedGate(segment, range(lane.size), lane)
         lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
     elif checks:
-        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.crowded)
+        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.oversubscribed)
     engine.gate, engine.meeting = gate, segment
     return engine
 
@@ -84,7 +84,7 @@ class MpiEngine(Engine):
 
     gate: Gate
 
-    def __init__(self, messenger: Messenger, lane: Lane, context: bytes, timeout: float) -> None:
+    def __init__(self, messenger: MpiContext, lane: Lane, context: bytes, timeout: float) -> None:
         super().__init__(lane.rank, lane.size)
         self.members = tuple(range(lane.size))
         self.longest = timeout

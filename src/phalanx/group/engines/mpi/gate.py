@@ -98,7 +98,7 @@ class MessageGate(Gate):
             request = self._begin()
         else:
             request.Start()
-        patience = Patience(crowded=self._crowded)
+        patience = Patience(oversubscribed=self._crowded)
         try:
             while not request.Test():
                 if lane.error is not None:

@@ -11,6 +11,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from ....background_thread import BackgroundThread
+
 if TYPE_CHECKING:
     from .engine import MpiEngine
 
@@ -23,7 +25,7 @@ GRACE = 1.0
 
 _watched: weakref.WeakSet[MpiEngine] = weakref.WeakSet()
 _lock = threading.Lock()
-_thread: threading.Thread | None = None
+_thread: BackgroundThread | None = None
 
 
 def watch(engine: MpiEngine) -> None:
@@ -32,8 +34,7 @@ def watch(engine: MpiEngine) -> None:
     with _lock:
         _watched.add(engine)
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="phalanx-mpi-watch", daemon=True)
-            _thread.start()
+            _thread = BackgroundThread(_run, "phalanx-mpi-watch").start()
 
 
 def _run() -> None:

@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from ....algorithms.schedule import Recv, Schedule, Send, Step
-from ....backends.lane import Lane, sleep
+from ....backends.lane import Lane
+from ....backends.polling import sleep
 from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
 from ....transports.mailbox import Operation, Receive
@@ -86,7 +87,7 @@ def run(
 def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
     patience = _Patience(job)
     # Where ranks share a core, longer pieces mean that they take turns less often.
-    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.crowded else (NATIVE_LOOKS, PIECE)
+    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.oversubscribed else (NATIVE_LOOKS, PIECE)
     while True:
         if job.waker is not None:
             job.waker.clear()
@@ -155,7 +156,7 @@ class _Patience:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.looks = 0
-        self._enough = LOOKS_IN_A_CROWD if job.lane.crowded else LOOKS
+        self._enough = LOOKS_IN_A_CROWD if job.lane.oversubscribed else LOOKS
         self._pause = SUSPICIOUS
         self._asks_at = 0.0
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ..arguments import as_rank, as_seconds, as_world_size
-from ..config import Options, options_of
-from ..deadline import Deadline
-from ..rendezvous.classic import form_star
-from ..types import Address
-from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, close_when_dropped
-from .classic.backend import ClassicWorld, Peers, check_peers
-from .lane import Lane
+from ...arguments import as_rank, as_seconds, as_world_size
+from ...config import Options, options_of
+from ...deadline import Deadline
+from ...rendezvous.classic import form_star
+from ...types import Address
+from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..contexts import WORLD_CONTEXT
+from ..lane import Lane
+from .lane import open_classic_lane
+from .world import ClassicWorld, Peers, as_peers
 
 __all__ = ["TcpBackend"]
 
@@ -45,7 +47,7 @@ class TcpBackend(LaneBackend):
         timeout: float = DEFAULT_TIMEOUT,
         options: Options | None = None,
     ) -> None:
-        check_peers(peers)
+        peers = as_peers(peers)
         options, timeout = options_of(options), as_seconds(timeout)
         world_size = as_world_size(world_size, 2)
         rank = as_rank(rank, world_size)
@@ -55,12 +57,12 @@ class TcpBackend(LaneBackend):
         super().__init__(
             rank, range(world_size), self.world, context=WORLD_CONTEXT, timeout=timeout, options=self.world.options
         )
-        self._raw_lane()  # a message may come before the first call
-        close_when_dropped(self, functools.partial(self.world.close, timeout))
+        self.raw_messages()  # a message may come before the first call
+        self._close_when_dropped(functools.partial(self.world.close, timeout))
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        return self.world.open_lane(context, number, tuple(ranks))
+        return open_classic_lane(self.world, context, number, tuple(ranks))
 
     def _close(self) -> None:
         self.world.close(self.timeout)

@@ -1,0 +1,67 @@
+"""Receiving heads from MPI, in the order in which each rank sent them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+from .library import Mpi
+from .protocol import INLINE, Head, Word
+
+__all__ = ["HeadReader"]
+
+BATCH = 64
+"""Heads that are taken at once, before anything else is looked at."""
+
+
+class HeadReader:
+    """Takes the heads of one world from its communicator.
+
+    Args:
+        comm: The communicator of heads. Heads of an earlier world may still come on it.
+        world: Tells this world's heads from those of earlier ones.
+    """
+
+    def __init__(self, mpi: Mpi, comm: Any, world: bytes) -> None:
+        self._mpi = mpi
+        self._world = world
+        self._byte = mpi.module.BYTE
+        self._status = mpi.module.Status()
+        self._probe = comm.Improbe
+        self._anyone = (mpi.module.ANY_SOURCE, mpi.module.ANY_TAG)
+        self._behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
+        """Heads of each rank that are still on their way; what it sent later comes after them."""
+        self.unread: deque[Head] = deque()
+        """Heads that have come, in order. The caller of `read` takes them."""
+
+    def read(self) -> bool:
+        """Adds the heads that have come to `unread`; False if none came."""
+        status = self._status
+        found: list[tuple[int, bytearray]] = []
+        for _ in range(BATCH):
+            with self._mpi.lock:
+                message = self._probe(*self._anyone, status)
+                if message is None:
+                    break
+                src: int = status.Get_source()
+                size: int = status.Get_count(self._byte)
+                data = bytearray(size)
+                if size <= 2 * INLINE and not self._behind.get(src):
+                    message.Recv([data, self._byte])
+                    found.append((src, data))
+                else:
+                    self._behind[src].append((message.Irecv([data, self._byte]), data))
+        for src, waiting in self._behind.items() if self._behind else ():
+            while waiting:
+                with self._mpi.lock:
+                    if not waiting[0][0].Test():
+                        break
+                found.append((src, waiting.popleft()[1]))
+        if not found:
+            return False
+        heads = [Head.parse(src, data) for src, data in found]
+        heads = [head for head in heads if head.world == self._world]
+        # A rank that made an offer and took it back before this rank looked has sent nothing.
+        cut = {(head.src, head.number) for head in heads if head.word == Word.CUT}
+        self.unread.extend(head for head in heads if head.word != Word.OFFER or (head.src, head.number) not in cut)
+        return True

@@ -1,0 +1,80 @@
+"""The background thread of messages through MPI."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ...background_thread import BackgroundThread
+from ...deadline import Deadline
+from ...errors import PhalanxError
+from ...transports.mailbox import Operation
+from ..lane_thread import STOP_WAIT
+from .library import Patience
+
+__all__ = ["ProgressThread"]
+
+
+class ProgressThread:
+    """Moves messages while there are operations whose caller is not waiting. Else it sleeps.
+
+    Args:
+        progress: Moves what can be moved now; true if anything was.
+    """
+
+    def __init__(self, progress: Callable[[], bool | None]) -> None:
+        self._progress = progress
+        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = BackgroundThread(self._run, "phalanx-mpi").start()
+
+    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+        """Moves messages until the operation is done. Calls `expire` if the deadline passes first."""
+        with self._changed:
+            self._jobs.append((operation, deadline, expire))
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join(STOP_WAIT)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+            self._move()
+
+    def _move(self) -> None:
+        # A function of its own: what is done must not stay in its variables, which would keep the group alive.
+        patience = Patience(oversubscribed=True)
+        while not self._stopping:
+            try:
+                moved = bool(self._progress())
+            except PhalanxError as error:
+                moved = True
+                for operation, _, _ in self._jobs:
+                    if not operation.done:
+                        operation.complete(error)
+            now = time.monotonic()
+            for operation, deadline, expire in self._jobs[:]:
+                if deadline.at <= now and not operation.done:
+                    try:
+                        expire()
+                    except Exception as error:  # it must not end the service of the other operations
+                        operation.complete(error)
+            with self._changed:
+                self._jobs = [job for job in self._jobs if not job[0].done]
+                if not self._jobs:
+                    return
+            if moved:
+                patience.renew()
+            else:
+                patience.pause()
