@@ -4,6 +4,7 @@
 - No modules import each other in a circle, and no folders that lie beside each other. Imports under `TYPE_CHECKING`
   count: they cost nothing when the program runs, but a circle of them is still one thing in several files.
 - Names with an underscore stay in their module.
+- A class has a name of its own. Private ones may share theirs: nobody meets them outside their module.
 """
 
 from __future__ import annotations
@@ -84,6 +85,27 @@ CIRCLES = [
 """The circles that are left. One that is mended leaves this list, and none is added."""
 BORROWED = ["phalanx.rpc.server: phalanx.rpc.context._current"]
 """Who still imports a private name of another module. None is added."""
+NAMESAKES = {
+    "CallPlan": ["phalanx.cli.bench.calls.plan", "phalanx.rpc.payload"],
+    "Check": ["phalanx.cli.bench.orders", "phalanx.testing.conformance.check"],
+    "Ended": ["phalanx.testing.fork_server_process", "phalanx.wire.control"],
+    "Failure": ["phalanx.cli.run.report", "phalanx.testing.failures"],
+    "Gathers": ["phalanx.group.verbs.gathers", "phalanx.torch_backend.gathers"],
+    "Goal": ["phalanx.cli.bench.calls.goals", "phalanx.rpc.link"],
+    "Launch": ["phalanx.cli.bench.contenders", "phalanx.config.detect"],
+    "Mailbox": ["phalanx.cli.run.events", "phalanx.transports.mailbox"],
+    "Memory": ["phalanx.cli.bench.orders", "phalanx.torch_backend.tensors"],
+    "Operation": ["phalanx.cli.bench.operations", "phalanx.torch_backend.work"],
+    "Plan": ["phalanx.cli.bench.plan", "phalanx.cli.run.plan"],
+    "Reductions": ["phalanx.group.verbs.reductions", "phalanx.torch_backend.reductions"],
+    "Report": ["phalanx.cli.bench.results", "phalanx.cli.demo.report"],
+    "Request": ["phalanx.rpc.server", "phalanx.torch_backend.base"],
+    "Screen": ["phalanx.cli.demo.screen", "phalanx.cli.run.lines"],
+    "Setup": ["phalanx.cli.bench.training.models", "phalanx.wire.hosting"],
+    "Standing": ["phalanx.cli.bench.calls.goals", "phalanx.cli.bench.summary"],
+    "Step": ["phalanx.algorithms.schedule", "phalanx.cli.demo.report"],
+}
+"""The classes that still share a name, and where they are. None is added."""
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -153,6 +175,16 @@ def is_private(name: str) -> bool:
     )
 
 
+def namesakes(sources: list[Source]) -> dict[str, list[str]]:
+    """The public classes of one name, and the modules that have them."""
+    homes: dict[str, list[str]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(source.name)
+    return {name: modules for name, modules in sorted(homes.items()) if len(modules) > 1}
+
+
 # -- the package -----------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +210,11 @@ def test_folders_beside_each_other_are_in_order() -> None:
 
 def test_private_names_stay_in_their_module() -> None:
     assert [text for source in SOURCES for text in borrowed(source)] == BORROWED
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    found = namesakes(SOURCES)
+    assert found == NAMESAKES, f"classes of one name: {json.dumps(found, indent=4)}"
 
 
 def test_heavy_packages_are_imported_where_they_are_used() -> None:
@@ -280,6 +317,12 @@ def test_circles_of_folders_are_found() -> None:
 )
 def test_borrowed_names_are_seen(text: str, wrong: int) -> None:
     assert len(borrowed(parse("phalanx.transports.tcp", text))) == wrong
+
+
+def test_namesakes_are_found() -> None:
+    one = parse("phalanx.wire.one", "class Kind: ...\nclass _Own: ...\nclass Only: ...")
+    two = parse("phalanx.wire.two", "class _Own: ...\ndef f():\n    class Kind: ...")
+    assert namesakes([one, two]) == {"Kind": [one.name, two.name]}
 
 
 @pytest.mark.parametrize(

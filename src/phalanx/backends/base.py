@@ -11,18 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..algorithms.classic import Message, star_barrier
+from ..algorithms.classic import BarrierMessage, star_barrier
 from ..arguments import as_rank, as_seconds
 from ..config import Options
 from ..deadline import DEFAULT_TIMEOUT, Deadline
 from ..errors import Closed, PeerLost, PhalanxError, SelfSend, Timeout, UnsupportedArray, UnsupportedOp
 from ..rendezvous.host import hostname
 from ..system_limits import naming_limits
-from ..transports.mailbox import BufferSink, Operation
+from ..transports.mailbox import BufferSink, PendingTransfer
 from ..transports.stream import Buffer
 from ..wire.classic.frames import BARRIER
 from ..wire.control import OperationStatus
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .control_plane import ControlPlane
 from .lane import Lane
 from .lane_ports import LanePort
@@ -239,7 +239,7 @@ class LaneBackend(Backend):
         deadline = Deadline.of(timeout, self.timeout)
         lane = self._raw_lane()
         with naming_limits():
-            operation = lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
+            operation = lane.start_send(dst, FrameKind.RAW, 0, b"", [view], deadline)
         self._finish(lane, operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
 
     def recv(self, buffer: Any, src: int, *, timeout: float | None = None) -> None:
@@ -264,7 +264,7 @@ class LaneBackend(Backend):
             self._barrier_at += 1
         self._barrier_at = 0
 
-    def barrier_messages(self) -> Sequence[Message]:
+    def barrier_messages(self) -> Sequence[BarrierMessage]:
         """The messages of this rank in a barrier."""
         return star_barrier(self._rank, self.world_size)
 
@@ -295,7 +295,7 @@ class LaneBackend(Backend):
             self.control.watch(self._raw_context, self)
         return self._raw
 
-    def _finish(self, lane: Lane, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
+    def _finish(self, lane: Lane, operation: PendingTransfer, deadline: Deadline, what: str, peer: int) -> None:
         try:
             with naming_limits():
                 lane.wait([operation], deadline)

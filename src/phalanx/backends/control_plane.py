@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import PeerLost, PhalanxError, RendezvousError
-from ..rendezvous.control import Statuses
+from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import from_cause
 from ..wire.control import Cause, OperationStatus
 
@@ -116,13 +116,13 @@ class ControlPlane:
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         """Tells the other members of a group that it is broken, where there is a way to."""
 
-    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         """What the other ranks are doing in a group, where they can be asked.
 
         Args:
             sequence: Ask for this collective, of those that have got so far.
         """
-        return Statuses(None)
+        return KnownStatuses(None)
 
     def answers(self, rank: int) -> bool:
         """Whether a rank says, when asked now, that it is alive."""

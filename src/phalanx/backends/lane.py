@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
 from ..rendezvous.error_codec import from_cause
-from ..transports.channel import Inbound, Outbound, Outgoing, Torn
-from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
+from ..transports.channel import Inbound, Outbound, OutgoingFrame, Torn
+from ..transports.mailbox import Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
 from ..wire.control import parse_cause
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from .._core import QuickMessages, Recorder
@@ -76,8 +76,8 @@ class Lane(ABC):
 
     @abstractmethod
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         """Queues a message.
 
         The memory of `payload` must stay until it is done. May take until `deadline` to connect.
@@ -99,7 +99,7 @@ class Lane(ABC):
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         """Closes all channels of this lane."""
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         """Messages that are queued and not yet sent."""
         return []
 
@@ -132,7 +132,7 @@ class Lane(ABC):
             self.left(src)
         return receive
 
-    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+    def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
         waiting = _unfinished(operations)
         eager = min(time.monotonic() + EAGER, deadline.at)
@@ -164,7 +164,7 @@ class Lane(ABC):
             self.remove_sleeper(waker)
             waker.give_back()
 
-    def withdraw(self, operation: Operation) -> bool:
+    def withdraw(self, operation: PendingTransfer) -> bool:
         """Takes back an operation whose time is over; False if it was done after all.
 
         A message of which a part is on the wire cannot be taken back: its channel ends.
@@ -173,13 +173,13 @@ class Lane(ABC):
             return self.mailbox.withdraw(operation)
         if operation.done or operation.withdrawn:
             return False
-        if isinstance(operation, Outgoing):
+        if isinstance(operation, OutgoingFrame):
             cut = ChannelClosed(self.peer_of(operation.channel), "an earlier message to it was cut short")
             return operation.channel.withdraw(operation, cut)
         operation.withdrawn = True
         return True
 
-    def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Makes sure that somebody moves the bytes of an operation for which nobody waits.
 
         `expire` is called if the deadline passes first.
@@ -331,11 +331,11 @@ class Lane(ABC):
 
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
-    def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+    def drive(self, operations: Sequence[PendingTransfer]) -> list[tuple[int, int]] | None:
         """Moves what can be moved for these operations; returns what to poll for the rest, None if there is more."""
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
-        outbound = {id(op.channel): op.channel for op in operations if isinstance(op, Outgoing)}.values()
+        outbound = {id(op.channel): op.channel for op in operations if isinstance(op, OutgoingFrame)}.values()
         for sender in outbound:
             sender.push()
         if not self._read(inbound, operations):
@@ -346,7 +346,7 @@ class Lane(ABC):
         polled += [(c.stream.fd, c.stream.write_events) for c in outbound if not c.idle]
         return polled
 
-    def _read(self, channels: list[Inbound], operations: Sequence[Operation]) -> bool:
+    def _read(self, channels: list[Inbound], operations: Sequence[PendingTransfer]) -> bool:
         """Reads in turns, so that nobody's flood keeps the others out; False if it stopped before all was read."""
         if len(channels) > 1:  # nor shall the one that was opened first always be the first
             first = next(self._turns) % len(channels)
@@ -365,7 +365,7 @@ class Lane(ABC):
         return True
 
 
-def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
+def _unfinished(operations: Sequence[PendingTransfer]) -> list[PendingTransfer]:
     """What is still to be waited for: nothing once one has failed."""
     waiting = []
     for operation in operations:
@@ -394,7 +394,7 @@ class _Mover:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
+        self._jobs: list[tuple[PendingTransfer, Deadline, Callable[[], None]]] = []
         self._lock = threading.RLock()
         self._stopping = False
         self._waker = Waker()
@@ -402,7 +402,7 @@ class _Mover:
         self._thread.start()
         lane._sleepers.add(self._waker)
 
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         with self._lock:
             self._jobs.append((operation, deadline, expire))
         operation.add_waker(self._waker)  # another thread may complete it

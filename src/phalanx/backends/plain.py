@@ -17,9 +17,9 @@ from ..arguments import shown
 from ..deadline import Deadline
 from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
-from ..transports.mailbox import Envelope, Mailbox, Operation
+from ..transports.mailbox import Envelope, Mailbox, PendingTransfer
 from ..transports.stream import Buffer
-from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
+from ..wire.frames import HEADER_SIZE, FrameKind, pack_header, parse_header
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, Backend, LaneBackend, derive_context, payload_size
 from .control_plane import ControlPlane
 from .lane import STOP_WAIT, Lane
@@ -30,7 +30,7 @@ __all__ = ["AdaptedBackend", "as_lane_backend"]
 LANE_ID_SIZE = 16
 LOOK_UP = 0.2
 
-Outgoing = tuple[int, Sequence[Buffer], Operation]
+Outgoing = tuple[int, Sequence[Buffer], PendingTransfer]
 """To whom, the parts of a message, and what waits for it."""
 
 
@@ -85,7 +85,7 @@ class AdaptedBackend(LaneBackend):
                     mailbox.gone(peer, error)
             return mailbox
 
-    def send_soon(self, dst: int, parts: Sequence[Buffer], operation: Operation) -> None:
+    def send_soon(self, dst: int, parts: Sequence[Buffer], operation: PendingTransfer) -> None:
         """Hands a message to the sending thread."""
         self._outgoing.put((dst, parts, operation))
 
@@ -180,9 +180,9 @@ class _AdaptedLane(Lane):
         return self.members[src]
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        operation = Operation()
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        operation = PendingTransfer()
         if self.error is not None:
             operation.complete(self.error)
             return operation

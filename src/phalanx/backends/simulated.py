@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from ..arguments import as_world_size
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError
-from ..rendezvous.control import Statuses
+from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import from_cause, to_cause
 from ..transports.channel import Inbound
-from ..transports.mailbox import Envelope, Operation
+from ..transports.mailbox import Envelope, PendingTransfer
 from ..transports.stream import Buffer
-from ..wire.control import Statuses as StatusesMessage
-from ..wire.frames import Kind
+from ..wire.control import Statuses
+from ..wire.frames import FrameKind
 from .base import DEFAULT_TIMEOUT, WORLD_CONTEXT, LaneBackend, payload_size
 from .control_plane import ControlPlane
 from .lane import Lane
@@ -52,9 +52,9 @@ class _LocalControl(ControlPlane):
             if plane is not self:
                 plane.on_break(context, self.rank, to_cause(error))
 
-    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         replies = {plane.rank: plane.status(context, sequence) for plane in self._world.planes if plane is not self}
-        return Statuses(StatusesMessage(0, replies, {}))
+        return KnownStatuses(Statuses(0, replies, {}))
 
     def leave(self) -> None:
         for plane in self._world.planes:
@@ -80,9 +80,9 @@ class _LocalLane(Lane):
             self.mailbox.gone(src, self._why_closed(src))
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        operation = Operation()
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        operation = PendingTransfer()
         if self.error is not None:
             operation.complete(self.error)
             return operation

@@ -12,10 +12,10 @@ from ..errors import WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
+from .control_link import ControlLink
 from .error_codec import tail, to_cause
-from .link import Link
 
-__all__ = ["ControlClient", "ControlEvents", "Statuses"]
+__all__ = ["ControlClient", "ControlEvents", "KnownStatuses"]
 
 FLUSH_WAIT = 1.0
 """Seconds a goodbye or an abort may take to leave this process."""
@@ -43,7 +43,7 @@ class ControlEvents(Protocol):
         """What this rank is doing in a group (None for any), or did as its collective of that number."""
 
 
-class Statuses:
+class KnownStatuses:
     """What the ranks are doing, as far as they answered."""
 
     def __init__(self, message: say.Statuses | None) -> None:
@@ -72,7 +72,7 @@ class ControlClient:
         self._queries = itertools.count(1)
         self._leaving = False
         stream.watch_host(options.heartbeat_timeout)
-        self.link = Link(reactor, stream, self._heard, self._ended)
+        self.link = ControlLink(reactor, stream, self._heard, self._ended)
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
 
@@ -127,7 +127,7 @@ class ControlClient:
         """Tells the other members that a group is broken."""
         self._send(say.Break(context, self._rank, to_cause(error)))
 
-    def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> KnownStatuses:
         """Asks all ranks what they are doing in a group. Never raises: it serves error messages."""
         number = next(self._queries)
         deadline = Deadline(timeout)
@@ -140,7 +140,7 @@ class ControlClient:
                         break
             finally:
                 answer = self._answers.pop(number)
-            return Statuses(answer)
+            return KnownStatuses(answer)
 
     def leave(self) -> None:
         """Says goodbye and closes the connection. May be called twice."""

@@ -21,7 +21,16 @@ from ..errors import Timeout
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IOV_MAX", "Refused", "Stream", "StreamEnded", "TlsStream", "ended_with", "read_exactly", "write_all"]
+__all__ = [
+    "IOV_MAX",
+    "ConnectionRefused",
+    "Stream",
+    "StreamEnded",
+    "TlsStream",
+    "ended_with",
+    "read_exactly",
+    "write_all",
+]
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 64
@@ -41,7 +50,7 @@ class StreamEnded(ConnectionError):
         self.clean = clean
 
 
-class Refused(StreamEnded):
+class ConnectionRefused(StreamEnded):
     """Nobody listens there."""
 
 

@@ -19,12 +19,12 @@ from ...deadline import Deadline
 from ...errors import ChannelClosed, ConfigError, NoConnection, PeerLost, PhalanxError, UnsupportedOp
 from ...rendezvous.host import host_id, hostname
 from ...transports.channel import Inbound, Outbound
-from ...transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive, Sink
+from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ...transports.stream import Buffer, Stream, StreamEnded
 from ...types import Address
 from ...wire.classic import frames as wire
 from ...wire.control import Member
-from ...wire.frames import HEADER_SIZE, Header, Kind, pack_header, parse_header
+from ...wire.frames import HEADER_SIZE, FrameHeader, FrameKind, pack_header, parse_header
 from ..base import RAW_LANE, WORLD_CONTEXT, derive_context, payload_size
 from ..control_plane import ControlPlane
 from ..lane import Lane
@@ -207,10 +207,10 @@ class _ClassicInbound(Inbound):
         if self._escaped:
             self._need = LANE_ID_SIZE + HEADER_SIZE
             return None
-        return self._begin(self._mailbox, Header(Kind.RAW, 0, 0, length), b"")
+        return self._begin(self._mailbox, FrameHeader(FrameKind.RAW, 0, 0, length), b"")
 
-    def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
-        if header.kind is Kind.GOODBYE:  # of one lane: the connection serves the others
+    def _begin(self, mailbox: Mailbox, header: FrameHeader, description: bytes) -> Arrival | None:
+        if header.kind is FrameKind.GOODBYE:  # of one lane: the connection serves the others
             self._need = self._first_need()
             self._settled += mailbox.mark_gone(self.src, ChannelClosed(self.src, "it has closed this group"))
             return None
@@ -238,11 +238,11 @@ class _ClassicLane(Lane):
         return self.members[src]
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         self._check_connected(dst)
         if self.error is not None:
-            failed = Operation()
+            failed = PendingTransfer()
             failed.complete(self.error)
             return failed
         channel = self._world.outbound[self.members[dst]]
@@ -265,7 +265,7 @@ class _ClassicLane(Lane):
     def streams(self) -> list[Stream]:
         return [channel.stream for peer, channel in self._world.inbound.items() if peer in self.members]
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         return [outgoing for channel in self._world.outbound.values() for outgoing in channel.unsent()]
 
     def peer_of(self, channel: Outbound) -> int:
@@ -287,7 +287,11 @@ class _ClassicLane(Lane):
             channel.release(self.mailbox, error)
         if not goodbye or self._plain:  # the classic wire itself has no word for it
             return
-        word = wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE) + self.lane_id + pack_header(Kind.GOODBYE, 0, 0, 0)
+        word = (
+            wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE)
+            + self.lane_id
+            + pack_header(FrameKind.GOODBYE, 0, 0, 0)
+        )
         for member in self.members:
             sender = self._world.outbound.get(member)
             if sender is not None:
@@ -307,9 +311,9 @@ class _BorrowedLane(_ClassicLane):
         self._posted: list[Receive] = []
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        self._check_plain(tag, is_array=kind in (Kind.RAW, Kind.ARRAY))
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        self._check_plain(tag, is_array=kind in (FrameKind.RAW, FrameKind.ARRAY))
         return super().start_send(dst, kind, tag, description, payload, deadline)
 
     def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.stream import Stream
-from ...wire.handshake import Rejected, Status
+from ...wire.handshake import HandshakeStatus, Rejected
 from ..ports import Accept, LinkPort
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MeshPort(LinkPort):
         try:
             stream = self._world.dial_channel(self._key, rank, deadline, check)
         except Rejected as error:
-            if error.status in (Status.CLOSED, Status.BROKEN):
+            if error.status in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
         if not self.crowded:

@@ -34,9 +34,9 @@ from typing import Any
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...transports.mailbox import Arrival, Envelope, Mailbox, Operation, Receive
+from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive
 from ...transports.stream import Buffer
-from ...wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
+from ...wire.frames import HEADER_SIZE, FrameKind, pack_header, parse_header
 from ..recent import Recent
 from .forming import Communicators
 from .library import LONGEST_NAP, Mpi, Patience
@@ -82,7 +82,7 @@ class Inbox:
         self.sending: set[Sending] = set()
 
 
-class Sending(Operation):
+class Sending(PendingTransfer):
     """A message that this rank sends."""
 
     __slots__ = ("dst", "inbox", "lane", "number", "parts", "started")
@@ -163,7 +163,14 @@ class Post:
             return inbox
 
     def send(
-        self, lane: bytes, inbox: Inbox, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer]
+        self,
+        lane: bytes,
+        inbox: Inbox,
+        dst: int,
+        kind: FrameKind,
+        tag: int,
+        description: bytes,
+        payload: Sequence[Buffer],
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
         # In pieces: some ways of MPI cannot move more than 2 GiB at once, and do not say so.
@@ -247,7 +254,7 @@ class Post:
             if not one.done:
                 one.complete(error)
 
-    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+    def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
@@ -273,14 +280,14 @@ class Post:
     @contextlib.contextmanager
     def kept_moving(self) -> Iterator[None]:
         """Moves messages in the background meanwhile: others may need this rank to hear what it has said."""
-        waiting = Operation()
+        waiting = PendingTransfer()
         self.move_in_background(waiting, Deadline(math.inf), lambda: None)
         try:
             yield
         finally:
             waiting.complete()
 
-    def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves messages until an operation is done for which nobody waits; calls `expire` if that takes too long."""
         with self._lock:
             if self._mover is None:
@@ -531,7 +538,7 @@ class Post:
         with contextlib.suppress(self._mpi.module.Exception):  # who cannot be told hears of it otherwise
             self._post_head(dst, _WORD.pack(word, self._world, lane, number))
 
-    def _finish_soon(self, operation: Operation) -> bool:
+    def _finish_soon(self, operation: PendingTransfer) -> bool:
         return self.wait([operation], Deadline(ENDING))
 
     def _forget(self, sending: Sending) -> None:
@@ -539,7 +546,7 @@ class Post:
             sending.inbox.sending.discard(sending)
 
 
-def _are_settled(operations: Sequence[Operation]) -> bool:
+def _are_settled(operations: Sequence[PendingTransfer]) -> bool:
     """Whether there is nothing to wait for any more: all are done, or one has failed."""
     waiting = False
     for operation in operations:
@@ -550,7 +557,7 @@ def _are_settled(operations: Sequence[Operation]) -> bool:
     return not waiting
 
 
-_Job = tuple[Operation, Deadline, Callable[[], None]]
+_Job = tuple[PendingTransfer, Deadline, Callable[[], None]]
 
 
 class _Mover:
@@ -564,7 +571,7 @@ class _Mover:
         self._thread = threading.Thread(target=self._run, name="phalanx-mpi", daemon=True)
         self._thread.start()
 
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         with self._changed:
             self._jobs.append((operation, deadline, expire))
             self._changed.notify()

@@ -23,8 +23,8 @@ from ...transports.stream import Stream, StreamEnded, no_check, wait_ready
 from ...types import Address
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
+from ..control_link import READ_SIZE, ControlLink
 from ..error_codec import EndCause, tail
-from ..link import READ_SIZE, Link
 from . import bootstrap
 
 __all__ = ["DirectoryProcess", "NotStarted"]
@@ -78,7 +78,7 @@ class DirectoryProcess:
         self._reactor = Reactor("phalanx-directory")
         ours, theirs = socket.socketpair()
         self._stream = Stream(ours)
-        self._link = Link(self._reactor, self._stream, self._heard, self._lost, self._reader)
+        self._link = ControlLink(self._reactor, self._stream, self._heard, self._lost, self._reader)
         try:
             self._process = _start(listener, theirs, detached=detached)
             level = logging.getLogger("phalanx").getEffectiveLevel()
