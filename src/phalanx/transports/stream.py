@@ -116,11 +116,6 @@ class Stream:
         """The other side's address without the port."""
         return str(self._socket.getpeername()[0])
 
-    @property
-    def local_host(self) -> str:
-        """The address of this side."""
-        return str(self._socket.getsockname()[0])
-
     def receive_into(self, view: memoryview) -> int:
         """Fills as much of `view` as there is now; 0 if there is nothing yet.
 
