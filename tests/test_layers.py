@@ -106,6 +106,7 @@ NAMESAKES = {
     "Step": ["phalanx.algorithms.schedule", "phalanx.cli.demo.report"],
 }
 """The classes that still share a name, and where they are. None is added."""
+SHARED_MEMORY = "phalanx.transports.shared_memory"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -149,6 +150,19 @@ def environment_uses(source: Source) -> list[str]:
             continue
         wrong += [f"{source.path}:{node.lineno}: os.{name} outside phalanx.config" for name in names & ENVIRONMENT]
     return wrong
+
+
+def memory_uses(source: Source) -> list[str]:
+    """Memory made or mapped outside its module. The doctor, which tries whether there is any, opens no one else's."""
+    if source.name == SHARED_MEMORY or source.item == "cli":
+        return []
+    names = {"memfd_create", "mmap"}
+    return [
+        f"{source.path}:{node.lineno}: memory is made and opened by {SHARED_MEMORY} only"
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.alias) and node.name in names)
+    ]
 
 
 def borrowed(source: Source) -> list[str]:
@@ -224,6 +238,11 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 def test_only_config_reads_the_environment() -> None:
     wrong = [text for source in SOURCES for text in environment_uses(source)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_one_module_makes_and_opens_shared_memory() -> None:
+    wrong = [text for source in SOURCES for text in memory_uses(source)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from ..errors import PeerLost, PhalanxError, RendezvousError
 from ..rendezvous.control import KnownStatuses
-from ..rendezvous.error_codec import from_cause
-from ..wire.control import Cause, OperationStatus
+from ..rendezvous.error_codec import decode_error
+from ..wire.control import EncodedError, OperationStatus
 
 __all__ = ["ControlPlane", "Watcher"]
 
@@ -154,9 +154,9 @@ class ControlPlane:
             if rank in watcher.world_ranks:
                 watcher.left(rank)
 
-    def on_break(self, context: bytes, rank: int, cause: Cause) -> None:
+    def on_break(self, context: bytes, rank: int, cause: EncodedError) -> None:
         """Another member found a group broken."""
-        error = from_cause(cause, rank)
+        error = decode_error(cause, rank)
         if isinstance(error, PeerLost) and error.peer == self.rank:
             # Their connection broke while both are alive. Of oneself it makes no sense to hear that one is lost.
             error = type(error)(rank, f"it has lost its connection to this rank: {error.reason}")

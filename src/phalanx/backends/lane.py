@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
-from ..rendezvous.error_codec import from_cause
+from ..rendezvous.error_codec import decode_error
 from ..transports.channel import Inbound, Outbound, OutgoingFrame, Torn
 from ..transports.mailbox import Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
-from ..wire.control import parse_cause
+from ..wire.control import parse_error
 from ..wire.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Lane(ABC):
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
         """What a member said of why it found the group broken."""
         try:
-            return from_cause(parse_cause(last_word), rank)
+            return decode_error(parse_error(last_word), rank)
         except ProtocolError as error:
             return ProtocolError(f"the last word of rank {rank} is no message: {error}", peer=rank)
 

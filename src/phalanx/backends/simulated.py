@@ -9,7 +9,7 @@ from ..arguments import as_world_size
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError
 from ..rendezvous.control import KnownStatuses
-from ..rendezvous.error_codec import from_cause, to_cause
+from ..rendezvous.error_codec import decode_error, encode_error
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, PendingTransfer
 from ..transports.stream import Buffer
@@ -50,7 +50,7 @@ class _LocalControl(ControlPlane):
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         for plane in self._world.planes:
             if plane is not self:
-                plane.on_break(context, self.rank, to_cause(error))
+                plane.on_break(context, self.rank, encode_error(error))
 
     def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         replies = {plane.rank: plane.status(context, sequence) for plane in self._world.planes if plane is not self}
@@ -117,7 +117,7 @@ class _LocalLane(Lane):
         rank = self.members[member]
         broken = self._world.closed.get((*self._name, rank))
         if isinstance(broken, PhalanxError):
-            return self.whole_account(from_cause(to_cause(broken), rank))
+            return self.whole_account(decode_error(encode_error(broken), rank))
         return ChannelClosed(rank, "it has closed this group")
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:

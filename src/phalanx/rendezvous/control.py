@@ -13,7 +13,7 @@ from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
 from .control_link import ControlLink
-from .error_codec import tail, to_cause
+from .error_codec import encode_error, keep_end
 
 __all__ = ["ControlClient", "ControlEvents", "KnownStatuses"]
 
@@ -33,7 +33,7 @@ class ControlEvents(Protocol):
     def on_left(self, rank: int) -> None:
         """A rank closed its world on purpose."""
 
-    def on_break(self, context: bytes, rank: int, cause: say.Cause) -> None:
+    def on_break(self, context: bytes, rank: int, cause: say.EncodedError) -> None:
         """A rank found a group broken."""
 
     def on_directory_lost(self, reason: str) -> None:
@@ -120,12 +120,12 @@ class ControlClient:
 
     def abort(self, reason: str, traceback: str = "", peer: int | None = None) -> None:
         """Ends the world for all; returns once the word has left this process."""
-        self._send(say.Abort(self._rank, tail(reason), tail(traceback), peer))
+        self._send(say.Abort(self._rank, keep_end(reason), keep_end(traceback), peer))
         self._flush()
 
     def break_group(self, context: bytes, error: BaseException) -> None:
         """Tells the other members that a group is broken."""
-        self._send(say.Break(context, self._rank, to_cause(error)))
+        self._send(say.Break(context, self._rank, encode_error(error)))
 
     def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> KnownStatuses:
         """Asks all ranks what they are doing in a group. Never raises: it serves error messages."""

@@ -18,7 +18,7 @@ from ..types import Address
 from ..wire import control as say
 from ..wire.handshake import ClientHandshake, HandshakeStatus, Hello, Rejected, Role
 from .control_link import ControlLink
-from .error_codec import EndCause, tail
+from .error_codec import EndCause, keep_end
 
 __all__ = ["DirectoryWatch", "dial", "shake_hands", "watch_directory"]
 
@@ -175,7 +175,7 @@ class DirectoryWatch:
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank of this node that failed without a word."""
-        self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, tail(reason), tail(traceback))))
+        self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, keep_end(reason), keep_end(traceback))))
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Says that the process of a rank of this node has ended, without a failure."""

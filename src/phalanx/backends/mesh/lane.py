@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from ..._native import core, plain_arrays
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...rendezvous.error_codec import in_brief, to_cause
+from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound
 from ...transports.direct import outbound_over
 from ...transports.mailbox import PendingTransfer
 from ...transports.ring import open_offer
 from ...transports.ring_channel import RingInbound, RingOutbound
 from ...transports.stream import Buffer, Stream, StreamEnded
-from ...wire.control import pack_cause
+from ...wire.control import pack_error
 from ...wire.frames import FrameKind, pack_header
 from ...wire.handshake import HandshakeStatus, Rejected
 from ..base import payload_size
@@ -180,7 +180,7 @@ class MeshLane(Lane):
         if error is self.error:
             return error
         # What breaks the group for one member breaks it for all, also where no directory can say so.
-        self._world.on_break(self._key[0], rank, to_cause(error))
+        self._world.on_break(self._key[0], rank, encode_error(error))
         return self.error if isinstance(self.error, PhalanxError) else error
 
     def _dial(self, dst: int, deadline: Deadline) -> Stream:
@@ -209,7 +209,7 @@ class MeshLane(Lane):
         if goodbye:
             word = pack_header(FrameKind.GOODBYE, 0, 0, 0)
         else:
-            cause = pack_cause(in_brief(to_cause(error)))
+            cause = pack_error(shorten_error(encode_error(error)))
             word = pack_header(FrameKind.BROKEN, 0, len(cause), 0) + cause
         with self._guard:
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())

@@ -24,7 +24,7 @@ from ...types import Address
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
 from ..control_link import READ_SIZE, ControlLink
-from ..error_codec import EndCause, tail
+from ..error_codec import EndCause, keep_end
 from . import bootstrap
 
 __all__ = ["DirectoryProcess", "NotStarted"]
@@ -141,7 +141,7 @@ class DirectoryProcess:
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""
-        self._say(Abort(rank, tail(reason), tail(traceback)))
+        self._say(Abort(rank, keep_end(reason), keep_end(traceback)))
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Says that the process of a rank has ended, without a failure."""
