@@ -153,6 +153,17 @@ def _nearest(module: str, known: set[str]) -> str | None:
     return module or None
 
 
+def items(sources: Iterable[Source]) -> Graph:
+    """Which item of the layers imports which; of the core, its types do not count."""
+    found: dict[str, set[str]] = {item: set() for item in LINE}
+    for source in sources:
+        for module, _ in imports(source, ast.walk(source.tree)):
+            item = item_of(module)
+            if item not in {None, FRONT_DOOR, source.item} and (item != "_core" or source.item == "_native"):
+                found[source.item].add(str(item))
+    return found
+
+
 def folders(sources: Iterable[Source]) -> Graph:
     """Which folder imports which of the folders beside it."""
     sources = list(sources)
