@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from docs import architecture
+from tests import imports
 
 import phalanx as px
 from phalanx import config
@@ -155,6 +157,26 @@ def test_every_page_is_in_the_menu() -> None:
 def test_generated_parts_are_up_to_date(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert load_generator().renew(text) == text, "run: python docs/generate.py"
+
+
+def test_the_picture_of_the_layers_is_up_to_date() -> None:
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.draw(), "run: python -m docs.architecture"
+
+
+def test_modules_on_the_walks_exist() -> None:
+    package = ROOT / "src" / "phalanx"
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [found.split(".") for found in re.findall(r"`(\w+(?:\.\w+)+)`", text)]
+    places = [package.joinpath(*parts) for parts in named if (package / parts[0]).is_dir()]
+    assert len(places) > 20
+    assert not [str(place) for place in places if not place.is_dir() and not place.with_suffix(".py").is_file()]
+
+
+def test_every_layer_is_in_the_list_of_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = text.split("## The layers", 1)[1].split("```text\n", 1)[1].split("```", 1)[0].splitlines()
+    names = [set(re.split(r" {2,}", line)[0].split(", ")) for line in listed]
+    assert names == [items for items in imports.LAYERS if items != {imports.FRONT_DOOR} and items != {"__main__"}]
 
 
 def test_every_variable_has_its_line() -> None:

@@ -1,123 +1,113 @@
-"""The layers hold: an item never imports one on a line above it. Read from the source, also inside functions."""
+"""The layers hold, and so do the rooms inside them. Read from the source, also inside functions.
+
+- An item never imports one on a line above it.
+- No modules import each other in a circle, and no folders that lie beside each other. Imports under `TYPE_CHECKING`
+  count: they cost nothing when the program runs, but a circle of them is still one thing in several files.
+- Names with an underscore stay in their module.
+- A class has a name of its own. Private ones may share theirs: nobody meets them outside their module.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+import json
 
 import pytest
+from tests.imports import (
+    FRONT_DOOR,
+    LINE,
+    PACKAGE,
+    Source,
+    absolute,
+    at_import,
+    circles,
+    folders,
+    imports,
+    item_of,
+    lines_for_types,
+    modules,
+    parse,
+    sources,
+)
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "phalanx"
-
-# From what a person types down to what everybody shares. "phalanx" is the package's own front door, __init__.py.
-LAYERS: list[set[str]] = [
-    {"__main__"},
-    {"cli"},
-    {"testing"},
-    {"phalanx"},
-    {"torch_backend", "parallel", "rpc"},
-    {"world"},
-    {"group"},
-    {"backends"},
-    {"rendezvous"},
-    {"transports"},
-    {"algorithms"},
-    {"wire"},
-    {"_native"},
-    {"config"},
-    {"deadline", "background_thread"},
-    {"arguments", "system_limits"},
-    {"errors", "types", "exception_text"},
-    {"_core"},
-]
-LINE = {item: line for line, items in enumerate(LAYERS) for item in items}
-
-# The front door opens on every layer: it may import from all of them, but of the lower ones none goes through it.
-FRONT_DOOR = "phalanx"
+SOURCES = sources()
 
 HEAVY = {"cupy", "jax", "mpi4py", "torch"}
 MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 LOADED_LATE = ("phalanx.cli.bench.training.models", "phalanx.cli.bench.training.with_ddp")
 """Only the ranks of a benchmark import these."""
+CIRCLES = [
+    [
+        "phalanx.backends.base",
+        "phalanx.backends.mesh.lane",
+        "phalanx.backends.mesh.ports",
+        "phalanx.backends.mesh.world",
+        "phalanx.backends.mpi.backend",
+    ],
+    [
+        "phalanx.cli.run.environment",
+        "phalanx.cli.run.plan",
+    ],
+    [
+        "phalanx.group.collective_runner",
+        "phalanx.group.engines.base",
+        "phalanx.group.engines.classic",
+        "phalanx.group.engines.hosts",
+        "phalanx.group.engines.mpi.device",
+        "phalanx.group.engines.mpi.engine",
+        "phalanx.group.engines.mpi.gate",
+        "phalanx.group.engines.mpi.watchdog",
+        "phalanx.group.engines.network",
+        "phalanx.group.engines.segment",
+        "phalanx.group.engines.segment_setup",
+        "phalanx.group.running_collective",
+    ],
+    [
+        "phalanx.rpc.agent",
+        "phalanx.rpc.remote_object",
+    ],
+    [
+        "phalanx.testing",
+        "phalanx.testing.fork_server",
+        "phalanx.testing.fork_server_process",
+        "phalanx.testing.processes",
+        "phalanx.testing.ranks",
+    ],
+    [
+        "phalanx.torch_backend.base",
+        "phalanx.torch_backend.cpu_backend",
+        "phalanx.torch_backend.devices",
+        "phalanx.torch_backend.runner",
+        "phalanx.torch_backend.visible",
+        "phalanx.torch_backend.work",
+    ],
+]
+"""The circles that are left. One that is mended leaves this list, and none is added."""
+BORROWED = ["phalanx.rpc.server: phalanx.rpc.context._current"]
+"""Who still imports a private name of another module. None is added."""
+NAMESAKES = {
+    "CallPlan": ["phalanx.cli.bench.calls.plan", "phalanx.rpc.payload"],
+    "Check": ["phalanx.cli.bench.orders", "phalanx.testing.conformance.check"],
+    "Ended": ["phalanx.testing.fork_server_process", "phalanx.wire.control"],
+    "Failure": ["phalanx.cli.run.report", "phalanx.testing.failures"],
+    "Gathers": ["phalanx.group.verbs.gathers", "phalanx.torch_backend.gathers"],
+    "Goal": ["phalanx.cli.bench.calls.goals", "phalanx.rpc.link"],
+    "Launch": ["phalanx.cli.bench.contenders", "phalanx.config.detect"],
+    "Mailbox": ["phalanx.cli.run.events", "phalanx.transports.mailbox"],
+    "Memory": ["phalanx.cli.bench.orders", "phalanx.torch_backend.tensors"],
+    "Operation": ["phalanx.cli.bench.operations", "phalanx.torch_backend.work"],
+    "Plan": ["phalanx.cli.bench.plan", "phalanx.cli.run.plan"],
+    "Reductions": ["phalanx.group.verbs.reductions", "phalanx.torch_backend.reductions"],
+    "Report": ["phalanx.cli.bench.results", "phalanx.cli.demo.report"],
+    "Request": ["phalanx.rpc.server", "phalanx.torch_backend.base"],
+    "Screen": ["phalanx.cli.demo.screen", "phalanx.cli.run.lines"],
+    "Setup": ["phalanx.cli.bench.training.models", "phalanx.wire.hosting"],
+    "Standing": ["phalanx.cli.bench.calls.goals", "phalanx.cli.bench.summary"],
+    "Step": ["phalanx.algorithms.schedule", "phalanx.cli.demo.report"],
+}
+"""The classes that still share a name, and where they are. None is added."""
+SHARED_MEMORY = "phalanx.transports.shared_memory"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-
-
-class Source(NamedTuple):
-    """One module: `name` as imported, `path` to show, and what it says."""
-
-    name: str
-    path: str
-    tree: ast.Module
-    is_package: bool
-
-    @property
-    def item(self) -> str:
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else FRONT_DOOR
-
-
-def parse(name: str, text: str, *, is_package: bool = False) -> Source:
-    return Source(name, name.replace(".", "/") + ".py", ast.parse(text), is_package)
-
-
-def sources() -> list[Source]:
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ("phalanx", *path.relative_to(PACKAGE).with_suffix("").parts)
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        found.append(Source(name, str(path.relative_to(PACKAGE.parent)), tree, is_package))
-    return found
-
-
-SOURCES = sources()
-
-
-def absolute(source: Source, level: int, module: str | None) -> str:
-    """What `from ...module import` means in this module."""
-    if level == 0:
-        return module or ""
-    parts = source.name.split(".")
-    base = parts[: len(parts) - level + (1 if source.is_package else 0)]
-    return ".".join([*base, module] if module else base)
-
-
-def imports(source: Source, nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Every module that these nodes import, in full, with its line. Literal `import_module("...")` counts too."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            module = absolute(source, node.level, node.module)
-            for alias in node.names:
-                yield f"{module}.{alias.name}", node.lineno
-        elif isinstance(node, ast.Call) and node.args:
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            name = node.args[0]
-            if called in {"import_module", "__import__"} and isinstance(name, ast.Constant):
-                text = str(name.value)
-                level = len(text) - len(text.lstrip("."))
-                yield absolute(source, level, text.lstrip(".") or None), node.lineno
-
-
-def item_of(module: str) -> str | None:
-    """Which item of the layers a module belongs to; None for other packages."""
-    parts = module.split(".")
-    if parts[0] != "phalanx":
-        return None
-    return parts[1] if len(parts) > 1 and parts[1] in LINE else FRONT_DOOR
-
-
-def lines_for_types(tree: ast.Module) -> set[int]:
-    """The lines under `if TYPE_CHECKING`: the core's types may be named everywhere, though it may not be there."""
-    blocks = [
-        node for node in tree.body if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    ]
-    return {line for block in blocks for line in range(block.lineno, (block.end_lineno or block.lineno) + 1)}
 
 
 def crossings(source: Source) -> list[str]:
@@ -135,18 +125,6 @@ def crossings(source: Source) -> list[str]:
         if item == "_core" and source.item != "_native" and line not in only_types:
             wrong.append(f"{source.path}:{line}: only _native imports _core")
     return wrong
-
-
-def at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes that run when the module is imported: no function bodies, nothing under TYPE_CHECKING."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting.extend(node.orelse)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            waiting.extend(ast.iter_child_nodes(node))
 
 
 def heavy_at_import(source: Source) -> list[str]:
@@ -174,6 +152,53 @@ def environment_uses(source: Source) -> list[str]:
     return wrong
 
 
+def memory_uses(source: Source) -> list[str]:
+    """Memory made or mapped outside its module. The doctor, which tries whether there is any, opens no one else's."""
+    if source.name == SHARED_MEMORY or source.item == "cli":
+        return []
+    names = {"memfd_create", "mmap"}
+    return [
+        f"{source.path}:{node.lineno}: memory is made and opened by {SHARED_MEMORY} only"
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.alias) and node.name in names)
+    ]
+
+
+def borrowed(source: Source) -> list[str]:
+    """The private names of other modules that a module imports, or takes from a module that it imports."""
+    names = {module for module, _ in imports(source, ast.walk(source.tree))}
+    modules = {
+        alias.asname or alias.name: f"{absolute(source, node.level, node.module)}.{alias.name}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.islower()
+    }
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.startswith("_"):
+            names.add(f"{modules.get(node.value.id, '')}.{node.attr}")
+    return [f"{source.name}: {name}" for name in sorted(names) if is_private(name)]
+
+
+def is_private(name: str) -> bool:
+    """Whether a name of the package has an underscore; the items of the layers are there for all."""
+    package, *parts = name.split(".")
+    return package == "phalanx" and any(
+        part.startswith("_") and not part.endswith("__") for part in parts if part not in LINE
+    )
+
+
+def namesakes(sources: list[Source]) -> dict[str, list[str]]:
+    """The public classes of one name, and the modules that have them."""
+    homes: dict[str, list[str]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(source.name)
+    return {name: modules for name, modules in sorted(homes.items()) if len(modules) > 1}
+
+
 # -- the package -----------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +213,24 @@ def test_no_import_goes_up() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_circles_but_those_that_are_known() -> None:
+    found = circles(modules(SOURCES))
+    assert found == CIRCLES, f"circles of imports: {json.dumps(found, indent=4)}"
+
+
+def test_folders_beside_each_other_are_in_order() -> None:
+    assert circles(folders(SOURCES)) == []
+
+
+def test_private_names_stay_in_their_module() -> None:
+    assert [text for source in SOURCES for text in borrowed(source)] == BORROWED
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    found = namesakes(SOURCES)
+    assert found == NAMESAKES, f"classes of one name: {json.dumps(found, indent=4)}"
+
+
 def test_heavy_packages_are_imported_where_they_are_used() -> None:
     wrong = [text for source in SOURCES for text in heavy_at_import(source)]
     assert not wrong, "\n".join(wrong)
@@ -195,6 +238,11 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 def test_only_config_reads_the_environment() -> None:
     wrong = [text for source in SOURCES for text in environment_uses(source)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_one_module_makes_and_opens_shared_memory() -> None:
+    wrong = [text for source in SOURCES for text in memory_uses(source)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -243,6 +291,57 @@ def test_a_right_import_is_let_through(text: str) -> None:
 def test_relative_imports_of_a_package_start_at_the_package() -> None:
     assert crossings(parse("phalanx.wire", "from . import group", is_package=True)) == []
     assert len(crossings(parse("phalanx.wire", "from .. import group", is_package=True))) == 1
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b", "e"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"f"}, "f": {"e"}}
+    assert circles(graph) == [["a", "b", "c"], ["e", "f"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_imports_of_every_kind_make_circles() -> None:
+    package = parse("phalanx.wire", "", is_package=True)
+    one = parse("phalanx.wire.one", "def f():\n    from .two import Two")
+    two = parse("phalanx.wire.two", "if TYPE_CHECKING:\n    from . import three")
+    three = parse("phalanx.wire.three", "import phalanx.wire.one")
+    assert circles(modules([package, one, two, three])) == [[one.name, three.name, two.name]]
+    assert circles(modules([package, one, two])) == []
+
+
+def test_circles_of_folders_are_found() -> None:
+    packages = [parse(name, "", is_package=True) for name in ("phalanx.group", "phalanx.group.a", "phalanx.group.b")]
+    down = parse("phalanx.group.a.one", "from ..b.one import One")
+    up = parse("phalanx.group.b.two", "from ..a.two import Two")
+    others = [parse("phalanx.group.b.one", ""), parse("phalanx.group.a.two", ""), parse("phalanx.group.core", "")]
+    outside = parse("phalanx.group.b.three", "from ..core import Core")
+    assert circles(folders([*packages, *others, down, up])) == [["phalanx.group.a", "phalanx.group.b"]]
+    assert circles(folders([*packages, *others, down, outside])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("from .stream import _Stream", 1),
+        ("from ..wire.frames import Frame, _HEADER", 1),
+        ("from ..wire import frames\nframes._HEADER.size", 1),
+        ("from . import _secret", 1),
+        ("def f():\n    import phalanx.wire._secret", 1),
+        ("from .. import _native\n_native.core", 0),
+        ("from .._native import core", 0),
+        ("from .. import __version__", 0),
+        ("from ctypes import _SimpleCData", 0),
+        ("from .stream import Stream\nStream._socket", 0),
+        ("self._socket = stream._socket", 0),
+    ],
+)
+def test_borrowed_names_are_seen(text: str, wrong: int) -> None:
+    assert len(borrowed(parse("phalanx.transports.tcp", text))) == wrong
+
+
+def test_namesakes_are_found() -> None:
+    one = parse("phalanx.wire.one", "class Kind: ...\nclass _Own: ...\nclass Only: ...")
+    two = parse("phalanx.wire.two", "class _Own: ...\ndef f():\n    class Kind: ...")
+    assert namesakes([one, two]) == {"Kind": [one.name, two.name]}
 
 
 @pytest.mark.parametrize(

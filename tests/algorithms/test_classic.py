@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from phalanx.algorithms.classic import Message, ring_barrier, star_barrier
+from phalanx.algorithms.classic import BarrierMessage, ring_barrier, star_barrier
 
 from .simulate import SIZES
 
 
 @pytest.mark.parametrize("barrier", [star_barrier, ring_barrier])
 @pytest.mark.parametrize("size", SIZES)
-def test_barrier(barrier: Callable[[int, int], Sequence[Message]], size: int) -> None:
+def test_barrier(barrier: Callable[[int, int], Sequence[BarrierMessage]], size: int) -> None:
     left = [deque(barrier(rank, size)) for rank in range(size)]
     heard = [{rank} for rank in range(size)]
     """The ranks whose arrival each rank knows of, directly or not."""

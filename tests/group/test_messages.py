@@ -13,7 +13,7 @@ from phalanx.group.data.arrays import Description, adapt
 from phalanx.group.verbs.messages import ArraySink, NewArraySink, ObjectSink
 from phalanx.transports.mailbox import Envelope
 from phalanx.wire import codec
-from phalanx.wire.frames import Kind
+from phalanx.wire.frames import FrameKind
 
 LIMITS = codec.Limits(max_head=1 << 16, max_payload=1 << 20)
 
@@ -24,12 +24,12 @@ def name(_envelope: Envelope) -> int:
 
 def array_envelope(array: np.ndarray, tag: int = 0) -> Envelope:  # type: ignore[type-arg]
     sent = adapt(array, write=False)
-    return Envelope(1, Kind.ARRAY, tag, sent.description.pack(), array.nbytes)
+    return Envelope(1, FrameKind.ARRAY, tag, sent.description.pack(), array.nbytes)
 
 
 def object_envelope(obj: object, **kwargs: bool) -> tuple[Envelope, bytes]:
     encoded = codec.encode(obj, **kwargs)
-    return Envelope(1, Kind.OBJECT, 0, encoded.head, encoded.payload_bytes), b"".join(encoded.buffers)
+    return Envelope(1, FrameKind.OBJECT, 0, encoded.head, encoded.payload_bytes), b"".join(encoded.buffers)
 
 
 # -- into an array of the receiver's ----------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_new_array_is_as_the_senders(array: np.ndarray) -> None:  # type: igno
 def test_a_description_that_lies_allocates_nothing(description: bytes, size: int) -> None:
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="from rank 7") as caught:
-        NewArraySink(name).open(Envelope(1, Kind.ARRAY, 0, description, size))
+        NewArraySink(name).open(Envelope(1, FrameKind.ARRAY, 0, description, size))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
@@ -121,7 +121,7 @@ def test_a_pickle_needs_consent() -> None:
 
 def test_a_head_that_is_none_names_its_sender() -> None:
     with pytest.raises(ProtocolError, match="from rank 7") as caught:
-        ObjectSink(LIMITS, name, allow_pickle=False).open(Envelope(1, Kind.OBJECT, 0, b"\xc1", 0))
+        ObjectSink(LIMITS, name, allow_pickle=False).open(Envelope(1, FrameKind.OBJECT, 0, b"\xc1", 0))
     assert caught.value.peer == 7
 
 

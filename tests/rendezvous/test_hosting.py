@@ -29,9 +29,9 @@ from tests.rendezvous.support import (
 )
 
 from phalanx.errors import ConfigError, WorldNotFormed
+from phalanx.rendezvous.control_link import READ_SIZE
 from phalanx.rendezvous.hosting.service import _Service, _ToHost
 from phalanx.rendezvous.hosting.start import HostedDirectory
-from phalanx.rendezvous.link import READ_SIZE
 from phalanx.transports.stream import Stream
 from phalanx.types import Address
 from phalanx.wire.handshake import Role

@@ -35,7 +35,7 @@ from phalanx.errors import ChannelClosed, PeerLost, ProtocolError, Timeout
 from phalanx.rendezvous.directory import Directory
 from phalanx.types import Address
 from phalanx.wire import control
-from phalanx.wire.frames import MAX_DESCRIPTION, Kind, pack_header
+from phalanx.wire.frames import MAX_DESCRIPTION, FrameKind, pack_header
 from phalanx.wire.handshake import Hello, Role
 
 SIZE, EVIL = 3, 2
@@ -95,12 +95,18 @@ def honest_ranks_talk(group: Ranks) -> None:
 
 JUNK: dict[str, tuple[bytes, str]] = {
     "junk": (b"\xff" * 100, "not a frame"),
-    "an unknown kind": (pack_header(Kind.RAW, 0, 0, 8)[:2] + b"\x63" + bytes(21), "not a frame"),
-    "a huge payload": (pack_header(Kind.RAW, 0, 0, 2**64 - 1), "announces a payload of 18446744073709551615 bytes"),
-    "a huge description": (pack_header(Kind.ARRAY, 0, 2**32 - 1, 0), "announces a description of 4294967295 bytes"),
-    "one byte too many": (pack_header(Kind.RAW, 0, MAX_DESCRIPTION + 1, 0), "description of 4097 bytes"),
-    "a huge object": (pack_header(Kind.OBJECT, 0, 2**32 - 1, 0), "at most 1073741824 are allowed"),
-    "a goodbye with luggage": (pack_header(Kind.GOODBYE, 0, 0, 99), "a goodbye announces 99 bytes"),
+    "an unknown kind": (pack_header(FrameKind.RAW, 0, 0, 8)[:2] + b"\x63" + bytes(21), "not a frame"),
+    "a huge payload": (
+        pack_header(FrameKind.RAW, 0, 0, 2**64 - 1),
+        "announces a payload of 18446744073709551615 bytes",
+    ),
+    "a huge description": (
+        pack_header(FrameKind.ARRAY, 0, 2**32 - 1, 0),
+        "announces a description of 4294967295 bytes",
+    ),
+    "one byte too many": (pack_header(FrameKind.RAW, 0, MAX_DESCRIPTION + 1, 0), "description of 4097 bytes"),
+    "a huge object": (pack_header(FrameKind.OBJECT, 0, 2**32 - 1, 0), "at most 1073741824 are allowed"),
+    "a goodbye with luggage": (pack_header(FrameKind.GOODBYE, 0, 0, 99), "a goodbye announces 99 bytes"),
     "a second handshake": (Hello(Role.RANK, 2, 3).pack(secret=True, nonce=bytes(32)), "not a frame"),
 }
 
@@ -126,7 +132,7 @@ def test_a_message_that_is_cut_short(begun: int) -> None:
     with world() as (_, group, insider):
         victim = group.world()[0]
         channel = insider.channel(victim)
-        channel.send(pack_header(Kind.RAW, 0, 0, 5000) + bytes(begun))
+        channel.send(pack_header(FrameKind.RAW, 0, 0, 5000) + bytes(begun))
         channel.close()
         with pytest.raises(PeerLost):
             victim.recv(bytearray(5000), EVIL, timeout=20)
@@ -143,7 +149,9 @@ def test_an_announced_message_takes_no_memory_before_it_comes() -> None:
         victim = group.world()[0]
         channel = insider.channel(victim)
         before = resident()
-        channel.send(pack_header(Kind.RAW, 7, 0, victim.options.max_message) + bytes(1000))  # nobody waits for tag 7
+        channel.send(
+            pack_header(FrameKind.RAW, 7, 0, victim.options.max_message) + bytes(1000)
+        )  # nobody waits for tag 7
         with pytest.raises(Timeout):
             victim.recv(bytearray(8), EVIL, timeout=0.5)
         assert resident() - before < 32 << 20
@@ -153,7 +161,7 @@ def test_an_announced_message_takes_no_memory_before_it_comes() -> None:
 def test_a_message_for_which_there_is_no_memory() -> None:
     with world(Options(max_message=1 << 56)) as (_, group, insider):
         victim = group.world()[0]
-        insider.channel(victim).send(pack_header(Kind.RAW, 7, 0, 1 << 55))
+        insider.channel(victim).send(pack_header(FrameKind.RAW, 7, 0, 1 << 55))
         with pytest.raises(ProtocolError, match="no memory"):
             victim.recv(bytearray(8), EVIL, timeout=20)
         honest_ranks_talk(group)
@@ -163,7 +171,7 @@ def test_a_goodbye_is_no_loss() -> None:
     with world() as (_, group, insider):
         victim = group.world()[0]
         channel = insider.channel(victim)
-        channel.send(pack_header(Kind.RAW, 0, 0, 2) + b"ok" + pack_header(Kind.GOODBYE, 0, 0, 0))
+        channel.send(pack_header(FrameKind.RAW, 0, 0, 2) + b"ok" + pack_header(FrameKind.GOODBYE, 0, 0, 0))
         channel.close()
         got = bytearray(2)
         victim.recv(got, EVIL, timeout=20)
@@ -176,12 +184,12 @@ def test_a_second_channel_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with world() as (_, group, insider):
         victim = group.world()[0]
         first = insider.channel(victim)
-        first.send(pack_header(Kind.RAW, 0, 0, 1) + b"1")
+        first.send(pack_header(FrameKind.RAW, 0, 0, 1) + b"1")
         victim.recv(bytearray(1), EVIL, timeout=20)
         second = insider.channel(victim)
         second.send(b"\xff" * 1000)
         second.dropped()
-        first.send(pack_header(Kind.RAW, 0, 0, 1) + b"2")
+        first.send(pack_header(FrameKind.RAW, 0, 0, 1) + b"2")
         victim.recv(bytearray(1), EVIL, timeout=20)
         honest_ranks_talk(group)
     lines = [record.getMessage() for record in caplog.records]

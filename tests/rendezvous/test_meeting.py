@@ -27,7 +27,7 @@ from phalanx.deadline import Deadline
 from phalanx.errors import ConfigError, MissingVariable, PeerLost, WorldNotFormed
 from phalanx.rendezvous.addresses import interface_address
 from phalanx.rendezvous.join import dial
-from phalanx.transports.stream import Refused
+from phalanx.transports.stream import ConnectionRefused
 from phalanx.types import Address
 from phalanx.wire.handshake import Hello, Role
 
@@ -228,7 +228,7 @@ def test_the_try_that_decides_comes_when_it_should() -> None:
         time.sleep(seconds)
 
     hello = Hello(Role.CHANNEL, 0, 2, 1, bytes(16), 1)
-    with pytest.raises(Refused):
+    with pytest.raises(ConnectionRefused):
         dial(
             [Address("127.0.0.1", free_port())],
             hello,

@@ -27,7 +27,7 @@ from phalanx.config import Options
 from phalanx.errors import AuthenticationFailed
 from phalanx.rendezvous.directory import Directory
 from phalanx.types import Address
-from phalanx.wire.handshake import HELLO_SIZE, Hello, Rejected, Role, Status
+from phalanx.wire.handshake import HELLO_SIZE, HandshakeStatus, Hello, Rejected, Role
 
 Act = Callable[[Stranger], object]
 SIZE = 2
@@ -37,7 +37,9 @@ def says(data: bytes) -> Act:
     return lambda stranger: stranger.send(data)
 
 
-def claims(hello: Hello, token: bytes | None = TOKEN, status: Status | None = None, port: int | None = None) -> Act:
+def claims(
+    hello: Hello, token: bytes | None = TOKEN, status: HandshakeStatus | None = None, port: int | None = None
+) -> Act:
     """A client that does everything right but what `hello`, token or port get wrong."""
 
     def act(stranger: Stranger) -> None:
@@ -94,21 +96,24 @@ ANYWHERE: dict[str, tuple[Act, str]] = {
     "an unknown role": (changed(11, b"\x09"), "not served here$"),
     "reflection": (reflects, NO_TOKEN),
     "a wrong token": (claims(Hello(Role.RANK, 1, SIZE), b"wrong"), NO_TOKEN),
-    "another port": (claims(rank_hello(1, SIZE), status=Status.TARGET, port=1), "another rank or port"),
+    "another port": (claims(rank_hello(1, SIZE), status=HandshakeStatus.TARGET, port=1), "another rank or port"),
 }
 AT_THE_DIRECTORY = ANYWHERE | {
-    "rank twice": (claims(rank_hello(0, SIZE), status=Status.TAKEN), r"taken \(it says it is rank 0\)"),
-    "rank too high": (claims(rank_hello(SIZE, SIZE), status=Status.RANK), "no such rank"),
-    "rank far too high": (claims(rank_hello(2**32 - 1, SIZE), status=Status.RANK), "no such rank"),
-    "world size": (claims(rank_hello(1, SIZE + 1), status=Status.WORLD_SIZE), "another world size"),
-    "a channel": (claims(Hello(Role.CHANNEL, 1, SIZE, 0), status=Status.ROLE), "not served here"),
+    "rank twice": (claims(rank_hello(0, SIZE), status=HandshakeStatus.TAKEN), r"taken \(it says it is rank 0\)"),
+    "rank too high": (claims(rank_hello(SIZE, SIZE), status=HandshakeStatus.RANK), "no such rank"),
+    "rank far too high": (claims(rank_hello(2**32 - 1, SIZE), status=HandshakeStatus.RANK), "no such rank"),
+    "world size": (claims(rank_hello(1, SIZE + 1), status=HandshakeStatus.WORLD_SIZE), "another world size"),
+    "a channel": (claims(Hello(Role.CHANNEL, 1, SIZE, 0), status=HandshakeStatus.ROLE), "not served here"),
 }
 AT_A_RANK = ANYWHERE | {
-    "a rank": (claims(rank_hello(1, SIZE), status=Status.ROLE), "not served here"),
-    "a launcher": (claims(rank_hello(1, SIZE, Role.LAUNCHER), status=Status.ROLE), "not served here"),
-    "rank too high": (claims(Hello(Role.CHANNEL, SIZE, SIZE, 0), status=Status.RANK), "no such rank"),
-    "world size": (claims(Hello(Role.CHANNEL, 1, SIZE + 1, 0), status=Status.WORLD_SIZE), "another world size"),
-    "another target": (claims(Hello(Role.CHANNEL, 1, SIZE, 1), status=Status.TARGET), "another rank or port"),
+    "a rank": (claims(rank_hello(1, SIZE), status=HandshakeStatus.ROLE), "not served here"),
+    "a launcher": (claims(rank_hello(1, SIZE, Role.LAUNCHER), status=HandshakeStatus.ROLE), "not served here"),
+    "rank too high": (claims(Hello(Role.CHANNEL, SIZE, SIZE, 0), status=HandshakeStatus.RANK), "no such rank"),
+    "world size": (
+        claims(Hello(Role.CHANNEL, 1, SIZE + 1, 0), status=HandshakeStatus.WORLD_SIZE),
+        "another world size",
+    ),
+    "another target": (claims(Hello(Role.CHANNEL, 1, SIZE, 1), status=HandshakeStatus.TARGET), "another rank or port"),
 }
 
 
@@ -166,7 +171,7 @@ def test_a_recorded_handshake(caplog: pytest.LogCaptureFixture) -> None:
             thief.send(said["hello"] + said["proof"])
             answer = thief.dropped()
         assert answer[:5] == b"PXCH\0"
-        assert answer[40:45] == b"PXVD" + bytes([Status.PROOF])
+        assert answer[40:45] == b"PXVD" + bytes([HandshakeStatus.PROOF])
         job = Job(SIZE, directory=hosted.address)
         for rank in range(SIZE):
             group.start(job.launch(rank))

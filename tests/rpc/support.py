@@ -19,7 +19,7 @@ from phalanx.backends import SubBackend
 from phalanx.deadline import Deadline
 from phalanx.rpc.payload import Limits, encode_call
 from phalanx.testing import run_ranks
-from phalanx.wire.calls import HEADER_SIZE, Header, Kind, pack_header, parse_header
+from phalanx.wire.calls import HEADER_SIZE, CallHeader, CallKind, pack_header, parse_header
 
 WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
     "rings": ("mesh", {"options": px.Options(transport="auto")}),
@@ -151,7 +151,7 @@ def frame(kind: int, call: int = 0, head: bytes = b"", payload: bytes = b"") -> 
 
 
 def request(
-    call: int, name: str, *args: Any, kind: int = Kind.REQUEST, target: int = 0, seconds: float = 10.0
+    call: int, name: str, *args: Any, kind: int = CallKind.REQUEST, target: int = 0, seconds: float = 10.0
 ) -> bytes:
     """The frame of a call."""
     out = encode_call(name, target, seconds, args, {}, Limits())
@@ -179,7 +179,7 @@ def read_exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def read_frame(sock: socket.socket) -> tuple[Header, bytes] | None:
+def read_frame(sock: socket.socket) -> tuple[CallHeader, bytes] | None:
     """A frame that came; None if the other side has closed."""
     data = read_exactly(sock, HEADER_SIZE)
     if len(data) < HEADER_SIZE:

@@ -28,7 +28,7 @@ from phalanx.errors import (
     UsageError,
 )
 from phalanx.rpc import Agent, current_call, time_left
-from phalanx.wire.calls import Kind
+from phalanx.wire.calls import CallKind
 
 FEW = ["star", "classic mesh", "pure", "subgroup", "sub-backend"]
 """Worlds that only some tests run in."""
@@ -109,7 +109,10 @@ def serve_two_links(agent: Agent) -> None:
 def behind_an_array(agent: Agent) -> None:
     agent.call(1, "echo", 1)
     number = 1 << 40
-    frames = [request(number, "echo", np.ones(10), kind=Kind.NOTIFY), request(number + 1, "note", kind=Kind.NOTIFY)]
+    frames = [
+        request(number, "echo", np.ones(10), kind=CallKind.NOTIFY),
+        request(number + 1, "note", kind=CallKind.NOTIFY),
+    ]
     for dst in (1, 0):
         time.sleep(0.01)  # all is quiet, and nothing else will come on that link
         assert agent._callers[dst].pipe.send_rest([b"".join(frames)]) == sum(map(len, frames))

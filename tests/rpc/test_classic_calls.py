@@ -39,21 +39,21 @@ patience = 10.0
 
 
 def test_golden_request() -> None:
-    assert wire.pack_request(wire.Request(7, "add", b"\x08\x09")) == REQUEST
-    assert wire.parse_request(REQUEST) == wire.Request(7, "add", b"\x08\x09")
+    assert wire.pack_request(wire.CallRequest(7, "add", b"\x08\x09")) == REQUEST
+    assert wire.parse_request(REQUEST) == wire.CallRequest(7, "add", b"\x08\x09")
     smallest = bytes.fromhex("01 0000000000000080 00000000 00000000")
-    assert wire.pack_request(wire.Request(1 << 63, "", b"")) == smallest
-    assert wire.parse_request(smallest) == wire.Request(1 << 63, "", b"")
+    assert wire.pack_request(wire.CallRequest(1 << 63, "", b"")) == smallest
+    assert wire.parse_request(smallest) == wire.CallRequest(1 << 63, "", b"")
 
 
 def test_golden_responses() -> None:
-    assert wire.pack_response(wire.Response(7, False, b"\xff")) == RESULT
-    assert wire.parse_response(RESULT) == wire.Response(7, False, b"\xff")
-    assert wire.pack_response(wire.Response(7, True, b"oops")) == ERROR
-    assert wire.parse_response(ERROR) == wire.Response(7, True, b"oops")
+    assert wire.pack_response(wire.CallResponse(7, False, b"\xff")) == RESULT
+    assert wire.parse_response(RESULT) == wire.CallResponse(7, False, b"\xff")
+    assert wire.pack_response(wire.CallResponse(7, True, b"oops")) == ERROR
+    assert wire.parse_response(ERROR) == wire.CallResponse(7, True, b"oops")
     assert wire.pack_response_length(len(RESULT)) == bytes.fromhex("0f00000000000000")
     assert wire.parse_response_length(bytes.fromhex("0f00000000000000")) == 15
-    assert len(wire.pack_response(wire.Response(1, False, b""))) == wire.MIN_RESPONSE
+    assert len(wire.pack_response(wire.CallResponse(1, False, b""))) == wire.MIN_RESPONSE
 
 
 REQUEST_FIELDS = ["first byte"] + ["request id"] * 8 + ["name length"] * 4 + ["name"] * 3
@@ -105,10 +105,10 @@ def test_wrong_fields_are_named(parse: Callable[[bytes], Any], message: bytes, w
 
 def test_what_cannot_be_packed() -> None:
     for bad in (
-        lambda: wire.pack_request(wire.Request(1 << 64, "f", b"")),
-        lambda: wire.pack_request(wire.Request(1, "\ud800", b"")),
-        lambda: wire.pack_response(wire.Response(-1, False, b"")),
-        lambda: wire.pack_response(wire.Response(1, True, b"\xff")),
+        lambda: wire.pack_request(wire.CallRequest(1 << 64, "f", b"")),
+        lambda: wire.pack_request(wire.CallRequest(1, "\ud800", b"")),
+        lambda: wire.pack_response(wire.CallResponse(-1, False, b"")),
+        lambda: wire.pack_response(wire.CallResponse(1, True, b"\xff")),
     ):
         with pytest.raises(InvalidMessage):
             bad()
@@ -117,9 +117,9 @@ def test_what_cannot_be_packed() -> None:
 def test_over_one_gib_is_refused_without_a_copy() -> None:
     huge: Any = memoryview(mmap.mmap(-1, (1 << 30) + 1))  # never touched, so it costs address space only
     for bad in (
-        lambda: wire.pack_request(wire.Request(1, "f", huge)),
-        lambda: wire.pack_response(wire.Response(1, False, huge)),
-        lambda: wire.pack_response(wire.Response(1, True, huge)),
+        lambda: wire.pack_request(wire.CallRequest(1, "f", huge)),
+        lambda: wire.pack_response(wire.CallResponse(1, False, huge)),
+        lambda: wire.pack_response(wire.CallResponse(1, True, huge)),
         lambda: wire.pack_response_length((1 << 30) + 1),
         lambda: wire.parse_request(huge),
         lambda: wire.parse_response(huge),

@@ -27,7 +27,7 @@ from phalanx.rpc import Agent
 from phalanx.testing import open_world
 from phalanx.transports.ring import SIZE
 from phalanx.transports.stream import Stream
-from phalanx.wire.calls import Kind, pack_header
+from phalanx.wire.calls import CallKind, pack_header
 from phalanx.wire.handshake import Hello, Rejected, Role
 from phalanx.wire.packing import Code
 
@@ -84,7 +84,7 @@ def offer(fd: Any = 999, nonce: Any = b"n" * 16, size: Any = SIZE) -> bytes:
 
 
 def ring(words: bytes) -> bytes:
-    return frame(Kind.RING, 0, words)
+    return frame(CallKind.RING, 0, words)
 
 
 RUBBISH = {
@@ -93,27 +93,27 @@ RUBBISH = {
     "no zero": b"PC\x01\x01" + bytes(20),
     "unknown kind": frame(99, 1),
     "kind 0": frame(0, 1),
-    "a payload of 2**64 - 1": pack_header(Kind.REQUEST, 10, 1, 2**64 - 1) + bytes(10),
-    "a payload of 2**63": pack_header(Kind.REQUEST, 10, 1, 2**63) + bytes(10),
-    "a payload beyond max_message": pack_header(Kind.REQUEST, 10, 1, MAX_MESSAGE) + bytes(10),
-    "a head of 2**32 - 1": pack_header(Kind.REQUEST, 2**32 - 1, 1, 0) + bytes(10),
-    "a head beyond max_message": pack_header(Kind.REQUEST, MAX_MESSAGE + 1, 1, 0) + bytes(10),
-    "both at their ends": pack_header(Kind.REQUEST, 2**32 - 1, 2**64 - 1, 2**64 - 1),
-    "a payload of CREDIT": pack_header(Kind.CREDIT, 1, 1, 10) + bytes(11),
-    "a head of CANCEL": frame(Kind.CANCEL, 1, b"\x01"),
-    "a head of GOODBYE": frame(Kind.GOODBYE, 0, b"\x01"),
+    "a payload of 2**64 - 1": pack_header(CallKind.REQUEST, 10, 1, 2**64 - 1) + bytes(10),
+    "a payload of 2**63": pack_header(CallKind.REQUEST, 10, 1, 2**63) + bytes(10),
+    "a payload beyond max_message": pack_header(CallKind.REQUEST, 10, 1, MAX_MESSAGE) + bytes(10),
+    "a head of 2**32 - 1": pack_header(CallKind.REQUEST, 2**32 - 1, 1, 0) + bytes(10),
+    "a head beyond max_message": pack_header(CallKind.REQUEST, MAX_MESSAGE + 1, 1, 0) + bytes(10),
+    "both at their ends": pack_header(CallKind.REQUEST, 2**32 - 1, 2**64 - 1, 2**64 - 1),
+    "a payload of CREDIT": pack_header(CallKind.CREDIT, 1, 1, 10) + bytes(11),
+    "a head of CANCEL": frame(CallKind.CANCEL, 1, b"\x01"),
+    "a head of GOODBYE": frame(CallKind.GOODBYE, 0, b"\x01"),
     "the same call twice": request(1, "sleep") + request(1, "sleep"),
     "call 0 twice": request(0, "echo", 1) + request(0, "echo", 1),
-    "a result": frame(Kind.RESULT, 1, b"\x01"),
-    "an error": frame(Kind.ERROR, 1, msgspec.msgpack.encode(["", "", "", ""])),
-    "a stream": frame(Kind.STREAM, 1, b"\xc0"),
-    "an item": frame(Kind.ITEM, 1, b"\xc0"),
-    "CREDIT that is no MessagePack": request(1, "count", 1000) + frame(Kind.CREDIT, 1, b"\xc1"),
-    "CREDIT without a number": request(1, "count", 1000) + frame(Kind.CREDIT, 1, b""),
-    "negative CREDIT": request(1, "count", 1000) + frame(Kind.CREDIT, 1, b"\xff"),
-    "CREDIT of text": request(1, "count", 1000) + frame(Kind.CREDIT, 1, b"\xa1x"),
-    "FREE of a bomb": frame(Kind.FREE, 0, b"\xdd\xff\xff\xff\xff"),
-    "FREE of nothing": frame(Kind.FREE, 0, b""),
+    "a result": frame(CallKind.RESULT, 1, b"\x01"),
+    "an error": frame(CallKind.ERROR, 1, msgspec.msgpack.encode(["", "", "", ""])),
+    "a stream": frame(CallKind.STREAM, 1, b"\xc0"),
+    "an item": frame(CallKind.ITEM, 1, b"\xc0"),
+    "CREDIT that is no MessagePack": request(1, "count", 1000) + frame(CallKind.CREDIT, 1, b"\xc1"),
+    "CREDIT without a number": request(1, "count", 1000) + frame(CallKind.CREDIT, 1, b""),
+    "negative CREDIT": request(1, "count", 1000) + frame(CallKind.CREDIT, 1, b"\xff"),
+    "CREDIT of text": request(1, "count", 1000) + frame(CallKind.CREDIT, 1, b"\xa1x"),
+    "FREE of a bomb": frame(CallKind.FREE, 0, b"\xdd\xff\xff\xff\xff"),
+    "FREE of nothing": frame(CallKind.FREE, 0, b""),
     "a ring that is none": ring(b"\xc1"),
     "a ring of text": ring(offer("3")),
     "a ring with a short nonce": ring(offer(3, b"short")),
@@ -134,7 +134,7 @@ def test_rubbish_ends_the_link(scene: Scene, name: str, caplog: pytest.LogCaptur
     sock = scene.dial()
     sock.sendall({**RUBBISH, **CLOSES_LATER}[name])
     while (answer := read_frame(sock)) is not None:
-        assert answer[0].kind in (Kind.RING, Kind.ERROR, Kind.STREAM, Kind.ITEM), answer
+        assert answer[0].kind in (CallKind.RING, CallKind.ERROR, CallKind.STREAM, CallKind.ITEM), answer
     scene.check()
     assert f"rank {ATTACKER}" in caplog.text
 
@@ -172,13 +172,13 @@ ANSWERED = {
 @pytest.mark.parametrize("payload", [b"", bytes(100_000)], ids=["alone", "with a payload"])
 def test_what_cannot_be_read_is_answered(scene: Scene, name: str, payload: bytes) -> None:
     sock = scene.dial()
-    sock.sendall(frame(Kind.REQUEST, 5, ANSWERED[name], payload) + request(6, "echo", 1))
+    sock.sendall(frame(CallKind.REQUEST, 5, ANSWERED[name], payload) + request(6, "echo", 1))
     answers = {answer[0].call: answer for answer in (read_frame(sock), read_frame(sock)) if answer is not None}
     assert set(answers) == {5, 6}  # in any order: to refuse a deep one can take so long that another thread goes on
-    assert answers[5][0].kind is Kind.ERROR
+    assert answers[5][0].kind is CallKind.ERROR
     kind, type_name, _, trace = msgspec.msgpack.decode(answers[5][1])
     assert (kind, type_name, trace) == ("message", "InvalidMessage", "")
-    assert answers[6] == ((Kind.RESULT, 1, 6, 0), b"\x01")  # the link goes on
+    assert answers[6] == ((CallKind.RESULT, 1, 6, 0), b"\x01")  # the link goes on
     scene.check()
 
 
@@ -192,17 +192,17 @@ def test_a_part_of_a_frame_keeps_nobody_busy(scene: Scene, part: int) -> None:
     time.sleep(0.3)
     assert time.process_time() - used < 0.15
     sock.sendall(request(1, "echo", 1)[part:])
-    assert read_frame(sock) == ((Kind.RESULT, 1, 1, 0), b"\x01")
+    assert read_frame(sock) == ((CallKind.RESULT, 1, 1, 0), b"\x01")
 
 
 IGNORED = {
-    "CREDIT for nobody": frame(Kind.CREDIT, 77, b"\x05"),
-    "FREE of nothing there": frame(Kind.FREE, 0, b"\xcf" + b"\xff" * 8),
-    "CANCEL of nothing there": frame(Kind.CANCEL, 2**64 - 1),
-    "CREDIT for what is no stream": request(5, "echo", 1) + frame(Kind.CREDIT, 5, b"\x05"),
+    "CREDIT for nobody": frame(CallKind.CREDIT, 77, b"\x05"),
+    "FREE of nothing there": frame(CallKind.FREE, 0, b"\xcf" + b"\xff" * 8),
+    "CANCEL of nothing there": frame(CallKind.CANCEL, 2**64 - 1),
+    "CREDIT for what is no stream": request(5, "echo", 1) + frame(CallKind.CREDIT, 5, b"\x05"),
     "no ring after all": ring(b""),
     "a ring that cannot be opened": ring(offer()) + ring(b""),
-    "notifications of nothing": request(0, "nothing", kind=Kind.NOTIFY) * 3,
+    "notifications of nothing": request(0, "nothing", kind=CallKind.NOTIFY) * 3,
 }
 
 
@@ -270,7 +270,7 @@ def test_announced_and_never_sent(scene: Scene) -> None:
     for _ in range(20):
         out = request(1, "echo", np.zeros(7 << 20, np.uint8))
         scene.dial().sendall(out[:200])
-        scene.dial().sendall(pack_header(Kind.REQUEST, MAX_MESSAGE - 10, 1, 0) + b"\x95")
+        scene.dial().sendall(pack_header(CallKind.REQUEST, MAX_MESSAGE - 10, 1, 0) + b"\x95")
     time.sleep(0.3)
     scene.check()
     assert memory() - before < 60
@@ -338,9 +338,9 @@ class Impostor:
         while True:
             found = read_frame(self.sock)
             assert found is not None
-            if found[0].kind is Kind.REQUEST:
+            if found[0].kind is CallKind.REQUEST:
                 return future, found[0].call
-            if found[0].kind is Kind.RING and found[1]:
+            if found[0].kind is CallKind.RING and found[1]:
                 self.sock.sendall(ring(b""))
 
     def send(self, *frames: bytes) -> None:
@@ -365,10 +365,10 @@ ANSWERS = {
     "no magic": b"x" * 24,
     "unknown kind": frame(99, 1),
     "a request": request(1, "echo", 1),
-    "a payload of 2**64 - 1": pack_header(Kind.RESULT, 1, 1, 2**64 - 1) + b"\x01",
-    "an item of no stream": frame(Kind.ITEM, 1, b"\x01"),
-    "a stream that begins twice": frame(Kind.STREAM, 1, b"\xc0") * 2,
-    "CREDIT": frame(Kind.CREDIT, 1, b"\x01"),
+    "a payload of 2**64 - 1": pack_header(CallKind.RESULT, 1, 1, 2**64 - 1) + b"\x01",
+    "an item of no stream": frame(CallKind.ITEM, 1, b"\x01"),
+    "a stream that begins twice": frame(CallKind.STREAM, 1, b"\xc0") * 2,
+    "CREDIT": frame(CallKind.CREDIT, 1, b"\x01"),
     "a ring": ring(b"\x01"),
 }
 
@@ -385,33 +385,35 @@ def test_an_answer_that_is_none_ends_the_link(impostor: Impostor, name: str) -> 
 def test_answers_that_nobody_asked_for(impostor: Impostor) -> None:
     future, number = impostor.call("echo")
     for other in (0, 77, 2**64 - 1):
-        impostor.send(*(frame(kind, other, b"\x01") for kind in (Kind.RESULT, Kind.ERROR, Kind.STREAM, Kind.ITEM)))
-    impostor.send(frame(Kind.RESULT, number, b"\x2a") * 2)
+        impostor.send(
+            *(frame(kind, other, b"\x01") for kind in (CallKind.RESULT, CallKind.ERROR, CallKind.STREAM, CallKind.ITEM))
+        )
+    impostor.send(frame(CallKind.RESULT, number, b"\x2a") * 2)
     assert future.result(3) == 42
 
 
 @pytest.mark.parametrize(
     "head", [b"\xc1", b"", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000], ids=["junk", "none", "bomb", "deep"]
 )
-@pytest.mark.parametrize("kind", [Kind.RESULT, Kind.ERROR])
-def test_answers_that_cannot_be_read(impostor: Impostor, kind: Kind, head: bytes) -> None:
-    for payload in (b"", bytes(1000)) if kind is Kind.RESULT else (b"",):
+@pytest.mark.parametrize("kind", [CallKind.RESULT, CallKind.ERROR])
+def test_answers_that_cannot_be_read(impostor: Impostor, kind: CallKind, head: bytes) -> None:
+    for payload in (b"", bytes(1000)) if kind is CallKind.RESULT else (b"",):
         future, number = impostor.call("echo")
         impostor.send(frame(kind, number, head, payload))
         assert isinstance(future.exception(3), InvalidMessage)
     future, number = impostor.call("echo")
-    impostor.send(frame(Kind.RESULT, number, b"\x07"))
+    impostor.send(frame(CallKind.RESULT, number, b"\x07"))
     assert future.result(3) == 7
 
 
 def test_more_items_than_were_asked_for(impostor: Impostor) -> None:
     """A stream's reader says how many it can take: who sends more is not believed."""
     future, number = impostor.call("count")
-    impostor.send(frame(Kind.STREAM, number, b"\xc0"))
+    impostor.send(frame(CallKind.STREAM, number, b"\xc0"))
     stream = future.result(3)
     impostor.call("echo")  # somebody waits, and reads whatever comes
     before = memory()
-    item = frame(Kind.ITEM, number, msgspec.msgpack.encode("x" * 100_000))
+    item = frame(CallKind.ITEM, number, msgspec.msgpack.encode("x" * 100_000))
     impostor.sock.settimeout(2.0)
     with contextlib.suppress(OSError):
         for _ in range(1500):

@@ -28,7 +28,7 @@ from phalanx.rpc.link import Link
 from phalanx.rpc.registry import Registry
 from phalanx.rpc.server import CREATE, ServerLink
 from phalanx.transports.stream import Stream
-from phalanx.wire.calls import HEADER_SIZE, Kind, pack_header, parse_header
+from phalanx.wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 
 __all__ = ["MAGIC", "Misbehaved", "answer_seeds", "generate_answers", "generate_requests", "request_seeds"]
 __all__ += ["parse_answers", "parse_requests"]
@@ -38,7 +38,7 @@ LONGEST = 80 << 10
 LIMITS = payload.Limits(max_payload=LONGEST, max_head=LONGEST)
 CALLS = 4
 """Calls that wait for an answer when the bytes come."""
-MAGIC = [b"PC", b"PC\x01\x00", b"PC\x13\x00", *(pack_header(kind, 1, 1, 0) for kind in Kind)]
+MAGIC = [b"PC", b"PC\x01\x00", b"PC\x13\x00", *(pack_header(kind, 1, 1, 0) for kind in CallKind)]
 
 
 class Misbehaved(Exception):
@@ -213,7 +213,7 @@ def parse_requests(data: bytes) -> object:
     middle = len(data) // 2
     again, ended_again = _serve(data[:middle], data[middle:], at_once=True)
     for header, _ in [*later, *frames, *again]:
-        if header.kind not in (Kind.RESULT, Kind.ERROR, Kind.STREAM, Kind.ITEM, Kind.RING):
+        if header.kind not in (CallKind.RESULT, CallKind.ERROR, CallKind.STREAM, CallKind.ITEM, CallKind.RING):
             raise Misbehaved(f"a server said {header.kind.name}")
     if (ended is None) != (ended_again is None):
         raise Misbehaved("where the bytes are cut decides whether the link ends")
@@ -226,10 +226,10 @@ def parse_requests(data: bytes) -> object:
 
 def _plain(frames: list[tuple[Any, bytes]]) -> list[Any]:
     """What was said, without what is never the same: offers of rings have a nonce, and sets have an order by chance."""
-    return sorted(header for header, _ in frames if header.kind is not Kind.RING)
+    return sorted(header for header, _ in frames if header.kind is not CallKind.RING)
 
 
-def _request(number: int, name: str, *args: Any, kind: int = Kind.REQUEST, target: int = 0) -> bytes:
+def _request(number: int, name: str, *args: Any, kind: int = CallKind.REQUEST, target: int = 0) -> bytes:
     out = payload.encode_call(name, target, 60.0, args, {}, LIMITS)
     return pack_header(kind, len(out.head), number, out.payload) + out.head + b"".join(map(bytes, out.buffers))
 
@@ -243,11 +243,15 @@ def request_seeds() -> Iterator[bytes]:
     number = msgspec.msgpack.encode
     yield _request(1, "echo", 1)
     yield _request(1, "echo", [1, {"a": np.arange(5)}]) + _request(2, "fail", "oops") + _request(3, "nothing")
-    yield _request(1, "count", 50) + _frame(Kind.CREDIT, 1, number(8)) + _frame(Kind.CANCEL, 1)
-    yield _request(0, "echo", np.zeros(3000), kind=Kind.NOTIFY) + _request(7, "echo", "x" * 3000)
+    yield _request(1, "count", 50) + _frame(CallKind.CREDIT, 1, number(8)) + _frame(CallKind.CANCEL, 1)
+    yield _request(0, "echo", np.zeros(3000), kind=CallKind.NOTIFY) + _request(7, "echo", "x" * 3000)
     made = _request(1, "Thing", target=CREATE) + _request(2, "echo", 5, target=1)
-    yield made + _frame(Kind.FREE, 0, number(1)) + _request(3, "echo", 5, target=1)
-    yield _frame(Kind.RING, 0, number([999, b"n" * 16, 512 << 10])) + _frame(Kind.RING, 0) + _request(1, "echo", 1)
+    yield made + _frame(CallKind.FREE, 0, number(1)) + _request(3, "echo", 5, target=1)
+    yield (
+        _frame(CallKind.RING, 0, number([999, b"n" * 16, 512 << 10]))
+        + _frame(CallKind.RING, 0)
+        + _request(1, "echo", 1)
+    )
     yield _request(1, "echo", "y" * 66_000)
 
 
@@ -308,16 +312,16 @@ def parse_answers(data: bytes) -> object:
 def answer_seeds() -> Iterator[bytes]:
     """Valid conversations of a server."""
     value = payload.encode_value(np.arange(100), LIMITS)
-    array = pack_header(Kind.RESULT, len(value.head), 2, value.payload) + value.head
+    array = pack_header(CallKind.RESULT, len(value.head), 2, value.payload) + value.head
     array += b"".join(map(bytes, value.buffers))
-    error = _frame(Kind.ERROR, 3, payload.encode_error("raised", "ValueError", "oops", "Traceback"))
-    items = b"".join(_frame(Kind.ITEM, 4, bytes([item])) for item in range(10))
-    yield _frame(Kind.RESULT, 1, b"\x01")
+    error = _frame(CallKind.ERROR, 3, payload.encode_error("raised", "ValueError", "oops", "Traceback"))
+    items = b"".join(_frame(CallKind.ITEM, 4, bytes([item])) for item in range(10))
+    yield _frame(CallKind.RESULT, 1, b"\x01")
     yield array + error
-    yield _frame(Kind.STREAM, 4, b"\xc0") + items + _frame(Kind.RESULT, 4, b"\xc0")
-    yield _frame(Kind.STREAM, 4, b"\xc0") + items + _frame(Kind.ERROR, 4, error[HEADER_SIZE:])
-    yield _frame(Kind.RESULT, 1, b"\x01") + array + error + _frame(Kind.GOODBYE, 0)
-    yield _frame(Kind.RESULT, 1, msgspec.msgpack.encode("y" * 66_000))
+    yield _frame(CallKind.STREAM, 4, b"\xc0") + items + _frame(CallKind.RESULT, 4, b"\xc0")
+    yield _frame(CallKind.STREAM, 4, b"\xc0") + items + _frame(CallKind.ERROR, 4, error[HEADER_SIZE:])
+    yield _frame(CallKind.RESULT, 1, b"\x01") + array + error + _frame(CallKind.GOODBYE, 0)
+    yield _frame(CallKind.RESULT, 1, msgspec.msgpack.encode("y" * 66_000))
 
 
 def generate_answers(rng: random.Random) -> bytes:
@@ -329,17 +333,17 @@ def _any_frame(rng: random.Random, *, serving: bool) -> bytes:
     """A frame with a head from the codec's grammar, or one that is right."""
     if rng.random() < 0.4:
         return rng.choice(list(request_seeds() if serving else answer_seeds())[:-1])  # the last is long
-    asked = (Kind.REQUEST, Kind.NOTIFY, Kind.CANCEL, Kind.CREDIT, Kind.FREE)
-    answered = (Kind.RESULT, Kind.ERROR, Kind.STREAM, Kind.ITEM)
-    kind = rng.choice(asked if serving else answered) if rng.random() < 0.95 else rng.choice(list(Kind))
+    asked = (CallKind.REQUEST, CallKind.NOTIFY, CallKind.CANCEL, CallKind.CREDIT, CallKind.FREE)
+    answered = (CallKind.RESULT, CallKind.ERROR, CallKind.STREAM, CallKind.ITEM)
+    kind = rng.choice(asked if serving else answered) if rng.random() < 0.95 else rng.choice(list(CallKind))
     number = rng.choice([0, 1, 2, 3, 4, 5, 2**64 - 1])
     message = Grammar(rng).message()
     (size,) = LENGTH.unpack_from(message)
     head = message[LENGTH.size :]
-    if kind in (Kind.REQUEST, Kind.NOTIFY):
+    if kind in (CallKind.REQUEST, CallKind.NOTIFY):
         head = msgspec.msgpack.encode(["echo", 0, 60.0, [msgspec.Raw(head)], {}])
-    elif kind in (Kind.CANCEL, Kind.GOODBYE):
+    elif kind in (CallKind.CANCEL, CallKind.GOODBYE):
         head, size = b"", 0
-    elif kind in (Kind.CREDIT, Kind.FREE, Kind.ERROR, Kind.STREAM, Kind.RING):
+    elif kind in (CallKind.CREDIT, CallKind.FREE, CallKind.ERROR, CallKind.STREAM, CallKind.RING):
         size = 0
     return pack_header(kind, len(head), number, size) + head + bytes(min(size, PAYLOAD_LIMIT))

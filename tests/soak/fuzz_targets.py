@@ -12,7 +12,7 @@ import decimal
 import random
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -32,7 +32,10 @@ from phalanx.errors import (
 from phalanx.rpc import payload, signature
 from phalanx.types import Address
 from phalanx.wire import calls, codec, control, frames, handshake
-from phalanx.wire.classic import frames as classic
+from phalanx.wire.classic import calls as classic_calls
+from phalanx.wire.classic import frames as classic_frames
+from phalanx.wire.classic import rendezvous as classic_meeting
+from phalanx.wire.classic.calls import CallRequest, CallResponse
 from phalanx.wire.packing import ALIGN, Code
 
 __all__ = ["TARGETS", "Broken", "Target", "warm_up"]
@@ -261,10 +264,12 @@ def _call_targets() -> Iterator[Target]:
     yield Target("call error", parse_call_error, (InvalidMessage,), [payload.encode_error(*text) for text in texts])
     yield Target("call arguments", parse_arguments, (*errors, InvalidArgument), list(_argument_seeds()), magic=magic)
     headers = [
-        calls.pack_header(kind, *((0, 7, 0) if kind in (calls.Kind.CANCEL, calls.Kind.GOODBYE) else (100, 7, 0)))
-        for kind in calls.Kind
+        calls.pack_header(
+            kind, *((0, 7, 0) if kind in (calls.CallKind.CANCEL, calls.CallKind.GOODBYE) else (100, 7, 0))
+        )
+        for kind in calls.CallKind
     ]
-    headers.append(calls.pack_header(calls.Kind.REQUEST, 100, 7, 1 << 20))
+    headers.append(calls.pack_header(calls.CallKind.REQUEST, 100, 7, 1 << 20))
     yield Target("call header", parse_call_header, (ProtocolError,), headers, magic=[b"PC"])
     for name, parse, seeds, generate in (
         ("call server", fuzz_links.parse_requests, fuzz_links.request_seeds(), fuzz_links.generate_requests),
@@ -291,7 +296,11 @@ def _agree(parse: Callable[[bytes], Any], pack: Callable[[Any], bytes]) -> Calla
 
 
 def _pack_any_length(parsed: tuple[int, bool]) -> bytes:
-    return classic.pack_escaped_length(parsed[0]) if parsed[1] else classic.pack_length(parsed[0])
+    return classic_frames.pack_escaped_length(parsed[0]) if parsed[1] else classic_frames.pack_length(parsed[0])
+
+
+def _pack_table(addresses: Iterable[Address]) -> bytes:
+    return b"".join(map(classic_meeting.pack_advertisement, addresses))
 
 
 def _classic_targets() -> Iterator[Target]:
@@ -304,31 +313,40 @@ def _classic_targets() -> Iterator[Target]:
     ) -> Target:
         return Target(f"classic {name}", _agree(parse, pack), (error,), list(seeds))
 
-    hellos = [classic.pack_hello(rank) for rank in range(WORLD_SIZE)]
-    yield target("star hello", lambda d: classic.parse_star_hello(d, WORLD_SIZE), classic.pack_hello, *hellos)
-    yield target("peer hello", lambda d: classic.parse_peer_hello(d, 1, WORLD_SIZE), classic.pack_hello, *hellos)
-    lengths = [pack(n) for n in (0, 1, 4096, 1 << 34) for pack in (classic.pack_length, classic.pack_escaped_length)]
-    yield target("length", lambda d: classic.parse_length(d, 16 << 30), _pack_any_length, *lengths)
-    advertisements = map(classic.pack_advertisement, _TABLE)
-    yield target("advertisement", classic.parse_advertisement, classic.pack_advertisement, *advertisements)
-    mesh = [classic.pack_mesh_hello(rank, _TABLE[rank]) for rank in range(1, WORLD_SIZE)]
+    hellos = [classic_meeting.pack_hello(rank) for rank in range(WORLD_SIZE)]
     yield target(
-        "mesh hello",
-        lambda d: classic.parse_mesh_hello(d, WORLD_SIZE),
-        lambda hello: classic.pack_mesh_hello(hello.rank, hello.address),
-        *mesh,
+        "star hello",
+        lambda d: classic_meeting.parse_peer_hello(d, 0, WORLD_SIZE),
+        classic_meeting.pack_hello,
+        *hellos,
     )
-    yield target("table", lambda d: classic.parse_table(d, WORLD_SIZE), classic.pack_table, classic.pack_table(_TABLE))
-    requests = [classic.pack_request(classic.Request(i, n, p)) for i, n, p in ((1, "f", b""), (2**60, "aé", b"xy"))]
-    yield target("request", classic.parse_request, classic.pack_request, *requests, error=InvalidMessage)
-    responses = [classic.Response(1, b"abc"), classic.Response(2, error="oops é"), classic.Response(3)]
-    packed = map(classic.pack_response, responses)
-    yield target("response", classic.parse_response, classic.pack_response, *packed, error=InvalidMessage)
-    sizes = [classic.pack_response_length(n) for n in (0, 14, 1 << 30)]
+    yield target(
+        "peer hello",
+        lambda d: classic_meeting.parse_peer_hello(d, 1, WORLD_SIZE),
+        classic_meeting.pack_hello,
+        *hellos,
+    )
+    lengths = [
+        pack(n)
+        for n in (0, 1, 4096, 1 << 34)
+        for pack in (classic_frames.pack_length, classic_frames.pack_escaped_length)
+    ]
+    yield target("length", lambda d: classic_frames.parse_length(d, 16 << 30), _pack_any_length, *lengths)
+    advertisements = map(classic_meeting.pack_advertisement, _TABLE)
+    yield target(
+        "advertisement", classic_meeting.parse_advertisement, classic_meeting.pack_advertisement, *advertisements
+    )
+    yield target("table", lambda d: classic_meeting.parse_table(d, WORLD_SIZE), _pack_table, _pack_table(_TABLE))
+    requests = [classic_calls.pack_request(CallRequest(i, n, p)) for i, n, p in ((1, "f", b""), (2**60, "aé", b"xy"))]
+    yield target("request", classic_calls.parse_request, classic_calls.pack_request, *requests, error=InvalidMessage)
+    responses = [CallResponse(1, False, b"abc"), CallResponse(2, True, "oops é".encode()), CallResponse(3, False, b"")]
+    packed = map(classic_calls.pack_response, responses)
+    yield target("response", classic_calls.parse_response, classic_calls.pack_response, *packed, error=InvalidMessage)
+    sizes = [classic_calls.pack_response_length(n) for n in (0, 14, 1 << 30)]
     yield target(
         "response length",
-        classic.parse_response_length,
-        classic.pack_response_length,
+        classic_calls.parse_response_length,
+        classic_calls.pack_response_length,
         *sizes,
         error=InvalidMessage,
     )
@@ -355,7 +373,7 @@ _HELLO = handshake.Hello(handshake.Role.CHANNEL, 1, WORLD_SIZE, target=0, contex
 
 def parse_stranger(data: bytes) -> object:
     """A stranger, who does not know the token, talks to a server."""
-    server = handshake.ServerHandshake(_TOKEN, lambda _hello: handshake.Status.OK)
+    server = handshake.ServerHandshake(_TOKEN, lambda _hello: handshake.HandshakeStatus.OK)
     at = 0
     while server.wants and at < len(data) and server.refused is None:
         piece = _exactly(data[at : at + server.wants], server.wants)
@@ -373,7 +391,7 @@ def _xor(data: bytes, mask: bytes) -> bytes:
 def parse_handshake(mask: bytes) -> object:
     """A client and a server, both genuine; the input is added to what passes between them."""
     client = handshake.ClientHandshake(_HELLO, _TOKEN)
-    server = handshake.ServerHandshake(_TOKEN, lambda _hello: handshake.Status.OK)
+    server = handshake.ServerHandshake(_TOKEN, lambda _hello: handshake.HandshakeStatus.OK)
     changed = False
     message, to_server = client.start(), True
     for _ in range(4):
@@ -461,7 +479,7 @@ def _all_targets() -> Iterator[Target]:
         lambda rng: Grammar(rng).message(),
         heads,
     )
-    kinds = [frames.pack_header(kind, 7, 100, 1 << 20) for kind in frames.Kind]
+    kinds = [frames.pack_header(kind, 7, 100, 1 << 20) for kind in frames.FrameKind]
     yield Target("frame header", parse_frame, (ProtocolError,), kinds, magic=[b"PX"])
     hellos = [handshake.Hello(role, 1, WORLD_SIZE).pack(secret=True, nonce=bytes(32)) for role in handshake.Role]
     yield Target(

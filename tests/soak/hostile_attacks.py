@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from phalanx.backends.contexts import WORLD_CONTEXT, derive_context
 from phalanx.errors import AuthenticationFailed, ProtocolError
 from phalanx.wire import control
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 from phalanx.wire.handshake import HELLO_SIZE, ClientHandshake, Hello, Rejected, Role
 
 SACRIFICES = 200
@@ -195,9 +195,9 @@ NONSENSE = [
 ]
 FRAMES = [
     b"\xff" * 64,
-    pack_header(Kind.RAW, 0, 0, 2**64 - 1) + bytes(64),
-    pack_header(Kind.ARRAY, 0, 2**32 - 1, 0) + bytes(64),
-    pack_header(Kind.OBJECT, 0, 2**32 - 1, 2**40) + bytes(64),
+    pack_header(FrameKind.RAW, 0, 0, 2**64 - 1) + bytes(64),
+    pack_header(FrameKind.ARRAY, 0, 2**32 - 1, 0) + bytes(64),
+    pack_header(FrameKind.OBJECT, 0, 2**32 - 1, 2**40) + bytes(64),
 ]
 
 

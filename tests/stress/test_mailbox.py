@@ -11,7 +11,7 @@ import pytest
 from tests.stress.support import together
 
 from phalanx.transports.mailbox import Arrival, BufferSink, Envelope, Mailbox, Receive, Sink
-from phalanx.wire.frames import Kind
+from phalanx.wire.frames import FrameKind
 
 
 class Wire:
@@ -24,7 +24,7 @@ class Wire:
 
     def begin(self, size: int, tag: int = 0) -> Arrival:
         with self.lock:
-            return self._mailbox.begin(Envelope(self._src, Kind.RAW, tag, b"", size), self.lock)
+            return self._mailbox.begin(Envelope(self._src, FrameKind.RAW, tag, b"", size), self.lock)
 
     def fill(self, arrival: Arrival, data: bytes) -> None:
         with self.lock:
@@ -75,7 +75,7 @@ class InterruptedSink(Sink):
 
 def test_an_interrupted_copy_neither_hangs_nor_loses_the_message() -> None:
     mailbox = Mailbox()
-    mailbox.deliver(Envelope(0, Kind.RAW, 0, b"", 2), memoryview(b"hi"))
+    mailbox.deliver(Envelope(0, FrameKind.RAW, 0, b"", 2), memoryview(b"hi"))
     with pytest.raises(KeyboardInterrupt):
         mailbox.post(0, 0, InterruptedSink())
     receive, buffer = post(mailbox, 2)

@@ -19,10 +19,10 @@ import phalanx as px
 from phalanx.backends import lane_thread as lane_thread_module
 from phalanx.deadline import Deadline
 from phalanx.group.data.arrays import adapt
-from phalanx.rendezvous.control import Statuses
+from phalanx.rendezvous.control import KnownStatuses
 from phalanx.transports.mailbox import BufferSink
 from phalanx.wire.classic import frames as classic
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 
 LATE = 5.0
 """Seconds after which something that should be immediate counts as forgotten, on a machine that is busy."""
@@ -81,11 +81,11 @@ def test_a_callback_may_wait_in_the_middle_of_a_wait() -> None:
             return time.monotonic() - began
 
         def talk() -> None:
-            sending = one._messages.start_send(0, Kind.RAW, 1, b"", [memoryview(bytes(8))], Deadline(LIMIT))
+            sending = one._messages.start_send(0, FrameKind.RAW, 1, b"", [memoryview(bytes(8))], Deadline(LIMIT))
             one._messages.wait([sending], Deadline(LIMIT))
             assert entered.wait(LIMIT)
             # The channel of a rank that was silent so far is opened while the outer wait is not looking.
-            sending = two._messages.start_send(0, Kind.RAW, 3, b"", [memoryview(bytes(8))], Deadline(LIMIT))
+            sending = two._messages.start_send(0, FrameKind.RAW, 3, b"", [memoryview(bytes(8))], Deadline(LIMIT))
             two._messages.wait([sending], Deadline(LIMIT))
             one.send(np.full(1, 7.0), 0, tag=2)
 
@@ -160,10 +160,10 @@ def test_many_receives_that_time_out_together_ask_only_once(monkeypatch: pytest.
     with groups(2, "mesh") as (here, there):
         asked: list[float] = []
 
-        def ask(*_arguments: object) -> Statuses:
+        def ask(*_arguments: object) -> KnownStatuses:
             asked.append(time.monotonic())
             time.sleep(0.3)  # as long as it takes when a rank is stopped
-            return Statuses(None)
+            return KnownStatuses(None)
 
         monkeypatch.setattr(here.backend.control, "statuses", ask)
         began = time.monotonic()
@@ -247,7 +247,7 @@ def begin_a_message(group: px.Group, out: npt.NDArray[Any], tag: int) -> None:
     lane: Any = group._messages
     group.send(np.zeros(0), 0, tag=99)  # opens the channel
     description = adapt(out, write=False).description.pack()
-    head = pack_header(Kind.ARRAY, tag, len(description), out.nbytes) + description + bytes(100)
+    head = pack_header(FrameKind.ARRAY, tag, len(description), out.nbytes) + description + bytes(100)
     if hasattr(lane, "lane_id"):
         length = len(head) - 100 + out.nbytes + len(lane.lane_id)
         lane._world.outbound[0].stream.send([classic.pack_escaped_length(length) + lane.lane_id + head])

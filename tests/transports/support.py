@@ -16,7 +16,7 @@ from phalanx.transports.mailbox import BufferSink, Mailbox
 from phalanx.transports.ring import InboundRing, OutboundRing, open_offer
 from phalanx.transports.ring_channel import RingInbound, RingOutbound
 from phalanx.transports.stream import Stream
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 
 LIMIT = 1 << 30
 
@@ -52,7 +52,7 @@ class Pair:
         return PeerLost(7, str(reason))
 
     def send(self, data: bytes, tag: int = 0) -> Any:
-        return self.sender.send([pack_header(Kind.RAW, tag, 0, len(data)), data])
+        return self.sender.send([pack_header(FrameKind.RAW, tag, 0, len(data)), data])
 
     def pump(self) -> None:
         while self.receiver.pump():

@@ -16,7 +16,7 @@ from phalanx.errors import PeerLost, ProtocolError, SizeMismatch
 from phalanx.transports.channel import Inbound, Outbound
 from phalanx.transports.mailbox import BufferSink, Mailbox, Receive
 from phalanx.transports.stream import Buffer, Stream, StreamEnded
-from phalanx.wire.frames import HEADER_SIZE, Kind, pack_header
+from phalanx.wire.frames import HEADER_SIZE, FrameKind, pack_header
 
 LIMIT = 1 << 20
 
@@ -72,7 +72,7 @@ def pipe() -> Iterator[Pipe]:
         )
 
 
-def frame(payload: bytes, *, kind: Kind = Kind.RAW, tag: int = 0, description: bytes = b"") -> bytes:
+def frame(payload: bytes, *, kind: FrameKind = FrameKind.RAW, tag: int = 0, description: bytes = b"") -> bytes:
     return pack_header(kind, tag, len(description), len(payload)) + description + payload
 
 
@@ -82,7 +82,7 @@ def frame(payload: bytes, *, kind: Kind = Kind.RAW, tag: int = 0, description: b
 @pytest.mark.parametrize("posted", [True, False])
 def test_byte_by_byte(pipe: Pipe, posted: bool) -> None:
     receives = [pipe.post(5), pipe.post(0), pipe.post(3)] if posted else []
-    data = frame(b"first") + frame(b"", description=b"words") + frame(b"end", kind=Kind.ARRAY, description=b"d")
+    data = frame(b"first") + frame(b"", description=b"words") + frame(b"end", kind=FrameKind.ARRAY, description=b"d")
     for number in range(len(data)):
         pipe.feed(data[number : number + 1])
         assert not pipe.ends.seen
@@ -91,7 +91,7 @@ def test_byte_by_byte(pipe: Pipe, posted: bool) -> None:
     envelopes = [receive.envelope for receive, _ in receives]
     assert all(envelope is not None for envelope in envelopes)
     assert [e.description for e in envelopes if e] == [b"", b"words", b"d"]
-    assert [e.kind for e in envelopes if e] == [Kind.RAW, Kind.RAW, Kind.ARRAY]
+    assert [e.kind for e in envelopes if e] == [FrameKind.RAW, FrameKind.RAW, FrameKind.ARRAY]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -212,7 +212,7 @@ def test_a_connection_that_ends_in_the_middle(pipe: Pipe, cut: int) -> None:
 
 def test_a_goodbye_tells_a_close_from_a_crash(pipe: Pipe) -> None:
     receive, target = pipe.post(4)
-    pipe.far.sendall(frame(b"last") + pack_header(Kind.GOODBYE, 0, 0, 0))
+    pipe.far.sendall(frame(b"last") + pack_header(FrameKind.GOODBYE, 0, 0, 0))
     pipe.far.close()
     pipe.pump()
     assert receive.done
@@ -224,10 +224,10 @@ def test_ending_it_here_fails_the_message_that_is_half_here(pipe: Pipe) -> None:
     receive, _ = pipe.post(5)
     pipe.feed(frame(b"whole")[:-2])
     closed = PeerLost(1, "closed here")
-    pipe.channel.end(closed, goodbye=pack_header(Kind.GOODBYE, 0, 0, 0))
+    pipe.channel.end(closed, goodbye=pack_header(FrameKind.GOODBYE, 0, 0, 0))
     pipe.channel.end(closed)
     assert receive.error is closed
-    assert pipe.far.recv(100) == pack_header(Kind.GOODBYE, 0, 0, 0)
+    assert pipe.far.recv(100) == pack_header(FrameKind.GOODBYE, 0, 0, 0)
     assert not pipe.channel.pump()
 
 
@@ -353,7 +353,7 @@ def test_a_goodbye_is_found_when_a_write_fails(goodbye: bool) -> None:
     with near:
         channel = Outbound(Stream(near), 5, on_end)
         if goodbye:
-            far.sendall(pack_header(Kind.GOODBYE, 0, 0, 0))
+            far.sendall(pack_header(FrameKind.GOODBYE, 0, 0, 0))
         far.close()
         assert channel.send([b"x"]).error is CUT
     assert said == [goodbye]

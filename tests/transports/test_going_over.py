@@ -16,7 +16,7 @@ from phalanx.transports import ring as rings
 from phalanx.transports.mailbox import BufferSink
 from phalanx.transports.ring import InboundRing, OutboundRing
 from phalanx.transports.stream import StreamEnded
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -87,7 +87,7 @@ def test_a_goodbye_arrives_although_the_ring_is_full(pair: Pair) -> None:
     pair.go_over()
     data = bytes(rings.SIZE - 24)
     assert pair.send(data).done
-    pair.sender.say(pack_header(Kind.GOODBYE, 0, 0, 0))
+    pair.sender.say(pack_header(FrameKind.GOODBYE, 0, 0, 0))
     pair.sender.end(PeerLost(7, "closed"))
     assert pair.receive(len(data)) == data
     pair.pump()
@@ -111,7 +111,7 @@ def test_the_sender_hears_why_the_receiver_has_gone(pair: Pair, full: bool) -> N
     pair.go_over()
     if full:
         assert not pair.send(bytes(2 * rings.SIZE)).done
-    word = pack_header(Kind.BROKEN, 0, 5, 0) + b"cause"
+    word = pack_header(FrameKind.BROKEN, 0, 5, 0) + b"cause"
     pair.receiver.end(PeerLost(7, "closed"), goodbye=word)
     outgoing = pair.send(b"x")
     pair.sender.push()

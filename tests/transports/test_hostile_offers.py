@@ -20,7 +20,7 @@ from phalanx.transports import shared_memory
 from phalanx.transports.channel import Inbound
 from phalanx.transports.mailbox import Mailbox
 from phalanx.transports.stream import Stream
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -45,7 +45,7 @@ def offer(fd: Any, nonce: Any = b"n" * 16, size: Any = rings.SIZE) -> bytes:
     ],
 )
 def test_what_is_no_offer_ends_the_channel(pair: Pair, description: bytes) -> None:
-    pair.sender.stream.send([pack_header(Kind.RING, 0, len(description), 0) + description])
+    pair.sender.stream.send([pack_header(FrameKind.RING, 0, len(description), 0) + description])
     pair.pump()
     assert isinstance(pair.ends[0][1], ProtocolError)
 
@@ -84,8 +84,8 @@ def _file() -> int:
 def test_an_offer_of_something_else_is_ignored(pair: Pair, make: Callable[[], int]) -> None:
     fd = make()
     description = offer(fd)
-    pair.sender.stream.send([pack_header(Kind.RING, 0, len(description), 0) + description])
-    pair.sender.stream.send([pack_header(Kind.RAW, 0, 0, 2) + b"on"])
+    pair.sender.stream.send([pack_header(FrameKind.RING, 0, len(description), 0) + description])
+    pair.sender.stream.send([pack_header(FrameKind.RAW, 0, 0, 2) + b"on"])
     assert pair.receive(2) == b"on"
     assert not pair.ends
     pair.sender.stream.send([rings.SWITCH])  # to what was not accepted
@@ -106,6 +106,6 @@ def test_a_channel_to_another_host_has_no_ring() -> None:
     with near:
         channel = Inbound(Stream(far), 0, Mailbox(), max_message=9, max_object=9, on_end=on_end)
         description = offer(3)
-        near.sendall(pack_header(Kind.RING, 0, len(description), 0) + description)
+        near.sendall(pack_header(FrameKind.RING, 0, len(description), 0) + description)
         channel.pump()
     assert "shared memory" in str(ends[0])

@@ -13,11 +13,11 @@ from hypothesis import given
 from phalanx.errors import PeerLost, SizeMismatch
 from phalanx.transports.mailbox import Arrival, BufferSink, Envelope, Mailbox, Receive, Sink
 from phalanx.transports.waker import Waker
-from phalanx.wire.frames import Kind
+from phalanx.wire.frames import FrameKind
 
 
 def envelope(src: int = 0, tag: int = 0, size: int = 1) -> Envelope:
-    return Envelope(src, Kind.RAW, tag, b"", size)
+    return Envelope(src, FrameKind.RAW, tag, b"", size)
 
 
 def deliver(mailbox: Mailbox, data: bytes, src: int = 0, tag: int = 0) -> None:

@@ -14,7 +14,7 @@ from phalanx.group.data.arrays import adapt
 from phalanx.transports import ring as rings
 from phalanx.transports.mailbox import BufferSink
 from phalanx.transports.ring_channel import last_handed_over
-from phalanx.wire.frames import Kind, pack_header
+from phalanx.wire.frames import FrameKind, pack_header
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -34,7 +34,7 @@ def test_it_writes_and_reads_the_same_frames(quick: Quick, dtype: str, shape: tu
     assert receive.envelope.description == adapted.description.pack()
     assert bytes(out) == x.tobytes()
     description = adapted.description.pack()
-    header = pack_header(Kind.ARRAY, 6, len(description), x.nbytes)
+    header = pack_header(FrameKind.ARRAY, 6, len(description), x.nbytes)
     quick.pair.sender.send([header, description, adapted.bytes])
     got = np.empty_like(x)
     assert quick.recv(got, tag=6) is True

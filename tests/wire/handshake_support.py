@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.errors import ProtocolError, RendezvousError
-from phalanx.wire.handshake import ClientHandshake, Hello, Role, ServerHandshake, Status
+from phalanx.wire.handshake import ClientHandshake, HandshakeStatus, Hello, Role, ServerHandshake
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 OTHER_TOKEN = b"0123456789abcdef0123456789abcdeF"
@@ -18,10 +18,12 @@ Alter = Callable[[str, bytes], bytes]
 class Server(ServerHandshake):
     """A server that notes whom it was asked to admit."""
 
-    def __init__(self, token: bytes | None = TOKEN, status: Status = Status.OK, binding: bytes = b"") -> None:
+    def __init__(
+        self, token: bytes | None = TOKEN, status: HandshakeStatus = HandshakeStatus.OK, binding: bytes = b""
+    ) -> None:
         self.asked: list[Hello] = []
 
-        def admit(hello: Hello) -> Status:
+        def admit(hello: Hello) -> HandshakeStatus:
             self.asked.append(hello)
             return status
 

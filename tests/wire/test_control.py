@@ -17,8 +17,8 @@ from phalanx.wire.control import (
     MAX_CONTROL,
     Abort,
     Break,
-    Cause,
     ControlReader,
+    EncodedError,
     Ended,
     Heartbeat,
     Join,
@@ -35,8 +35,8 @@ from phalanx.wire.control import (
     StatusReply,
     Waiting,
     pack,
-    pack_cause,
-    parse_cause,
+    pack_error,
+    parse_error,
 )
 
 INT = st.integers(-(2**63), 2**63 - 1)
@@ -45,7 +45,7 @@ TEXT = st.text(max_size=30)
 CONTEXT = st.binary(min_size=16, max_size=16)
 SECONDS = st.floats(allow_nan=False)
 MEMBERS = st.builds(Member, INT, TEXT, TEXT, INT, TEXT, INT, INT)
-CAUSES = st.builds(Cause, TEXT, TEXT, INT, TEXT, TEXT, TEXT)
+CAUSES = st.builds(EncodedError, TEXT, TEXT, INT, TEXT, TEXT, TEXT)
 STATUSES = st.builds(OperationStatus, TEXT, INT, MARK, TEXT, st.booleans(), SECONDS)
 BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     Join: st.builds(Join, MEMBERS),
@@ -113,7 +113,7 @@ def test_text_that_utf8_cannot_take_still_goes_out() -> None:
     """The name of a badly named file in a traceback, in a call site, in a host's name: escaped, wherever it is."""
     bad, shown = "caf\udce9.py:3", "caf\\udce9.py:3"
     status, escaped = (OperationStatus("barrier", 1, 2, site, True, 0.5) for site in (bad, shown))
-    cause, told = (Cause("Desync", text, 3, text, text, text) for text in (bad, shown))
+    cause, told = (EncodedError("Desync", text, 3, text, text, text) for text in (bad, shown))
     member, known = (Member(0, name, name, 1, name, 2, 3, name) for name in (bad, shown))
     for message, arrives in [
         (Abort(1, bad, bad), Abort(1, shown, shown)),
@@ -126,7 +126,7 @@ def test_text_that_utf8_cannot_take_still_goes_out() -> None:
         ),
     ]:
         assert read(pack(message)) == [arrives]
-    assert parse_cause(pack_cause(cause)) == told
+    assert parse_error(pack_error(cause)) == told
 
 
 def test_a_length_above_the_limit_is_refused_at_once() -> None:

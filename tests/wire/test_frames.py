@@ -10,33 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import ProtocolError
-from phalanx.wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Header, Kind, pack_header, parse_header
+from phalanx.wire.frames import HEADER_SIZE, MAX_DESCRIPTION, FrameHeader, FrameKind, pack_header, parse_header
 
 U64 = st.integers(0, 2**64 - 1)
 MAX_MESSAGE = 1 << 20
 MAX_OBJECT = 1 << 16
 
 
-def parse(data: bytes) -> Header:
+def parse(data: bytes) -> FrameHeader:
     return parse_header(data, max_message=MAX_MESSAGE, max_object=MAX_OBJECT)
 
 
-def bound(kind: Kind) -> int:
-    return MAX_OBJECT if kind is Kind.OBJECT else MAX_DESCRIPTION
+def bound(kind: FrameKind) -> int:
+    return MAX_OBJECT if kind is FrameKind.OBJECT else MAX_DESCRIPTION
 
 
 def test_golden_bytes() -> None:
-    data = pack_header(Kind.ARRAY, 0x0102030405060708, 0x20, 0x1000)
+    data = pack_header(FrameKind.ARRAY, 0x0102030405060708, 0x20, 0x1000)
     assert data.hex() == "505802002000000008070605040302010010000000000000"
-    assert parse(data) == Header(Kind.ARRAY, 0x0102030405060708, 0x20, 0x1000)
+    assert parse(data) == FrameHeader(FrameKind.ARRAY, 0x0102030405060708, 0x20, 0x1000)
     assert HEADER_SIZE == len(data) == 24
 
 
-WITHOUT_PAYLOAD = {Kind.GOODBYE, Kind.BROKEN, Kind.RING}
+WITHOUT_PAYLOAD = {FrameKind.GOODBYE, FrameKind.BROKEN, FrameKind.RING}
 
 
 def test_kinds_keep_their_numbers() -> None:
-    assert {kind.name: kind.value for kind in Kind} == {
+    assert {kind.name: kind.value for kind in FrameKind} == {
         "RAW": 1,
         "ARRAY": 2,
         "OBJECT": 3,
@@ -47,17 +47,17 @@ def test_kinds_keep_their_numbers() -> None:
     }
 
 
-@given(st.sampled_from(sorted(set(Kind) - WITHOUT_PAYLOAD)), U64, st.data())
-def test_round_trip(kind: Kind, tag: int, data: st.DataObject) -> None:
+@given(st.sampled_from(sorted(set(FrameKind) - WITHOUT_PAYLOAD)), U64, st.data())
+def test_round_trip(kind: FrameKind, tag: int, data: st.DataObject) -> None:
     description = data.draw(st.integers(0, bound(kind)))
     payload = data.draw(st.integers(0, MAX_MESSAGE))
     packed = pack_header(kind, tag, description, payload)
-    assert parse(packed) == Header(kind, tag, description, payload)
+    assert parse(packed) == FrameHeader(kind, tag, description, payload)
     assert parse_header(memoryview(packed), max_message=MAX_MESSAGE, max_object=MAX_OBJECT).tag == tag
 
 
-@pytest.mark.parametrize("kind", sorted(set(Kind) - WITHOUT_PAYLOAD))
-def test_the_bounds_are_exact(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", sorted(set(FrameKind) - WITHOUT_PAYLOAD))
+def test_the_bounds_are_exact(kind: FrameKind) -> None:
     assert parse(pack_header(kind, 0, bound(kind), MAX_MESSAGE)).payload == MAX_MESSAGE
     with pytest.raises(ProtocolError, match=f"description of {bound(kind) + 1} bytes .*at most {bound(kind)} "):
         parse(pack_header(kind, 0, bound(kind) + 1, 0))
@@ -67,25 +67,25 @@ def test_the_bounds_are_exact(kind: Kind) -> None:
 
 @pytest.mark.parametrize("lengths", [(1, 0), (0, 1), (MAX_DESCRIPTION, MAX_MESSAGE)])
 def test_a_goodbye_carries_nothing(lengths: tuple[int, int]) -> None:
-    assert parse(pack_header(Kind.GOODBYE, 0, 0, 0)).kind is Kind.GOODBYE
+    assert parse(pack_header(FrameKind.GOODBYE, 0, 0, 0)).kind is FrameKind.GOODBYE
     with pytest.raises(ProtocolError, match="goodbye"):
-        parse(pack_header(Kind.GOODBYE, 0, *lengths))
+        parse(pack_header(FrameKind.GOODBYE, 0, *lengths))
 
 
 @pytest.mark.parametrize("description", [0, 1, MAX_DESCRIPTION])
 def test_the_offer_of_a_ring_has_no_payload(description: int) -> None:
-    assert parse(pack_header(Kind.RING, 0, description, 0)).description == description
+    assert parse(pack_header(FrameKind.RING, 0, description, 0)).description == description
     with pytest.raises(ProtocolError, match="offer of a ring announces a payload of 1 bytes"):
-        parse(pack_header(Kind.RING, 0, description, 1))
+        parse(pack_header(FrameKind.RING, 0, description, 1))
 
 
 def test_every_other_beginning_is_refused() -> None:
-    good = pack_header(Kind.RAW, 7, 0, 5)
+    good = pack_header(FrameKind.RAW, 7, 0, 5)
     for position in range(4):
         for value in range(256):
             changed = bytearray(good)
             changed[position] = value
-            valid = value == good[position] or (position == 2 and value in set(Kind) - WITHOUT_PAYLOAD)
+            valid = value == good[position] or (position == 2 and value in set(FrameKind) - WITHOUT_PAYLOAD)
             if valid:
                 parse(bytes(changed))
             else:
@@ -96,7 +96,7 @@ def test_every_other_beginning_is_refused() -> None:
 @pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE + 1, 4096])
 def test_another_size_is_no_header(size: int) -> None:
     with pytest.raises(ProtocolError, match="not a frame"):
-        parse(pack_header(Kind.RAW, 0, 0, 0).ljust(size, b"\0")[:size])
+        parse(pack_header(FrameKind.RAW, 0, 0, 0).ljust(size, b"\0")[:size])
 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE), st.booleans())
@@ -112,7 +112,7 @@ def test_junk_is_refused_or_within_the_bounds(junk: bytes, magic: bool) -> None:
 
 
 def test_the_largest_lengths_allocate_nothing() -> None:
-    data = struct.pack("<2sBBIQQ", b"PX", Kind.OBJECT, 0, 2**32 - 1, 0, 2**64 - 1)
+    data = struct.pack("<2sBBIQQ", b"PX", FrameKind.OBJECT, 0, 2**32 - 1, 0, 2**64 - 1)
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):

@@ -15,7 +15,7 @@ from tests.wire.handshake_support import HELLO, OTHER_TOKEN, SIZES, TOKEN, Serve
 
 from phalanx.errors import AuthenticationFailed, ProtocolError
 from phalanx.wire import handshake
-from phalanx.wire.handshake import VERSION, ClientHandshake, Hello, Rejected, Role, Status
+from phalanx.wire.handshake import VERSION, ClientHandshake, HandshakeStatus, Hello, Rejected, Role
 
 U32 = st.integers(0, 2**32 - 1)
 HELLOS = st.builds(
@@ -54,15 +54,17 @@ def test_golden_bytes(token: bytes | None, binding: bytes) -> None:
     assert hello[:12] == b"PHALANX\n" + VERSION.to_bytes(2, "little") + secret + bytes([Role.CHANNEL])
     assert hello[12:28] == struct.pack("<IIIBBH", 3, 5, 8, 2, 0, 29500)
     assert hello[28:44] == bytes(range(16))
-    assert challenge[:8] == b"PXCH" + bytes([Status.OK, 0]) + VERSION.to_bytes(2, "little")
+    assert challenge[:8] == b"PXCH" + bytes([HandshakeStatus.OK, 0]) + VERSION.to_bytes(2, "little")
 
     def mac(key: bytes, text: bytes) -> bytes:
         return hmac.new(key, text, "sha256").digest()
 
     key = mac(mac(b"phalanx handshake v1", token or b""), binding)
     assert transcript["proof"] == mac(key, b"client\0" + hello + b"\0" + challenge)
-    assert transcript["verdict"][:8] == b"PXVD" + bytes([Status.OK, 0, 0, 0])
-    assert transcript["verdict"][8:] == mac(key, b"server\0" + hello + b"\0" + challenge + b"\0" + bytes([Status.OK]))
+    assert transcript["verdict"][:8] == b"PXVD" + bytes([HandshakeStatus.OK, 0, 0, 0])
+    assert transcript["verdict"][8:] == mac(
+        key, b"server\0" + hello + b"\0" + challenge + b"\0" + bytes([HandshakeStatus.OK])
+    )
 
 
 def test_nonces_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     server = Server()
     with pytest.raises(AuthenticationFailed):
         exchange(ClientHandshake(HELLO, TOKEN), server)
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
 
 
 def test_the_token_is_shown_nowhere() -> None:
@@ -124,7 +126,7 @@ def test_different_tokens_never_meet(mine: bytes, theirs: bytes) -> None:
         return
     with pytest.raises(AuthenticationFailed, match="tokens differ"):
         exchange(client, server)
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
     assert server.asked == []
 
 
@@ -150,7 +152,9 @@ def test_a_server_without_the_token_cannot_say_yes() -> None:
         hello[10] = known is not None  # what it would have liked to hear
         client.feed(impostor.feed(bytes(hello)))
         verdict = handshake._VERDICT.pack(
-            b"PXVD", Status.OK, handshake._proof(handshake._key(known, b""), b"server", bytes(hello), b"", b"\0")
+            b"PXVD",
+            HandshakeStatus.OK,
+            handshake._proof(handshake._key(known, b""), b"server", bytes(hello), b"", b"\0"),
         )
         with pytest.raises(AuthenticationFailed, match="could not prove"):
             client.feed(verdict)
@@ -162,8 +166,8 @@ def test_a_stranger_learns_nothing_of_the_token() -> None:
     for token in (TOKEN, OTHER_TOKEN):
         server = Server(token)
         challenge = server.feed(HELLO.pack(secret=True, nonce=bytes(32)))
-        assert challenge[:8] == b"PXCH" + bytes([Status.OK, 0]) + VERSION.to_bytes(2, "little")
-        assert server.feed(bytes(32)) == b"PXVD" + bytes([Status.PROOF]) + bytes(35)
+        assert challenge[:8] == b"PXCH" + bytes([HandshakeStatus.OK, 0]) + VERSION.to_bytes(2, "little")
+        assert server.feed(bytes(32)) == b"PXVD" + bytes([HandshakeStatus.PROOF]) + bytes(35)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(TOKEN, None), (None, TOKEN)])
@@ -171,7 +175,7 @@ def test_a_token_on_one_side_only(mine: bytes | None, theirs: bytes | None) -> N
     server = Server(theirs)
     with pytest.raises(AuthenticationFailed, match="auth='none'"):
         exchange(ClientHandshake(HELLO, mine), server)
-    assert server.refused is Status.AUTH_MODE
+    assert server.refused is HandshakeStatus.AUTH_MODE
     assert server.asked == []
 
 
@@ -196,7 +200,7 @@ def test_the_flag_of_the_token_has_two_values(token: bytes | None) -> None:
         hello = bytearray(ClientHandshake(HELLO, token).start())
         hello[10] = flag
         server.feed(bytes(hello))
-        assert server.refused is Status.AUTH_MODE
+        assert server.refused is HandshakeStatus.AUTH_MODE
 
 
 @given(st.integers(0, 65535).filter(lambda version: version != VERSION))
@@ -208,7 +212,7 @@ def test_another_version(version: int) -> None:
             server,
             lambda name, data: data[:8] + version.to_bytes(2, "little") + data[10:] if name == "hello" else data,
         )
-    assert server.refused is Status.VERSION
+    assert server.refused is HandshakeStatus.VERSION
     assert server.asked == []
 
 
@@ -216,16 +220,16 @@ def test_an_unknown_role() -> None:
     for role in set(range(256)) - set(Role):
         server = Server()
         answer = server.feed(ClientHandshake(HELLO, TOKEN).start()[:11] + bytes([role]) + bytes(64))
-        assert server.refused is Status.ROLE
-        assert answer[4] == Status.ROLE
+        assert server.refused is HandshakeStatus.ROLE
+        assert answer[4] == HandshakeStatus.ROLE
         assert server.asked == []
 
 
 # -- statuses --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", sorted(set(Status) - {Status.OK, Status.PROOF}))
-def test_a_refusal_reaches_the_client_with_its_reason(status: Status) -> None:
+@pytest.mark.parametrize("status", sorted(set(HandshakeStatus) - {HandshakeStatus.OK, HandshakeStatus.PROOF}))
+def test_a_refusal_reaches_the_client_with_its_reason(status: HandshakeStatus) -> None:
     client, server = ClientHandshake(HELLO, TOKEN), Server(status=status)
     with pytest.raises(Rejected) as caught:
         exchange(client, server)
@@ -241,7 +245,7 @@ def test_a_challenge_with_a_status_is_only_a_hint() -> None:
     for status in range(1, 256):
         client = ClientHandshake(HELLO, TOKEN)
         client.start()
-        early = status in {Status.VERSION, Status.AUTH_MODE, Status.ROLE}
+        early = status in {HandshakeStatus.VERSION, HandshakeStatus.AUTH_MODE, HandshakeStatus.ROLE}
         with pytest.raises(AuthenticationFailed if early else ProtocolError):
             client.feed(b"PXCH" + bytes([status, 0, 1, 0]) + bytes(32))
         assert not client.done
@@ -249,9 +253,9 @@ def test_a_challenge_with_a_status_is_only_a_hint() -> None:
             client.feed(bytes(40))
 
 
-@pytest.mark.parametrize("said", Status)
-def test_a_status_cannot_be_exchanged(said: Status) -> None:
-    for meant in set(Status) - {said, Status.PROOF}:
+@pytest.mark.parametrize("said", HandshakeStatus)
+def test_a_status_cannot_be_exchanged(said: HandshakeStatus) -> None:
+    for meant in set(HandshakeStatus) - {said, HandshakeStatus.PROOF}:
         client, server = ClientHandshake(HELLO, TOKEN), Server(status=meant)
 
         def alter(name: str, data: bytes) -> bytes:
@@ -263,5 +267,5 @@ def test_a_status_cannot_be_exchanged(said: Status) -> None:
 
 
 def test_every_status_says_why() -> None:
-    for status in set(Status) - {Status.OK}:
+    for status in set(HandshakeStatus) - {HandshakeStatus.OK}:
         assert re.fullmatch(r"refused: \S.*", str(Rejected(status)))

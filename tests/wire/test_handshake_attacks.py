@@ -21,10 +21,10 @@ from phalanx.wire.handshake import (
     NO_CHANNEL,
     VERSION,
     ClientHandshake,
+    HandshakeStatus,
     Hello,
     Role,
     ServerHandshake,
-    Status,
 )
 
 # -- somebody in between --------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_a_field_changed_in_flight_is_refused(field: str) -> None:
 
     with pytest.raises(AuthenticationFailed, match="tokens differ"):
         exchange(client, server, alter)
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
     assert server.asked == []
 
 
@@ -99,7 +99,7 @@ def test_a_proof_for_one_purpose_does_not_serve_another(field: str) -> None:
     honest = ClientHandshake(HELLO, TOKEN)
     challenge = server.feed(wanted.start())
     server.feed(honest.feed(challenge))
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
 
 
 def test_a_recorded_client_is_refused_by_a_new_server() -> None:
@@ -107,10 +107,10 @@ def test_a_recorded_client_is_refused_by_a_new_server() -> None:
     server = Server()
     server.feed(recorded["hello"])
     verdict = server.feed(recorded["proof"])
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
     assert not server.done
     assert server.asked == []
-    assert verdict == b"PXVD" + bytes([Status.PROOF]) + bytes(35)
+    assert verdict == b"PXVD" + bytes([HandshakeStatus.PROOF]) + bytes(35)
 
 
 def test_a_recorded_server_is_refused_by_a_new_client() -> None:
@@ -131,7 +131,7 @@ def test_a_verdict_belongs_to_its_challenge() -> None:
     challenge = second.feed(client.start())
     proof = client.feed(challenge)
     first.feed(proof)
-    assert first.refused is Status.PROOF
+    assert first.refused is HandshakeStatus.PROOF
     client.feed(second.feed(proof))
     assert client.done
 
@@ -149,7 +149,7 @@ def test_a_client_proof_is_no_server_proof() -> None:
     client, server = ClientHandshake(HELLO, TOKEN), Server()
     proof = client.feed(server.feed(client.start()))
     with pytest.raises(AuthenticationFailed, match="could not prove"):
-        client.feed(b"PXVD" + bytes([Status.OK, 0, 0, 0]) + proof)
+        client.feed(b"PXVD" + bytes([HandshakeStatus.OK, 0, 0, 0]) + proof)
 
 
 def test_a_server_proof_is_no_client_proof() -> None:
@@ -158,7 +158,7 @@ def test_a_server_proof_is_no_client_proof() -> None:
     second = Server()
     second.feed(transcript["hello"])
     second.feed(transcript["verdict"][8:])
-    assert second.refused is Status.PROOF
+    assert second.refused is HandshakeStatus.PROOF
 
 
 def test_two_clients_wired_together() -> None:
@@ -180,7 +180,7 @@ def test_two_servers_wired_together() -> None:
         server = Server()
         server.feed(ClientHandshake(HELLO, TOKEN).start())
         server.feed(bounced[-32:])
-        assert server.refused is Status.PROOF
+        assert server.refused is HandshakeStatus.PROOF
 
 
 def other_challenge() -> bytes:
@@ -294,7 +294,7 @@ def test_a_server_fed_with_junk_that_looks_right(rest: bytes, proof: bytes) -> N
     server = Server()
     server.feed(b"PHALANX\n" + VERSION.to_bytes(2, "little") + b"\1" + bytes([Role.RANK]) + rest)
     server.feed(proof)
-    assert server.refused is Status.PROOF
+    assert server.refused is HandshakeStatus.PROOF
     assert server.asked == []
 
 

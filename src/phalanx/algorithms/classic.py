@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from .schedule import check_ranks
 
-__all__ = ["Message", "ring_barrier", "star_barrier"]
+__all__ = ["BarrierMessage", "ring_barrier", "star_barrier"]
 
 
-class Message(NamedTuple):
+class BarrierMessage(NamedTuple):
     """One message to a peer, or from it."""
 
     peer: int
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 @lru_cache
-def star_barrier(rank: int, size: int) -> tuple[Message, ...]:
+def star_barrier(rank: int, size: int) -> tuple[BarrierMessage, ...]:
     """Everybody tells rank 0, then rank 0 tells everybody.
 
     Raises:
@@ -33,13 +33,16 @@ def star_barrier(rank: int, size: int) -> tuple[Message, ...]:
     """
     check_ranks(size, rank)
     if rank:
-        return (Message(0, sends=True), Message(0, sends=False))
+        return (BarrierMessage(0, sends=True), BarrierMessage(0, sends=False))
     others = range(1, size)
-    return (*(Message(peer, sends=False) for peer in others), *(Message(peer, sends=True) for peer in others))
+    return (
+        *(BarrierMessage(peer, sends=False) for peer in others),
+        *(BarrierMessage(peer, sends=True) for peer in others),
+    )
 
 
 @lru_cache
-def ring_barrier(rank: int, size: int) -> tuple[Message, ...]:
+def ring_barrier(rank: int, size: int) -> tuple[BarrierMessage, ...]:
     """A message goes round twice, from rank 0 to the last and back: nobody leaves before the second one has passed.
 
     Raises:
@@ -49,5 +52,5 @@ def ring_barrier(rank: int, size: int) -> tuple[Message, ...]:
     check_ranks(size, rank)
     if size == 1:
         return ()
-    onward, arrival = Message((rank + 1) % size, sends=True), Message((rank - 1) % size, sends=False)
+    onward, arrival = BarrierMessage((rank + 1) % size, sends=True), BarrierMessage((rank - 1) % size, sends=False)
     return (onward, arrival) * 2 if rank == 0 else (arrival, onward) * 2

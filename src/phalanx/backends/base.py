@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..algorithms.classic import Message, star_barrier
+from ..algorithms.classic import BarrierMessage, star_barrier
 from ..arguments import as_rank, as_seconds
 from ..background_thread import BackgroundThread
 from ..config import Options
@@ -219,7 +219,7 @@ class LaneBackend(Backend):
             self._barrier_at += 1
         self._barrier_at = 0
 
-    def barrier_messages(self) -> Sequence[Message]:
+    def barrier_messages(self) -> Sequence[BarrierMessage]:
         """The messages of this rank in a barrier."""
         return star_barrier(self._rank, self.world_size)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import PeerLost, PhalanxError, RendezvousError
-from ..rendezvous.control import Statuses
-from ..rendezvous.error_codec import from_cause
-from ..wire.control import Cause, OperationStatus
+from ..rendezvous.control import KnownStatuses
+from ..rendezvous.error_codec import decode_error
+from ..wire.control import EncodedError, OperationStatus
 
 __all__ = ["ControlPlane", "Watcher"]
 
@@ -119,13 +119,13 @@ class ControlPlane:
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         """Tells the other members of a group that it is broken, where there is a way to."""
 
-    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         """The operations of the other ranks in a group, if they can be asked.
 
         Args:
             sequence: Ask for this collective, of those that have got so far.
         """
-        return Statuses(None)
+        return KnownStatuses(None)
 
     def answers(self, rank: int) -> bool:
         """Asks a rank now; true if it answers that it is alive."""
@@ -157,9 +157,9 @@ class ControlPlane:
             if rank in watcher.world_ranks:
                 watcher.left(rank)
 
-    def on_break(self, context: bytes, rank: int, cause: Cause) -> None:
+    def on_break(self, context: bytes, rank: int, cause: EncodedError) -> None:
         """Handles that another member has found a group broken."""
-        error = from_cause(cause, rank)
+        error = decode_error(cause, rank)
         if isinstance(error, PeerLost) and error.peer == self.rank:
             # The connection between the two broke, and both are alive. An error must not say that this rank is lost.
             error = type(error)(rank, f"it has lost its connection to this rank: {error.reason}")

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
-from ..rendezvous.error_codec import from_cause
-from ..transports.channel import Inbound, Outbound, Outgoing, Torn
-from ..transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
+from ..rendezvous.error_codec import decode_error
+from ..transports.channel import Inbound, Outbound, OutgoingFrame, Torn
+from ..transports.mailbox import Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ..transports.stream import Buffer, Stream
 from ..transports.waker import Waker
-from ..wire.control import parse_cause
-from ..wire.frames import Kind
+from ..wire.control import parse_error
+from ..wire.frames import FrameKind
 from .lane_thread import LaneThread
 from .polling import sleep
 
@@ -75,8 +75,8 @@ class Lane(ABC):
 
     @abstractmethod
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         """Queues a message.
 
         The memory of `payload` must stay until it is done. May take until `deadline` to connect.
@@ -98,7 +98,7 @@ class Lane(ABC):
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         """Closes all channels of this lane."""
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         """Messages that are queued and not yet sent."""
         return []
 
@@ -131,7 +131,7 @@ class Lane(ABC):
             self.left(src)
         return receive
 
-    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+    def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:
         """Moves bytes until all are done or one has failed; False if the deadline came first."""
         waiting = _unfinished(operations)
         eager = min(time.monotonic() + EAGER, deadline.at)
@@ -163,7 +163,7 @@ class Lane(ABC):
             self.remove_sleeper(waker)
             waker.give_back()
 
-    def withdraw(self, operation: Operation) -> bool:
+    def withdraw(self, operation: PendingTransfer) -> bool:
         """Takes back an operation whose time is over; False if it was done after all.
 
         A message of which a part is on the wire cannot be taken back: its channel ends.
@@ -172,13 +172,13 @@ class Lane(ABC):
             return self.mailbox.withdraw(operation)
         if operation.done or operation.withdrawn:
             return False
-        if isinstance(operation, Outgoing):
+        if isinstance(operation, OutgoingFrame):
             cut = ChannelClosed(self.peer_of(operation.channel), "an earlier message to it was cut short")
             return operation.channel.withdraw(operation, cut)
         operation.withdrawn = True
         return True
 
-    def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Has the background thread move the bytes of an operation while its caller does not wait.
 
         `expire` is called if the deadline passes first.
@@ -320,7 +320,7 @@ class Lane(ABC):
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
         """The error that a member gave as its reason for breaking the group."""
         try:
-            return from_cause(parse_cause(last_word), rank)
+            return decode_error(parse_error(last_word), rank)
         except ProtocolError as error:
             return ProtocolError(f"rank {rank} ended its channel with a malformed reason: {error}", peer=rank)
 
@@ -332,7 +332,7 @@ class Lane(ABC):
 
     # -- moving bytes --------------------------------------------------------------------------------------------------
 
-    def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+    def drive(self, operations: Sequence[PendingTransfer]) -> list[tuple[int, int]] | None:
         """Moves bytes for these operations without waiting.
 
         Returns:
@@ -340,7 +340,7 @@ class Lane(ABC):
         """
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
-        outbound = {id(op.channel): op.channel for op in operations if isinstance(op, Outgoing)}.values()
+        outbound = {id(op.channel): op.channel for op in operations if isinstance(op, OutgoingFrame)}.values()
         for sender in outbound:
             sender.push()
         if not self._read(inbound, operations):
@@ -351,7 +351,7 @@ class Lane(ABC):
         polled += [(c.stream.fd, c.stream.write_events) for c in outbound if not c.idle]
         return polled
 
-    def _read(self, channels: list[Inbound], operations: Sequence[Operation]) -> bool:
+    def _read(self, channels: list[Inbound], operations: Sequence[PendingTransfer]) -> bool:
         """Reads from the channels in turns, so that none is starved by another; False if it stopped before the end."""
         if len(channels) > 1:  # nor shall the one that was opened first always be the first
             first = next(self._turns) % len(channels)
@@ -375,7 +375,7 @@ def payload_size(payload: Sequence[Buffer]) -> int:
     return sum(len(part) for part in payload)
 
 
-def _unfinished(operations: Sequence[Operation]) -> list[Operation]:
+def _unfinished(operations: Sequence[PendingTransfer]) -> list[PendingTransfer]:
     """The operations that are not done; none if one has failed, because then the wait is over."""
     waiting = []
     for operation in operations:

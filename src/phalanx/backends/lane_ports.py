@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, NoConnection, ProtocolError
-from ..transports.mailbox import Envelope, Operation, Receive, Sink
+from ..transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .lane import Lane
 from .ports import Accept, LinkPort
 
@@ -72,9 +72,9 @@ class LanePort(LinkPort):
         self._lane.flush(Deadline(1.0))
         self._lane.close()
 
-    def send(self, dst: int, tag: int, data: bytes, done: Callable[[Operation], None]) -> None:
+    def send(self, dst: int, tag: int, data: bytes, done: Callable[[PendingTransfer], None]) -> None:
         """Sends one message; one without bytes says that a stream has ended."""
-        operation = self._lane.start_send(dst, Kind.RAW, tag, b"", [data] if data else [], _FOREVER)
+        operation = self._lane.start_send(dst, FrameKind.RAW, tag, b"", [data] if data else [], _FOREVER)
         operation.on_done(functools.partial(done, operation))
         self._lane.move_in_background(operation, _FOREVER, _never)
 
@@ -203,7 +203,7 @@ class LaneStream(Stream):
             self._port.send(self._peer, self._sends, b"".join(pieces), self._sent)
         return total
 
-    def _sent(self, operation: Operation) -> None:
+    def _sent(self, operation: PendingTransfer) -> None:
         if operation.error is not None:
             self.end(StreamEnded(str(operation.error)))
 
@@ -241,5 +241,5 @@ class LaneStream(Stream):
         self.ended = StreamEnded("this process was forked")
 
 
-def _no_matter(_operation: Operation) -> None:
+def _no_matter(_operation: PendingTransfer) -> None:
     """Ignores the result: the next message on the stream shows a failure."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
-from ..transports.mailbox import Operation
+from ..transports.mailbox import PendingTransfer
 from ..transports.waker import Waker
 from .polling import sleep
 
@@ -18,7 +18,7 @@ STOP_WAIT = 5.0
 """Seconds that closing waits for a thread that moves messages, which may be in a callback of the user's."""
 _NEVER = Deadline(float("inf"))
 
-Drive = Callable[[Sequence[Operation]], "list[tuple[int, int]] | None"]
+Drive = Callable[[Sequence[PendingTransfer]], "list[tuple[int, int]] | None"]
 
 
 class LaneThread:
@@ -33,13 +33,13 @@ class LaneThread:
 
     def __init__(self, drive: Drive) -> None:
         self._drive = drive
-        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
+        self._jobs: list[tuple[PendingTransfer, Deadline, Callable[[], None]]] = []
         self._lock = threading.RLock()
         self._stopping = False
         self.waker = Waker()
         self._thread = BackgroundThread(self._run, "phalanx-lane").start()
 
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves bytes until the operation is done. Calls `expire` if the deadline passes first."""
         with self._lock:
             self._jobs.append((operation, deadline, expire))

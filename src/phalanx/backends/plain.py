@@ -18,9 +18,9 @@ from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
-from ..transports.mailbox import Envelope, Mailbox, Operation
+from ..transports.mailbox import Envelope, Mailbox, PendingTransfer
 from ..transports.stream import Buffer
-from ..wire.frames import HEADER_SIZE, Kind, pack_header, parse_header
+from ..wire.frames import HEADER_SIZE, FrameKind, pack_header, parse_header
 from .base import DEFAULT_TIMEOUT, Backend, LaneBackend
 from .bounded_set import BoundedSet
 from .contexts import WORLD_CONTEXT, derive_context
@@ -33,7 +33,7 @@ __all__ = ["AdaptedBackend", "as_lane_backend"]
 LANE_ID_SIZE = 16
 LOOK_UP = 0.2
 
-Outgoing = tuple[int, Sequence[Buffer], Operation]
+Outgoing = tuple[int, Sequence[Buffer], PendingTransfer]
 """The receiver, the parts of a message, and the operation that completes when it is sent."""
 
 
@@ -88,7 +88,7 @@ class AdaptedBackend(LaneBackend):
                     mailbox.gone(peer, error)
             return mailbox
 
-    def send_soon(self, dst: int, parts: Sequence[Buffer], operation: Operation) -> None:
+    def send_soon(self, dst: int, parts: Sequence[Buffer], operation: PendingTransfer) -> None:
         """Hands a message to the sending thread."""
         self._outgoing.put((dst, parts, operation))
 
@@ -182,9 +182,9 @@ class _AdaptedLane(Lane):
         return self.members[src]
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        operation = Operation()
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        operation = PendingTransfer()
         if self.error is not None:
             operation.complete(self.error)
             return operation

@@ -7,9 +7,9 @@ from typing import Any
 from ..deadline import Deadline
 from ..errors import PhalanxError, Timeout, UnsupportedArray, copy_for_raise
 from ..system_limits import naming_limits
-from ..transports.mailbox import BufferSink, Operation
+from ..transports.mailbox import BufferSink, PendingTransfer
 from ..wire.control import OperationStatus
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .lane import Lane
 
 __all__ = ["RawMessages", "bytes_of"]
@@ -53,7 +53,7 @@ class RawMessages:
             PhalanxError: The lane or the channel has failed.
         """
         with naming_limits():
-            operation = self.lane.start_send(dst, Kind.RAW, 0, b"", [view], deadline)
+            operation = self.lane.start_send(dst, FrameKind.RAW, 0, b"", [view], deadline)
         self._finish(operation, deadline, f"send of {len(view)} bytes to rank {dst}", dst)
 
     def recv(self, view: memoryview, src: int, deadline: Deadline) -> None:
@@ -67,7 +67,7 @@ class RawMessages:
         operation = self.lane.post(src, 0, BufferSink(view))
         self._finish(operation, deadline, f"recv of {len(view)} bytes from rank {src}", src)
 
-    def _finish(self, operation: Operation, deadline: Deadline, what: str, peer: int) -> None:
+    def _finish(self, operation: PendingTransfer, deadline: Deadline, what: str, peer: int) -> None:
         lane, members = self.lane, self.lane.members
         try:
             with naming_limits():

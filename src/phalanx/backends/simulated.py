@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from ..arguments import as_world_size
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError
-from ..rendezvous.control import Statuses
-from ..rendezvous.error_codec import from_cause, to_cause
+from ..rendezvous.control import KnownStatuses
+from ..rendezvous.error_codec import decode_error, encode_error
 from ..transports.channel import Inbound
-from ..transports.mailbox import Envelope, Operation
+from ..transports.mailbox import Envelope, PendingTransfer
 from ..transports.stream import Buffer
 from ..wire.control import Statuses as StatusesMessage
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .base import DEFAULT_TIMEOUT, LaneBackend
 from .contexts import WORLD_CONTEXT
 from .control_plane import ControlPlane
@@ -51,11 +51,11 @@ class _LocalControl(ControlPlane):
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         for plane in self._world.planes:
             if plane is not self:
-                plane.on_break(context, self.rank, to_cause(error))
+                plane.on_break(context, self.rank, encode_error(error))
 
-    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         replies = {plane.rank: plane.status(context, sequence) for plane in self._world.planes if plane is not self}
-        return Statuses(StatusesMessage(0, replies, {}))
+        return KnownStatuses(StatusesMessage(0, replies, {}))
 
     def leave(self) -> None:
         for plane in self._world.planes:
@@ -81,9 +81,9 @@ class _LocalLane(Lane):
             self.mailbox.gone(src, self._why_closed(src))
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        operation = Operation()
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        operation = PendingTransfer()
         if self.error is not None:
             operation.complete(self.error)
             return operation
@@ -118,7 +118,7 @@ class _LocalLane(Lane):
         rank = self.members[member]
         broken = self._world.closed.get((*self._name, rank))
         if isinstance(broken, PhalanxError):
-            return self.whole_account(from_cause(to_cause(broken), rank))
+            return self.whole_account(decode_error(encode_error(broken), rank))
         return ChannelClosed(rank, "it has closed this group")
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:

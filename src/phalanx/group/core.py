@@ -14,7 +14,7 @@ from ..backends.base import LaneBackend
 from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout, copy_for_raise
-from ..rendezvous.control import Statuses
+from ..rendezvous.control import KnownStatuses
 from ..wire import codec
 from ..wire.control import OperationStatus
 from .tracking.journal import Journal, describe
@@ -48,7 +48,7 @@ class GroupCore:
         """Whether the program was told that the group is broken."""
         self._closed = False
         self._asking = threading.RLock()
-        self._asked = (-math.inf, Statuses(None))
+        self._asked = (-math.inf, KnownStatuses(None))
         """When all were asked last for a message's sake, and what they said."""
         self._lock = threading.RLock()
         everyone = range(backend.world_size)
@@ -192,7 +192,7 @@ class GroupCore:
             sequence: Of the collective; None for a message.
         """
         asking = deadline.seconds >= WORTH_ASKING
-        found = self._statuses(lately=sequence is None) if asking else Statuses(None)
+        found = self._statuses(lately=sequence is None) if asking else KnownStatuses(None)
         host = self._control.directory_host
         silent_host = host if asking and not found.answered and host is not None and self._is_waited_for(host) else None
         others = [rank for rank in range(self.world_size) if rank != self.rank]
@@ -245,7 +245,7 @@ class GroupCore:
             operation=what,
         )
 
-    def _statuses(self, *, lately: bool) -> Statuses:
+    def _statuses(self, *, lately: bool) -> KnownStatuses:
         """What the others are doing in this group: now, or lately, because many messages may time out together."""
         if not lately:
             return self._control.statuses(self._context)

@@ -16,7 +16,7 @@ from ..transports.reactor import READ, WRITE, Reactor
 from ..transports.stream import Stream, StreamEnded, TlsStream
 from ..transports.tcp import server_stream
 from ..types import Address
-from ..wire.handshake import Hello, ServerHandshake, Status
+from ..wire.handshake import HandshakeStatus, Hello, ServerHandshake
 
 if TYPE_CHECKING:
     from ..config.options import Options
@@ -33,16 +33,16 @@ STUCK = 1.0
 """Seconds without a descriptor for a new connection after which it is a trouble: somebody may close a file soon."""
 
 _REFUSALS = {
-    Status.VERSION: "it speaks another version of the protocol",
-    Status.AUTH_MODE: "one side uses a token and the other has auth='none'",
-    Status.PROOF: "it does not know the job's token",
-    Status.ROLE: "it wants what is not served here",
-    Status.WORLD_SIZE: "it has another world size",
-    Status.RANK: "there is no such rank",
-    Status.TAKEN: "the rank is taken",
-    Status.TARGET: "it looked for another rank or port",
-    Status.CLOSED: "the world or group has ended",
-    Status.BROKEN: "the group is broken",
+    HandshakeStatus.VERSION: "it speaks another version of the protocol",
+    HandshakeStatus.AUTH_MODE: "one side uses a token and the other has auth='none'",
+    HandshakeStatus.PROOF: "it does not know the job's token",
+    HandshakeStatus.ROLE: "it wants what is not served here",
+    HandshakeStatus.WORLD_SIZE: "it has another world size",
+    HandshakeStatus.RANK: "there is no such rank",
+    HandshakeStatus.TAKEN: "the rank is taken",
+    HandshakeStatus.TARGET: "it looked for another rank or port",
+    HandshakeStatus.CLOSED: "the world or group has ended",
+    HandshakeStatus.BROKEN: "the group is broken",
 }
 
 
@@ -67,7 +67,7 @@ class Acceptor:
         name: str,
         token: bytes | None,
         options: Options | Settings,
-        admit: Callable[[Hello], Status],
+        admit: Callable[[Hello], HandshakeStatus],
         welcome: Callable[[Stream, Hello], None],
     ) -> None:
         self._reactor = reactor
@@ -150,9 +150,9 @@ class Acceptor:
         oldest = next(iter(self._pending.values()))
         return next((pending for pending in self._pending.values() if pending.machine.hello is None), oldest)
 
-    def _admit_here(self, hello: Hello) -> Status:
+    def _admit_here(self, hello: Hello) -> HandshakeStatus:
         # A client that dialled another port was passed on by somebody who listens there.
-        return self._admit(hello) if hello.port == self.address.port else Status.TARGET
+        return self._admit(hello) if hello.port == self.address.port else HandshakeStatus.TARGET
 
     def _advance(self, pending: _Pending, _events: int = 0) -> None:
         try:
@@ -166,7 +166,7 @@ class Acceptor:
         if pending.refused is not None:
             # A rank that comes between two worlds tries again until there is one: nothing to worry anybody with.
             # So does one that has not heard yet that its group is broken.
-            early = pending.machine.refused in (Status.CLOSED, Status.BROKEN)
+            early = pending.machine.refused in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN)
             self._drop(pending, pending.refused, level=logging.INFO if early else logging.WARNING)
             return
         wants_write = pending.outgoing or pending.stream.read_events == select.POLLOUT

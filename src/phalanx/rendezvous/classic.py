@@ -18,7 +18,7 @@ from ..errors import ConfigError, InvalidRank, InvalidWorldSize, MissingVariable
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import connect, listen
 from ..types import Address
-from ..wire.classic import frames as wire
+from ..wire.classic import rendezvous as wire
 
 __all__ = ["form_mesh", "form_star"]
 

@@ -12,10 +12,10 @@ from ..errors import WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
-from .error_codec import tail, to_cause
-from .link import Link
+from .control_link import ControlLink
+from .error_codec import encode_error, keep_end
 
-__all__ = ["ControlClient", "ControlEvents", "Statuses"]
+__all__ = ["ControlClient", "ControlEvents", "KnownStatuses"]
 
 FLUSH_WAIT = 1.0
 """Seconds a goodbye or an abort may take to leave this process."""
@@ -33,7 +33,7 @@ class ControlEvents(Protocol):
     def on_left(self, rank: int) -> None:
         """A rank closed its world on purpose."""
 
-    def on_break(self, context: bytes, rank: int, cause: say.Cause) -> None:
+    def on_break(self, context: bytes, rank: int, cause: say.EncodedError) -> None:
         """A rank found a group broken."""
 
     def on_directory_lost(self, reason: str) -> None:
@@ -43,7 +43,7 @@ class ControlEvents(Protocol):
         """What this rank is doing in a group (None for any), or did as its collective of that number."""
 
 
-class Statuses:
+class KnownStatuses:
     """What the ranks are doing, as far as they answered."""
 
     def __init__(self, message: say.Statuses | None) -> None:
@@ -72,7 +72,7 @@ class ControlClient:
         self._queries = itertools.count(1)
         self._leaving = False
         stream.watch_host(options.heartbeat_timeout)
-        self.link = Link(reactor, stream, self._heard, self._ended)
+        self.link = ControlLink(reactor, stream, self._heard, self._ended)
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
 
@@ -120,14 +120,14 @@ class ControlClient:
 
     def abort(self, reason: str, traceback: str = "", peer: int | None = None) -> None:
         """Ends the world for all; returns once the word has left this process."""
-        self._send(say.Abort(self._rank, tail(reason), tail(traceback), peer))
+        self._send(say.Abort(self._rank, keep_end(reason), keep_end(traceback), peer))
         self._flush()
 
     def break_group(self, context: bytes, error: BaseException) -> None:
         """Tells the other members that a group is broken."""
-        self._send(say.Break(context, self._rank, to_cause(error)))
+        self._send(say.Break(context, self._rank, encode_error(error)))
 
-    def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, timeout: float, sequence: int = 0) -> KnownStatuses:
         """Asks all ranks what they are doing in a group. Never raises: it serves error messages."""
         number = next(self._queries)
         deadline = Deadline(timeout)
@@ -140,7 +140,7 @@ class ControlClient:
                         break
             finally:
                 answer = self._answers.pop(number)
-            return Statuses(answer)
+            return KnownStatuses(answer)
 
     def leave(self) -> None:
         """Says goodbye and closes the connection. May be called twice."""

@@ -24,10 +24,10 @@ from ..transports.stream import Stream
 from ..transports.tcp import check_tls, listen
 from ..types import Address
 from ..wire import control as say
-from ..wire.handshake import Hello, Role, Status
+from ..wire.handshake import HandshakeStatus, Hello, Role
 from .acceptor import Acceptor
+from .control_link import ControlLink
 from .error_codec import EndCause
-from .link import Link
 
 if TYPE_CHECKING:
     from ..config.options import Options
@@ -54,7 +54,7 @@ class _State(enum.Enum):
 
 
 class _Rank:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ControlLink) -> None:
         self.link = link
         self.member: say.Member | None = None
         self.seen = time.monotonic()
@@ -124,7 +124,7 @@ class Directory:
         self._exited: dict[int, str] = {}
         """How the processes of ranks ended, as their launchers saw it."""
         self._waiting_is_due = False
-        self._launchers: set[Link] = set()
+        self._launchers: set[ControlLink] = set()
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
         self._one_world = one_world
@@ -237,19 +237,19 @@ class Directory:
         for link in [rank.link for rank in self._ranks.values()] + list(self._launchers):
             link.close()
 
-    def _admit(self, hello: Hello) -> Status:
+    def _admit(self, hello: Hello) -> HandshakeStatus:
         if hello.world_size != self.world_size:
-            return Status.WORLD_SIZE
+            return HandshakeStatus.WORLD_SIZE
         if hello.role is Role.LAUNCHER:
-            return Status.OK
+            return HandshakeStatus.OK
         if hello.role is not Role.RANK:
-            return Status.ROLE
+            return HandshakeStatus.ROLE
         if hello.rank >= self.world_size:
-            return Status.RANK
+            return HandshakeStatus.RANK
         if hello.rank in self._ranks:
-            return Status.TAKEN
+            return HandshakeStatus.TAKEN
         # It left this world, and the others have not yet: the next one can begin once they have.
-        return Status.OK if self._state is _State.FORMING else Status.CLOSED
+        return HandshakeStatus.OK if self._state is _State.FORMING else HandshakeStatus.CLOSED
 
     def _welcome(self, stream: Stream, hello: Hello) -> None:
         stream.watch_host(self.options.heartbeat_timeout)
@@ -261,7 +261,9 @@ class Directory:
             logger.warning("directory: dropped a connection from %s: rank %d came twice", stream.peer, rank)
             stream.close()
             return
-        link = Link(self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason))
+        link = ControlLink(
+            self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason)
+        )
         self._ranks[rank] = _Rank(link)
         self._gave_up.discard(rank)
         if self._cause is not None:  # it can only hear why there will be no world
@@ -273,7 +275,7 @@ class Directory:
             self._launchers.discard(link)
             self._on_launchers(len(self._launchers))
 
-        link = Link(self._reactor, stream, self._heard_launcher, ended)
+        link = ControlLink(self._reactor, stream, self._heard_launcher, ended)
         self._launchers.add(link)
         self._on_launchers(len(self._launchers))
         link.start()

@@ -13,13 +13,13 @@ from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import AuthenticationFailed, NoConnection, ProtocolError, Timeout, WorldNotFormed
 from ..transports.reactor import Reactor
-from ..transports.stream import Refused, Stream, StreamEnded, read_exactly, write_all
+from ..transports.stream import ConnectionRefused, Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import check_tls, connect
 from ..types import Address
 from ..wire import control as say
-from ..wire.handshake import ClientHandshake, Hello, Rejected, Role, Status
-from .error_codec import EndCause, tail
-from .link import Link
+from ..wire.handshake import ClientHandshake, HandshakeStatus, Hello, Rejected, Role
+from .control_link import ControlLink
+from .error_codec import EndCause, keep_end
 
 __all__ = ["DirectoryWatch", "dial", "shake_hands", "watch_directory"]
 
@@ -71,7 +71,7 @@ def dial(
         gone_after: Seconds after which somebody who did listen there is taken for gone, if nobody does.
 
     Raises:
-        Refused: Nobody listens there any more.
+        ConnectionRefused: Nobody listens there any more.
         AuthenticationFailed: The tokens, versions or modes differ.
         Rejected: The other side refused for good.
         WorldNotFormed: Nobody answered before the deadline.
@@ -95,7 +95,7 @@ def dial(
             except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
                 if not (reason and isinstance(error, Timeout) and deadline.expired):  # earlier tries know more
                     reason = str(error)
-                if isinstance(error, Refused) and time.monotonic() - started >= gone_after:
+                if isinstance(error, ConnectionRefused) and time.monotonic() - started >= gone_after:
                     raise
             check()
         if deadline.remaining() <= pause:
@@ -114,13 +114,13 @@ def dial(
     )
 
 
-def _may_change(status: Status, hello: Hello, addresses: int, waited: float) -> bool:
+def _may_change(status: HandshakeStatus, hello: Hello, addresses: int, waited: float) -> bool:
     """Whether it makes sense to try again after this refusal."""
-    if status is Status.TARGET:
+    if status is HandshakeStatus.TARGET:
         return addresses > 1  # somebody passed us on to where we did not want to go: look at the other candidates
-    if status is Status.CLOSED:
+    if status is HandshakeStatus.CLOSED:
         return hello.role is Role.RANK  # the job's last world is ending; the next one will begin
-    return status is Status.TAKEN and waited <= TAKEN_GRACE
+    return status is HandshakeStatus.TAKEN and waited <= TAKEN_GRACE
 
 
 def _try_once(
@@ -146,10 +146,12 @@ def _try_once(
 
 def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rejected:
     detail = {
-        Status.TAKEN: f"rank {hello.rank} is already taken by another process",
-        Status.WORLD_SIZE: f"it does not have a world of {hello.world_size} ranks (WORLD_SIZE must be the same on all)",
-        Status.RANK: f"rank {hello.rank} is not in its world",
-        Status.CLOSED: "its world has already ended",
+        HandshakeStatus.TAKEN: f"rank {hello.rank} is already taken by another process",
+        HandshakeStatus.WORLD_SIZE: (
+            f"it does not have a world of {hello.world_size} ranks (WORLD_SIZE must be the same on all)"
+        ),
+        HandshakeStatus.RANK: f"rank {hello.rank} is not in its world",
+        HandshakeStatus.CLOSED: "its world has already ended",
     }.get(error.status, error.message)
     return Rejected(error.status, f"{who} at {address} refused rank {hello.rank}: {detail}")
 
@@ -167,14 +169,14 @@ class DirectoryWatch:
         stream.watch_host(options.heartbeat_timeout)
         self._options = options
         self._reactor = Reactor("phalanx-watch")
-        self._link = Link(self._reactor, stream, self._heard, self._end)
+        self._link = ControlLink(self._reactor, stream, self._heard, self._end)
         self._reactor.call_soon(self._link.start)
         self._reactor.call_soon(self._beat)
         self._reactor.start()
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank of this node that failed without a word."""
-        self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, tail(reason), tail(traceback))))
+        self._reactor.call_soon(lambda: self._link.send(say.Abort(rank, keep_end(reason), keep_end(traceback))))
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Says that the process of a rank of this node has ended, without a failure."""

@@ -37,7 +37,7 @@ from ..errors import (
 from ..group import Group
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
-from ..wire.calls import HEADER_SIZE, Kind, pack_header, parse_header
+from ..wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 from ..wire.codec import Limits
 from ..wire.control import OperationStatus
 from .caller import CallerLink, Pending, RpcFuture
@@ -517,13 +517,13 @@ class Agent:
                 return stream
             what = f"the agent of rank {self.world_ranks[dst]}"
             check = functools.partial(self._check_alive, dst)
-            write_all(stream, pack_header(Kind.RING, len(offer), 0, 0) + offer, deadline, what, check)
+            write_all(stream, pack_header(CallKind.RING, len(offer), 0, 0) + offer, deadline, what, check)
             header = parse_header(read_exactly(stream, HEADER_SIZE, deadline, what, check), 0, LONGEST_OFFER)
-            if header.kind is not Kind.RING:
+            if header.kind is not CallKind.RING:
                 raise ProtocolError(f"{header.kind.name} came before the agreement on shared memory")
             accepted = agreement.accept(read_exactly(stream, header.head, deadline, what, check))
             answer = b"\x01" if accepted else b""
-            write_all(stream, pack_header(Kind.RING, len(answer), 0, 0) + answer, deadline, what, check)
+            write_all(stream, pack_header(CallKind.RING, len(answer), 0, 0) + answer, deadline, what, check)
             return agreement.stream() if accepted else stream
         except Timeout:
             raise self._no_answer(dst, deadline) from None

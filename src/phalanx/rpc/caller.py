@@ -28,7 +28,7 @@ from ..errors import (
     of_call,
 )
 from ..transports.stream import Stream
-from ..wire.calls import Kind
+from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, current_call
 from .link import QUEUED, Frame, Goal, Link
@@ -168,7 +168,7 @@ class CallerLink(Link):
         is_long = outgoing.payload > QUEUED
         try:
             if not self.send(
-                Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
+                CallKind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
             ):
                 self._wait_for_room(pending)
                 if is_long and not lent:
@@ -180,7 +180,7 @@ class CallerLink(Link):
     def notify(self, name: str, deadline: Deadline, outgoing: Outgoing) -> None:
         """Sends a request without an answer. Its arrays are the caller's again when this returns."""
         number = next(self._numbers)
-        if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
+        if self.send(CallKind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
             return
         if not outgoing.buffers and self.queued <= QUEUED:
             self.needs_mover()
@@ -207,10 +207,10 @@ class CallerLink(Link):
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
-        if frame.kind is Kind.RESULT:
+        if frame.kind is CallKind.RESULT:
             value = self.value(frame)
             return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
-        if frame.kind is Kind.STREAM:
+        if frame.kind is CallKind.STREAM:
             stream, pending.opened = pending.opened, None
             return stream
         raise self._error_of(frame, pending)
@@ -267,10 +267,10 @@ class CallerLink(Link):
             return False
         self._freed()
         if self.ended is None and not self.give_up(number):
-            self._tell(Kind.CANCEL, number)
+            self._tell(CallKind.CANCEL, number)
         return True
 
-    def _tell(self, kind: Kind, number: int, head: bytes = b"") -> None:
+    def _tell(self, kind: CallKind, number: int, head: bytes = b"") -> None:
         try:
             sent = self.send(kind, number, head)
         except PhalanxError:
@@ -377,7 +377,7 @@ class CallerLink(Link):
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is Kind.RESULT or kind is Kind.ERROR:
+        if kind is CallKind.RESULT or kind is CallKind.ERROR:
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # it was given up
@@ -387,9 +387,9 @@ class CallerLink(Link):
                 pending.finish()
             elif (stream := pending.stream()) is not None:
                 stream.end(frame)
-        elif kind is Kind.STREAM or kind is Kind.ITEM:
+        elif kind is CallKind.STREAM or kind is CallKind.ITEM:
             self._handle_stream(frame)
-        elif kind is Kind.GOODBYE:
+        elif kind is CallKind.GOODBYE:
             self.over(ChannelClosed(self.world_rank, "it has closed its agent"))
         else:
             self.over(ProtocolError(f"{kind.name} came to the calling side"))
@@ -398,12 +398,12 @@ class CallerLink(Link):
         pending = self.calls.get(frame.call)
         if pending is None:
             return
-        if frame.kind is Kind.STREAM and pending.stream is None:
+        if frame.kind is CallKind.STREAM and pending.stream is None:
             pending.opened = RemoteStream(self, pending)
             pending.stream = weakref.ref(pending.opened)
             pending.frame = frame
             pending.finish()
-        elif frame.kind is Kind.ITEM and pending.stream is not None:
+        elif frame.kind is CallKind.ITEM and pending.stream is not None:
             stream = pending.stream()
             if stream is not None and not stream.put(frame):
                 self.over(ProtocolError("more items of a stream came than were asked for"))
@@ -431,11 +431,11 @@ class CallerLink(Link):
     def free(self, number: int) -> None:
         """The handle of an object on the other side is gone."""
         if self.ended is None:
-            self._tell(Kind.FREE, 0, encode_value(number, self._limits).head)
+            self._tell(CallKind.FREE, 0, encode_value(number, self._limits).head)
 
     def grant(self, number: int, items: int) -> None:
         """The reader of a stream can take more."""
-        self._tell(Kind.CREDIT, number, encode_value(items, self._limits).head)
+        self._tell(CallKind.CREDIT, number, encode_value(items, self._limits).head)
 
     def close_stream_of(self, number: int) -> None:
         """The reader of a stream wants no more."""
@@ -631,7 +631,7 @@ class RemoteStream:
             raise of_call(copy_for_raise(self._error, self._name, self._link.rank))
         last = self._last
         assert last is not None
-        if last.kind is Kind.ERROR:
+        if last.kind is CallKind.ERROR:
             raise self._link._error_of(last, Pending(self._name, Deadline(self._seconds), None))
         raise stop
 

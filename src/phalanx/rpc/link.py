@@ -23,7 +23,7 @@ from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
-from ..wire.calls import HEADER_SIZE, Kind, check_lengths, pack_header
+from ..wire.calls import HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
 from .payload import CallPlan, ValuePlan, plan_call, plan_value
 from .pipe import open_pipe
@@ -48,7 +48,7 @@ class Frame:
 
     __slots__ = ("call", "error", "head", "kind", "plan", "size", "target")
 
-    def __init__(self, kind: Kind, call: int, head: bytes, size: int) -> None:
+    def __init__(self, kind: CallKind, call: int, head: bytes, size: int) -> None:
         self.kind = kind
         self.call = call
         self.head = head
@@ -217,7 +217,7 @@ class Link(ABC):
                 parts = [pack_header(kind, len(head), call, payload) + head, *buffers]
                 rest = deque(memoryview(part) for part in parts if len(part))
                 _drop(rest, count)
-                request = call if kind in (Kind.REQUEST, Kind.NOTIFY) else 0
+                request = call if kind in (CallKind.REQUEST, CallKind.NOTIFY) else 0
                 begun = count > 0 or (tried and self.stream.must_repeat)
                 self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
                 self.queued += total - count
@@ -349,7 +349,7 @@ class Link(ABC):
 
     def _plan(self, frame: Frame, payload: int) -> None:
         """Decides where a payload goes, once the head is there. All of the head is checked first."""
-        plan = plan_call if frame.kind in (Kind.REQUEST, Kind.NOTIFY) else plan_value
+        plan = plan_call if frame.kind in (CallKind.REQUEST, CallKind.NOTIFY) else plan_value
         self._left = payload
         self._room = None
         try:
@@ -516,7 +516,7 @@ class Link(ABC):
     def say_goodbye(self) -> None:
         """Tells the other side that this one closes on purpose, if that can be said at once."""
         with contextlib.suppress(PhalanxError):
-            self.send(Kind.GOODBYE, 0, b"")
+            self.send(CallKind.GOODBYE, 0, b"")
 
     def dispose(self) -> None:
         """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""

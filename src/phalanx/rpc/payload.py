@@ -27,7 +27,7 @@ from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
 from ..wire.packing import INLINE, SIMPLE, pack
-from ..wire.unpacking import Reader, check_depth
+from ..wire.unpacking import HeadReader, check_depth
 
 __all__ = [
     "MAX_NAME",
@@ -234,11 +234,11 @@ def quick_call(head: bytes | bytearray | memoryview) -> Any:
 
 
 class ValuePlan:
-    """A head that was checked, and where its arrays will lie. Made by `plan_value`; used as a `codec.Plan`."""
+    """A head that was checked, and where its arrays will lie. Made by `plan_value`; used as a `codec.DecodePlan`."""
 
     __slots__ = ("_plan", "payload_bytes")
 
-    def __init__(self, plan: codec.Plan) -> None:
+    def __init__(self, plan: codec.DecodePlan) -> None:
         self._plan = plan
         self.payload_bytes = plan.payload_bytes
 
@@ -379,7 +379,7 @@ def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> s
         return _FIELDS[len(done)] if begun and len(done) < len(_FIELDS) else None
     # Well formed so far: it must be an extension, or what all fields need together.
     for name, raw in zip(_FIELDS, msgspec.msgpack.decode(head, type=list[msgspec.Raw]), strict=True):
-        reader = Reader(limits)
+        reader = HeadReader(limits)
         try:
             check_depth(bytes(raw), reader.read(bytes(raw)), limits.max_depth)
         except ProtocolError:

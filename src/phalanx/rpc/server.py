@@ -25,7 +25,7 @@ from ..errors import (
 from ..exception_text import describe, message_of, render_traceback, type_name
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
-from ..wire.calls import Kind
+from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .caller import WINDOW
 from .context import CallContext, _current
@@ -97,9 +97,9 @@ class ServerLink(Link):
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is Kind.REQUEST or kind is Kind.NOTIFY:
-            request = Request(self, frame, frame.call if kind is Kind.REQUEST else 0)
-            if kind is Kind.REQUEST:
+        if kind is CallKind.REQUEST or kind is CallKind.NOTIFY:
+            request = Request(self, frame, frame.call if kind is CallKind.REQUEST else 0)
+            if kind is CallKind.REQUEST:
                 if frame.call in self.requests or not frame.call:
                     self.over(
                         ProtocolError(f"call {frame.call} was made twice" if frame.call else "a call has no number")
@@ -110,21 +110,21 @@ class ServerLink(Link):
                 with self._counting:
                     self.waiting_bytes += frame.size
             self.service.add_by_mover(request)
-        elif kind is Kind.CANCEL:
+        elif kind is CallKind.CANCEL:
             given_up = self.requests.get(frame.call)
             if given_up is not None:
                 given_up.cancel()
             self._free(frame.call)  # an object whose number the caller has not waited for
-        elif kind is Kind.CREDIT:
+        elif kind is CallKind.CREDIT:
             reader = self.requests.get(frame.call)
             if reader is not None:
                 reader.grant(self._number_in(frame))
-        elif kind is Kind.FREE:
+        elif kind is CallKind.FREE:
             # In its turn: calls through the handle that were made before have to find the object.
             self.service.add_by_mover(functools.partial(self._free, self._number_in(frame)))
-        elif kind is Kind.RING and not self._agreed:
+        elif kind is CallKind.RING and not self._agreed:
             self._agree(frame.head)
-        elif kind is Kind.GOODBYE:
+        elif kind is CallKind.GOODBYE:
             self.over(ChannelClosed(self.peer, "it has closed its agent"))
         else:
             self.over(ProtocolError(f"{kind.name} came to the serving side"))
@@ -151,7 +151,7 @@ class ServerLink(Link):
             if agreement.complete:
                 raise ProtocolError("it offers a second ring")
             offer = agreement.offer() if agreement.accept(words) else b""
-            self.send(Kind.RING, 0, offer)
+            self.send(CallKind.RING, 0, offer)
         else:
             agreement.close()
             self._agreed = True
@@ -205,7 +205,7 @@ class ServerLink(Link):
 
     # -- what goes -----------------------------------------------------------------------------------------------------
 
-    def answer(self, kind: Kind, call: int, value: Any = None) -> None:
+    def answer(self, kind: CallKind, call: int, value: Any = None) -> None:
         """Sends a result or an item.
 
         Raises:
@@ -225,7 +225,7 @@ class ServerLink(Link):
     def answer_error(self, call: int, kind: str, type_name: str, message: str, trace: str = "") -> None:
         """Sends what went wrong."""
         try:
-            sent = self.send(Kind.ERROR, call, encode_error(kind, type_name, message, trace))
+            sent = self.send(CallKind.ERROR, call, encode_error(kind, type_name, message, trace))
         except PhalanxError:
             return
         if not sent:
@@ -367,7 +367,7 @@ class Request:
         if not self.number:
             return
         if self.context is None or not self.context.cancelled:  # also if it is too late
-            self.link.answer(Kind.RESULT, self.number, result)
+            self.link.answer(CallKind.RESULT, self.number, result)
         self._done()
 
     def _fail(self, error: BaseException) -> None:
@@ -410,7 +410,7 @@ class Request:
         self._generator = generator
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(Kind.STREAM, self.number)
+        self.link.answer(CallKind.STREAM, self.number)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -433,7 +433,7 @@ class Request:
                 except StopIteration:
                     self._answer(None)
                     return
-                self.link.answer(Kind.ITEM, self.number, item)
+                self.link.answer(CallKind.ITEM, self.number, item)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -489,7 +489,7 @@ class Request:
         self._more = functools.partial(soon, asyncio.get_running_loop(), granted.set)
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(Kind.STREAM, self.number)
+        self.link.answer(CallKind.STREAM, self.number)
         async for item in items:
             context.renew()
             while self._credit <= 0:
@@ -498,7 +498,7 @@ class Request:
                     await granted.wait()
             with self._flow:
                 self._credit -= 1
-            self.link.answer(Kind.ITEM, self.number, item)
+            self.link.answer(CallKind.ITEM, self.number, item)
         self._answer(None)
 
 

@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager as Lock
 from typing import Any
 
 from ..errors import ProtocolError
-from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Header, Kind, parse_header
-from .mailbox import Arrival, Envelope, Mailbox, Operation
+from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, FrameHeader, FrameKind, parse_header
+from .mailbox import Arrival, Envelope, Mailbox, PendingTransfer
 from .stream import IOV_MAX, Buffer, Stream, StreamEnded
 
-__all__ = ["Inbound", "Outbound", "Outgoing", "Torn"]
+__all__ = ["Inbound", "Outbound", "OutgoingFrame", "Torn"]
 
 READ_AHEAD = 64 << 10
 """Bytes read at once where a header is expected: a small message costs one call. Long payloads are read in place."""
@@ -64,9 +64,9 @@ class Inbound:
         self._start = self._stop = 0
         self._need = self._first_need()
         self._head = bytearray()
-        self._header: Header | None = None
+        self._header: FrameHeader | None = None
         self._arrival: Arrival | None = None
-        self._settled: list[Operation] = []
+        self._settled: list[PendingTransfer] = []
         self._finished: list[Arrival] = []
         self._over: Exception | None = None
         """What was decided under the lock, to be told without it (see `_tell`)."""
@@ -92,15 +92,15 @@ class Inbound:
         header, self._header = self._header, None
         return self._begin(self._mailbox, header, head)
 
-    def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
+    def _begin(self, mailbox: Mailbox, header: FrameHeader, description: bytes) -> Arrival | None:
         self._need = self._first_need()
-        if header.kind is Kind.GOODBYE:
+        if header.kind is FrameKind.GOODBYE:
             self._goodbye = True
             return None
-        if header.kind is Kind.BROKEN:
+        if header.kind is FrameKind.BROKEN:
             self.last_word = description
             return None
-        if header.kind is Kind.RING:
+        if header.kind is FrameKind.RING:
             self._ring(description)
             return None
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
@@ -267,7 +267,7 @@ class Inbound:
         return True
 
 
-class Outgoing(Operation):
+class OutgoingFrame(PendingTransfer):
     """A frame that is being sent."""
 
     __slots__ = ("begun", "channel", "views")
@@ -291,7 +291,7 @@ class Outbound:
         self.dst = dst
         self._on_end = on_end
         self.lock: Lock[Any] = threading.RLock()
-        self._queue: deque[Outgoing] = deque()
+        self._queue: deque[OutgoingFrame] = deque()
         self._ended: BaseException | None = None
         self.halfway = False
         """Whether a part of a frame was written past the queue (see `direct`): no last words can follow it."""
@@ -308,14 +308,14 @@ class Outbound:
         """Whether nothing waits to be sent."""
         return not self._queue
 
-    def unsent(self) -> list[Outgoing]:
+    def unsent(self) -> list[OutgoingFrame]:
         """The frames that are not yet sent."""
         with self.lock:
             return list(self._queue)
 
-    def send(self, views: Sequence[Buffer]) -> Outgoing:
+    def send(self, views: Sequence[Buffer]) -> OutgoingFrame:
         """Adds a frame to the queue, and writes what goes at once. Its memory must stay as it is until it is done."""
-        outgoing = Outgoing(views, self)
+        outgoing = OutgoingFrame(views, self)
         with self.lock:
             if self._ended is not None:
                 outgoing.settle(self._ended)
@@ -333,7 +333,7 @@ class Outbound:
 
     def push(self) -> None:
         """Writes on until the queue is empty or the stream takes no more."""
-        completed: list[Outgoing] = []
+        completed: list[OutgoingFrame] = []
         reason: Exception | None = None
         interrupt: BaseException | None = None
         goodbye = False
@@ -355,7 +355,7 @@ class Outbound:
         if interrupt is not None:
             raise interrupt
 
-    def withdraw(self, outgoing: Outgoing, cut: BaseException) -> bool:
+    def withdraw(self, outgoing: OutgoingFrame, cut: BaseException) -> bool:
         """Takes a frame back; False if all of it was sent.
 
         If a part of it is on the wire, nothing more can follow: the channel ends with `cut`.
@@ -398,12 +398,12 @@ class Outbound:
         with contextlib.suppress(StreamEnded, ProtocolError, ValueError):
             count = self.stream.receive_into(memoryview(last))
             header = parse_header(last[:HEADER_SIZE], max_message=0, max_object=0)
-            if header.kind is Kind.BROKEN:
+            if header.kind is FrameKind.BROKEN:
                 self.last_word = bytes(last[HEADER_SIZE:count])
-            return header.kind is Kind.GOODBYE
+            return header.kind is FrameKind.GOODBYE
         return False
 
-    def _write(self, outgoing: Outgoing) -> bool:
+    def _write(self, outgoing: OutgoingFrame) -> bool:
         views = outgoing.views
         total = 0
         while views:

@@ -20,17 +20,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import SizeMismatch
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .waker import Waker
 
-__all__ = ["Arrival", "BufferSink", "Envelope", "Mailbox", "Operation", "Receive", "Sink"]
+__all__ = ["Arrival", "BufferSink", "Envelope", "Mailbox", "PendingTransfer", "Receive", "Sink"]
 
 
 class Envelope(NamedTuple):
     """A message without its payload. `src` is a rank of the lane."""
 
     src: int
-    kind: Kind
+    kind: FrameKind
     tag: int
     description: bytes
     size: int
@@ -71,7 +71,7 @@ class BufferSink(Sink):
         return self._view
 
 
-class Operation:
+class PendingTransfer:
     """Something that will be done, by whichever thread moves the bytes. Base of receives and sends under way."""
 
     __slots__ = ("_callbacks", "_wakers", "done", "error", "withdrawn")
@@ -126,7 +126,7 @@ class Operation:
             callback()
 
 
-class Receive(Operation):
+class Receive(PendingTransfer):
     """A posted receive. `src` None means from anyone, `tag` None with any tag."""
 
     __slots__ = ("__weakref__", "arrival", "envelope", "number", "queued", "sink", "src", "tag")

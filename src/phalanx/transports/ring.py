@@ -23,7 +23,7 @@ import msgspec
 
 from .._native import core
 from ..errors import ProtocolError
-from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, Kind, pack_header
+from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, FrameKind, pack_header
 from .shared_memory import NONCE_BYTES, NotTheMemory, make_memory, open_memory
 from .stream import Buffer, Stream, StreamEnded
 
@@ -42,7 +42,7 @@ OFFER_AFTER = 2
 """Messages that go over TCP first: a channel that carries one or two only is not worth a ring."""
 ENOUGH = 16
 """Looks at the socket in a row, in case that the other side never ceases to wake."""
-SWITCH = pack_header(Kind.RING, 0, 0, 0)
+SWITCH = pack_header(FrameKind.RING, 0, 0, 0)
 _LAST_WORDS = HEADER_SIZE + MAX_DESCRIPTION
 
 
@@ -232,7 +232,7 @@ class RingOffer:
         if made is None:
             return None
         self._ring, self._memory, offer = made
-        return pack_header(Kind.RING, 0, len(offer), 0) + offer
+        return pack_header(FrameKind.RING, 0, len(offer), 0) + offer
 
     def switch(self, stream: Stream) -> OutboundRing:
         """The stream of everything that follows the switch."""

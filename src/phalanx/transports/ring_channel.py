@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from .._native import core
 from ..errors import ProtocolError
-from ..wire.frames import Kind
-from .channel import Inbound, Outbound, Outgoing
-from .mailbox import Arrival, BufferSink, Envelope, Mailbox, Operation, Receive
+from ..wire.frames import FrameKind
+from .channel import Inbound, Outbound, OutgoingFrame
+from .mailbox import Arrival, BufferSink, Envelope, Mailbox, PendingTransfer, Receive
 from .ring import SWITCH, InboundRing, RingOffer
 from .stream import Buffer, Stream
 
@@ -37,12 +37,12 @@ def new_lock() -> Lock[Any]:
     return threading.RLock() if core is None else core.ChannelLock()
 
 
-def last_handed_over() -> Operation | None:
+def last_handed_over() -> PendingTransfer | None:
     """What the quick way handed over last in this thread; forgotten with this call.
 
     For whoever was interrupted just then, and must take it back without ever having got it.
     """
-    operation: Operation | None = getattr(_local, "operation", None)
+    operation: PendingTransfer | None = getattr(_local, "operation", None)
     _local.operation = None
     return operation
 
@@ -106,7 +106,7 @@ class RingInbound(Inbound):
     def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
         """Goes on with a message of which the quick way has received a part. Called with the lock held."""
         view = _bytes_of(out)
-        envelope = Envelope(self.src, Kind.ARRAY, tag, description, len(view))
+        envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
         assert isinstance(self.stream, InboundRing)
         self.stream.ring.resting = False
@@ -145,9 +145,9 @@ class RingOutbound(Outbound):
         super().__init__(stream, dst, on_end)
         self.lock = new_lock()
         self._offer = RingOffer(lambda ring: switched(self, ring)) if offers else None
-        self._switch: Outgoing | None = None
+        self._switch: OutgoingFrame | None = None
 
-    def send(self, views: Sequence[Buffer]) -> Outgoing:
+    def send(self, views: Sequence[Buffer]) -> OutgoingFrame:
         if self._offer is not None:
             with self.lock:
                 self._offer_ring()
@@ -158,12 +158,12 @@ class RingOutbound(Outbound):
             return
         frame = self._offer.next_frame(self.stream)
         if frame is not None:
-            outgoing = Outgoing([frame], self)
+            outgoing = OutgoingFrame([frame], self)
             if frame is SWITCH:
                 self._switch = outgoing
             self._queue.append(outgoing)
 
-    def _write(self, outgoing: Outgoing) -> bool:
+    def _write(self, outgoing: OutgoingFrame) -> bool:
         if not super()._write(outgoing):
             return False
         if outgoing is self._switch and self._offer is not None:
@@ -173,13 +173,13 @@ class RingOutbound(Outbound):
         return True
 
     @property
-    def queue(self) -> deque[Outgoing]:
+    def queue(self) -> deque[OutgoingFrame]:
         """What is still to be sent."""
         return self._queue
 
-    def hand_over(self, array: npt.NDArray[Any], sent: int) -> Outgoing:
+    def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:
         """Goes on with a message of which the quick way has sent a part. Called with the lock held."""
-        outgoing = Outgoing([_bytes_of(array)[sent:]], self)
+        outgoing = OutgoingFrame([_bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)
         _local.operation = outgoing

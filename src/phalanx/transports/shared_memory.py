@@ -1,8 +1,9 @@
 """Memory that processes of one user on one host share: an anonymous file, with no name to guess or to leave behind.
 
-Who makes it tells the other its process and descriptor over a connection that is authenticated. The other opens that
-descriptor through /proc, which the kernel allows to the same user only, and makes sure that it is what was meant before
-it maps it: a descriptor may have been closed, and its number be another file's by now.
+The only place that makes such memory or opens that of another process. The process that makes it sends its process id
+and descriptor to the other one, over an authenticated connection. The other process opens that descriptor through
+/proc, which the kernel allows to the same user only. It checks everything before it maps anything: the descriptor may
+have been closed since, and its number may now be another file's.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import stat
 __all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "open_memory"]
 
 NONCE_BYTES = 16
-"""The memory begins with so many random bytes, which only those who were told know."""
+"""Random bytes at the start of the memory. Only the processes that it was offered to know them."""
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
-"""Without them, another process could cut the memory off under our feet. Files on disk have none."""
+"""They fix the size: a process that touches memory which another one has cut off is killed. Disk files have none."""
 
 
 class NotTheMemory(OSError):
-    """The descriptor is another file, or memory that is not as it was said to be."""
+    """The descriptor is another file, or other memory than was offered."""
 
 
 def make_memory(name: str, size: int) -> tuple[int, bytes]:
-    """The descriptor of new memory of a fixed size, and the random bytes that it begins with.
+    """Makes memory of a fixed size. Returns its descriptor and the random bytes that it begins with.
 
     Args:
-        name: Shown by /proc, and of no other use.
+        name: Shown in /proc; it has no other use.
 
     Raises:
-        OSError: There is none.
+        OSError: The system gives no memory, or no descriptor.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -47,30 +48,32 @@ def make_memory(name: str, size: int) -> tuple[int, bytes]:
 
 
 def open_memory(pid: int, number: int, size: int, nonce: bytes) -> int:
-    """A descriptor of the memory that another process has as `number`, for the caller to close.
+    """Opens the memory that process `pid` has as descriptor `number`. The caller closes the descriptor it gets.
 
     Raises:
         NotTheMemory: That descriptor is something else.
         OSError: It cannot be opened.
     """
-    # First without touching what is there: opening a device or a pipe could do things, or wait.
+    # O_PATH looks at the file without opening it: opening a device or a pipe could have effects, or wait.
     path = os.open(f"/proc/{pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
     try:
         found = os.fstat(path)
         if not stat.S_ISREG(found.st_mode):
-            raise NotTheMemory(f"descriptor {number} of process {pid} is not memory")
+            raise NotTheMemory(f"descriptor {number} of process {pid} is not shared memory")
         if found.st_uid != os.geteuid():
-            raise NotTheMemory(f"descriptor {number} of process {pid} belongs to user {found.st_uid}")
+            raise NotTheMemory(
+                f"descriptor {number} of process {pid} belongs to user {found.st_uid} (expected {os.geteuid()})"
+            )
         fd = os.open(f"/proc/self/fd/{path}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(path)
     try:
         if not _is_sealed(fd):
-            raise NotTheMemory(f"descriptor {number} of process {pid} is not sealed memory")
-        if os.fstat(fd).st_size != size:
-            raise NotTheMemory(f"descriptor {number} of process {pid} does not have {size} bytes")
+            raise NotTheMemory(f"descriptor {number} of process {pid} is not sealed shared memory")
+        if (found_size := os.fstat(fd).st_size) != size:
+            raise NotTheMemory(f"descriptor {number} of process {pid} has {found_size} bytes (expected {size})")
         if not hmac.compare_digest(os.pread(fd, NONCE_BYTES, 0), nonce):
-            raise NotTheMemory(f"descriptor {number} of process {pid} is other memory than was offered")
+            raise NotTheMemory(f"descriptor {number} of process {pid} holds other memory than was offered")
     except BaseException:
         os.close(fd)
         raise

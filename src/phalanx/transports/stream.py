@@ -21,7 +21,16 @@ from ..errors import Timeout
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IOV_MAX", "Refused", "Stream", "StreamEnded", "TlsStream", "ended_with", "read_exactly", "write_all"]
+__all__ = [
+    "IOV_MAX",
+    "ConnectionRefused",
+    "Stream",
+    "StreamEnded",
+    "TlsStream",
+    "ended_with",
+    "read_exactly",
+    "write_all",
+]
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 64
@@ -41,7 +50,7 @@ class StreamEnded(ConnectionError):
         self.clean = clean
 
 
-class Refused(StreamEnded):
+class ConnectionRefused(StreamEnded):
     """Nobody listens there."""
 
 
@@ -106,11 +115,6 @@ class Stream:
     def peer_host(self) -> str:
         """The other side's address without the port."""
         return str(self._socket.getpeername()[0])
-
-    @property
-    def local_host(self) -> str:
-        """The address of this side."""
-        return str(self._socket.getsockname()[0])
 
     def receive_into(self, view: memoryview) -> int:
         """Fills as much of `view` as there is now; 0 if there is nothing yet.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError
 from ..types import Address
-from .stream import Refused, Stream, StreamEnded, TlsStream, no_check, wait_ready
+from .stream import ConnectionRefused, Stream, StreamEnded, TlsStream, no_check, wait_ready
 
 if TYPE_CHECKING:
     import ssl
@@ -157,7 +157,7 @@ def connect(
         check: Called while it waits; it may raise to end it.
 
     Raises:
-        StreamEnded: Nobody answers there now; trying again may help. `Refused` if nobody listens.
+        StreamEnded: Nobody answers there now; trying again may help. `ConnectionRefused` if nobody listens.
         NoConnection: The name cannot be resolved.
     """
     reason, refused = "no address", False
@@ -191,7 +191,7 @@ def connect(
         except BaseException:
             sock.close()
             raise
-    raise Refused(reason) if refused else StreamEnded(reason)
+    raise ConnectionRefused(reason) if refused else StreamEnded(reason)
 
 
 def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline, check: Callable[[], None]) -> None:

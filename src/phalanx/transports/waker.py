@@ -68,12 +68,6 @@ class Waker:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.fd, 4096)
 
-    def drain(self) -> None:
-        """Forgets what has been set, also by a thread that is still in the middle of it: poll has found the byte."""
-        self._is_set = False
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.close(self.fd)

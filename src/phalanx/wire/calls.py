@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["HEADER_SIZE", "Header", "Kind", "check_lengths", "pack_header", "parse_header", "split_header"]
+__all__ = ["HEADER_SIZE", "CallHeader", "CallKind", "check_lengths", "pack_header", "parse_header", "split_header"]
 
 _HEADER = struct.Struct("<2sBBIQQ")
 HEADER_SIZE = _HEADER.size
 _MAGIC = b"PC"
 
 
-class Kind(enum.IntEnum):
+class CallKind(enum.IntEnum):
     """What a frame is. The caller sends the first group, the server the second, both the third."""
 
     REQUEST = 1
@@ -58,15 +58,15 @@ class Kind(enum.IntEnum):
     """This side closes its agent: nothing follows."""
 
 
-_KINDS = {kind.value: kind for kind in Kind}
-_BARE = frozenset({Kind.CANCEL, Kind.GOODBYE})
-_WITH_PAYLOAD = frozenset({Kind.REQUEST, Kind.NOTIFY, Kind.RESULT, Kind.ITEM})
+_KINDS = {kind.value: kind for kind in CallKind}
+_BARE = frozenset({CallKind.CANCEL, CallKind.GOODBYE})
+_WITH_PAYLOAD = frozenset({CallKind.REQUEST, CallKind.NOTIFY, CallKind.RESULT, CallKind.ITEM})
 
 
-class Header(NamedTuple):
+class CallHeader(NamedTuple):
     """A parsed header."""
 
-    kind: Kind
+    kind: CallKind
     head: int
     call: int
     payload: int
@@ -89,7 +89,7 @@ def split_header(data: bytes | bytearray | memoryview, offset: int) -> tuple[int
     return kind, head, call, payload
 
 
-def check_lengths(kind_value: int, head: int, payload: int, max_message: int) -> Kind:
+def check_lengths(kind_value: int, head: int, payload: int, max_message: int) -> CallKind:
     """The kind of a frame, if its lengths are possible. To be called before anything is allocated for them.
 
     Raises:
@@ -105,11 +105,11 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
     return kind
 
 
-def parse_header(data: bytes | bytearray | memoryview, offset: int, max_message: int) -> Header:
+def parse_header(data: bytes | bytearray | memoryview, offset: int, max_message: int) -> CallHeader:
     """Reads a header and checks the lengths, before anything is allocated for them.
 
     Raises:
         ProtocolError: The bytes are no header, or announce more than `max_message` bytes.
     """
     kind, head, call, payload = split_header(data, offset)
-    return Header(check_lengths(kind, head, payload, max_message), head, call, payload)
+    return CallHeader(check_lengths(kind, head, payload, max_message), head, call, payload)

@@ -26,10 +26,10 @@ import numpy as np
 
 from phalanx.errors import ProtocolError, UsageError
 
-from .packing import ALIGN, SIMPLE, Limits, Refused, Writer, pack
-from .unpacking import Part, Reader, check_depth
+from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, pack
+from .unpacking import HeadReader, Part, check_depth
 
-__all__ = ["Encoded", "Limits", "Plan", "decode", "decode_head", "encode"]
+__all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
 
 _DEFAULT = Limits()
 
@@ -69,15 +69,15 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
         UsageError: There is something else in the object (the message says what and where), it contains itself, or it
             is larger than the limits. `UnsupportedArray` for arrays of objects and the like.
     """
-    writer = Writer(allow_pickle, limits, SIMPLE, structs)
+    writer = HeadWriter(allow_pickle, limits, SIMPLE, structs)
     try:
         try:
             head = pack(writer.value(obj))
         except (OverflowError, UnicodeEncodeError):
             # An integer beyond 64 bits or a lone surrogate somewhere: look at every single value this time.
-            writer = Writer(allow_pickle, limits, SIMPLE - {int, str}, structs)
+            writer = HeadWriter(allow_pickle, limits, SIMPLE - {int, str}, structs)
             head = pack(writer.value(obj))
-    except Refused as refused:
+    except CannotSend as refused:
         raise refused.error() from refused.__cause__
     except RecursionError:
         raise UsageError("cannot send this object: the stack has no room for its nesting") from None
@@ -96,12 +96,12 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
     return Encoded(head, writer.buffers)
 
 
-class Plan:
+class DecodePlan:
     """A head that was checked, and where its arrays will lie. Made by `decode_head`."""
 
     __slots__ = ("_head", "_parts", "_reader", "_value", "payload_bytes")
 
-    def __init__(self, payload_bytes: int, head: bytes, reader: Reader, value: Any) -> None:
+    def __init__(self, payload_bytes: int, head: bytes, reader: HeadReader, value: Any) -> None:
         self.payload_bytes = payload_bytes
         self._head = head
         self._reader = reader
@@ -148,7 +148,7 @@ def decode_head(
     payload_bytes: int,
     limits: Limits = _DEFAULT,
     allow_pickle: bool = False,
-) -> Plan:
+) -> DecodePlan:
     """Checks a head that came from another rank; nothing is unpickled and nothing allocated for its arrays yet.
 
     Args:
@@ -167,7 +167,7 @@ def decode_head(
             f"an object of {len(head)} bytes of structure and {payload_bytes} bytes of arrays is too large "
             f"(at most {limits.max_head} and {limits.max_payload})"
         )
-    reader = Reader(limits)
+    reader = HeadReader(limits)
     value = reader.read(head)
     check_depth(head, value, limits.max_depth)
     if reader.offset != payload_bytes:
@@ -177,7 +177,7 @@ def decode_head(
             "this object was sent with allow_pickle=True; to receive it, say allow_pickle=True here too, but only if "
             "you trust the sender: to unpickle is to run its code"
         )
-    return Plan(payload_bytes, head, reader, value)
+    return DecodePlan(payload_bytes, head, reader, value)
 
 
 def decode(
@@ -190,7 +190,7 @@ def decode(
     """The object of a head and a payload that is already in memory; the payload is copied.
 
     Raises:
-        ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `Plan.build`.
+        ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `DecodePlan.build`.
     """
     plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle)
     target = plan.allocate()

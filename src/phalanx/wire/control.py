@@ -14,8 +14,8 @@ from ..exception_text import printable
 __all__ = [
     "Abort",
     "Break",
-    "Cause",
     "ControlReader",
+    "EncodedError",
     "Ended",
     "Heartbeat",
     "Join",
@@ -34,8 +34,8 @@ __all__ = [
     "Struct",
     "Waiting",
     "pack",
-    "pack_cause",
-    "parse_cause",
+    "pack_error",
+    "parse_error",
 ]
 
 _LENGTH = struct.Struct("<I")
@@ -63,8 +63,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """The same for ranks that can map each other's memory; empty for one that cannot or shall not share any."""
 
 
-class Cause(msgspec.Struct, frozen=True, array_like=True):
-    """An error in words that can travel; `phalanx.rendezvous.error_codec` turns it into an exception and back."""
+class EncodedError(msgspec.Struct, frozen=True, array_like=True):
+    """An exception as data. `phalanx.rendezvous.error_codec` makes it of an exception, and an exception of it."""
 
     kind: str
     message: str
@@ -160,7 +160,7 @@ class Break(Struct, frozen=True):
 
     context: bytes
     rank: int
-    cause: Cause
+    cause: EncodedError
 
 
 class StatusQuery(Struct, frozen=True):
@@ -210,7 +210,7 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_cause_decoder = msgspec.msgpack.Decoder(Cause)
+_error_decoder = msgspec.msgpack.Decoder(EncodedError)
 
 
 def pack(message: msgspec.Struct) -> bytes:
@@ -219,9 +219,9 @@ def pack(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def pack_cause(cause: Cause) -> bytes:
-    """The bytes of a cause, for a frame's description."""
-    return _encode(cause)
+def pack_error(error: EncodedError) -> bytes:
+    """The bytes of an encoded error, for the description of a frame."""
+    return _encode(error)
 
 
 def _encode(message: msgspec.Struct) -> bytes:
@@ -243,16 +243,16 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def parse_cause(data: bytes) -> Cause:
-    """Reads what `pack_cause` wrote.
+def parse_error(data: bytes) -> EncodedError:
+    """Reads what `pack_error` wrote.
 
     Raises:
-        ProtocolError: The bytes are no cause.
+        ProtocolError: The bytes are not an encoded error.
     """
     try:
-        return _cause_decoder.decode(data)
+        return _error_decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a cause: {error}") from None
+        raise ProtocolError(f"not an encoded error: {error}") from None
 
 
 M = TypeVar("M")

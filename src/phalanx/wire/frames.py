@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["HEADER_SIZE", "MAX_DESCRIPTION", "MAX_TAG", "Header", "Kind", "pack_header", "parse_header"]
+__all__ = ["HEADER_SIZE", "MAX_DESCRIPTION", "MAX_TAG", "FrameHeader", "FrameKind", "pack_header", "parse_header"]
 
 _HEADER = struct.Struct("<2sBBIQQ")
 HEADER_SIZE = _HEADER.size
@@ -32,7 +32,7 @@ MAX_TAG = (1 << 63) - 1
 _MAGIC = b"PX"
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame carries."""
 
     RAW = 1
@@ -51,24 +51,24 @@ class Kind(enum.IntEnum):
     """With a description: the sender offers a ring in shared memory. Without: what follows is in that ring."""
 
 
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in FrameKind}
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """A parsed header."""
 
-    kind: Kind
+    kind: FrameKind
     tag: int
     description: int
     payload: int
 
 
-def pack_header(kind: Kind, tag: int, description: int, payload: int) -> bytes:
+def pack_header(kind: FrameKind, tag: int, description: int, payload: int) -> bytes:
     """The 24 bytes that go before a description and a payload of these lengths."""
     return _HEADER.pack(_MAGIC, kind, 0, description, tag, payload)
 
 
-def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_object: int) -> Header:
+def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_object: int) -> FrameHeader:
     """Reads a header and checks every length against its bound, before anything is allocated for it.
 
     Raises:
@@ -81,14 +81,14 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
     kind = _KINDS.get(kind_value)
     if magic != _MAGIC or zero != 0 or kind is None:
         raise ProtocolError(f"not a frame: {bytes(data).hex()}")
-    bound = max_object if kind is Kind.OBJECT else MAX_DESCRIPTION
+    bound = max_object if kind is FrameKind.OBJECT else MAX_DESCRIPTION
     if description > bound:
         raise ProtocolError(f"a frame announces a description of {description} bytes (at most {bound} are allowed)")
     if payload > max_message:
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
-    if kind is Kind.GOODBYE and (description or payload):
+    if kind is FrameKind.GOODBYE and (description or payload):
         raise ProtocolError(f"a goodbye announces {description + payload} bytes (it has none)")
-    if kind in (Kind.BROKEN, Kind.RING) and payload:
-        word = "a last word" if kind is Kind.BROKEN else "the offer of a ring"
+    if kind in (FrameKind.BROKEN, FrameKind.RING) and payload:
+        word = "a last word" if kind is FrameKind.BROKEN else "the offer of a ring"
         raise ProtocolError(f"{word} announces a payload of {payload} bytes (it has none)")
-    return Header(kind, tag, description, payload)
+    return FrameHeader(kind, tag, description, payload)

@@ -38,11 +38,11 @@ __all__ = [
     "NO_CHANNEL",
     "VERSION",
     "ClientHandshake",
+    "HandshakeStatus",
     "Hello",
     "Rejected",
     "Role",
     "ServerHandshake",
-    "Status",
 ]
 
 VERSION = 1
@@ -71,7 +71,7 @@ class Role(enum.IntEnum):
     """A rank opens a channel of a group to another rank."""
 
 
-class Status(enum.IntEnum):
+class HandshakeStatus(enum.IntEnum):
     """How a server answers."""
 
     OK = 0
@@ -87,28 +87,28 @@ class Status(enum.IntEnum):
     BROKEN = 10
 
 
-_STATUSES = {status.value: status for status in Status}
-_EARLY = (Status.OK, Status.VERSION, Status.AUTH_MODE, Status.ROLE)
+_STATUSES = {status.value: status for status in HandshakeStatus}
+_EARLY = (HandshakeStatus.OK, HandshakeStatus.VERSION, HandshakeStatus.AUTH_MODE, HandshakeStatus.ROLE)
 """What a challenge may say: everything else is only told to those who have proved themselves."""
 
 _WHY = {
-    Status.VERSION: f"it speaks another version of the protocol (this side speaks {VERSION})",
-    Status.AUTH_MODE: "one side uses a token and the other has auth='none' (both must do the same)",
-    Status.PROOF: "the tokens differ (PHALANX_TOKEN must be the same on all ranks)",
-    Status.ROLE: "it does not serve this role",
-    Status.WORLD_SIZE: "it has another world size",
-    Status.RANK: "the rank is not below the world size",
-    Status.TAKEN: "the rank is already taken by another process",
-    Status.TARGET: "it is not the rank, or does not listen on the port, that was wanted",
-    Status.CLOSED: "the world or group has ended",
-    Status.BROKEN: "it found the group broken",
+    HandshakeStatus.VERSION: f"it speaks another version of the protocol (this side speaks {VERSION})",
+    HandshakeStatus.AUTH_MODE: "one side uses a token and the other has auth='none' (both must do the same)",
+    HandshakeStatus.PROOF: "the tokens differ (PHALANX_TOKEN must be the same on all ranks)",
+    HandshakeStatus.ROLE: "it does not serve this role",
+    HandshakeStatus.WORLD_SIZE: "it has another world size",
+    HandshakeStatus.RANK: "the rank is not below the world size",
+    HandshakeStatus.TAKEN: "the rank is already taken by another process",
+    HandshakeStatus.TARGET: "it is not the rank, or does not listen on the port, that was wanted",
+    HandshakeStatus.CLOSED: "the world or group has ended",
+    HandshakeStatus.BROKEN: "it found the group broken",
 }
 
 
 class Rejected(RendezvousError):
     """The server answered, and said no. `status` says why."""
 
-    def __init__(self, status: Status, message: str | None = None) -> None:
+    def __init__(self, status: HandshakeStatus, message: str | None = None) -> None:
         super().__init__(message or f"refused: {_WHY[status]}")
         self.status = status
 
@@ -182,21 +182,21 @@ class ClientHandshake:
             magic, status, _version, _nonce = _CHALLENGE.unpack(data)
             if magic != b"PXCH" or status not in _EARLY:
                 raise ProtocolError("the other side is no Phalanx server (its answer is not a challenge)")
-            if status != Status.OK:
-                raise AuthenticationFailed(f"refused: {_WHY[Status(status)]}")
+            if status != HandshakeStatus.OK:
+                raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus(status)]}")
             self._challenge = data
             self.wants = _VERDICT.size
             return _proof(self._key, b"client", self._hello, self._challenge)
         magic, status, _proof_of_server = _VERDICT.unpack(data)
         if magic != b"PXVD" or status not in _STATUSES:
             raise ProtocolError("the other side is no Phalanx server (its answer is not a verdict)")
-        if status == Status.PROOF:
-            raise AuthenticationFailed(f"refused: {_WHY[Status.PROOF]}")
+        if status == HandshakeStatus.PROOF:
+            raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus.PROOF]}")
         proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
         if not hmac.compare_digest(data, _VERDICT.pack(b"PXVD", status, proof)):
             raise AuthenticationFailed("the server could not prove that it knows this job's token")
-        if status != Status.OK:
-            raise Rejected(Status(status))
+        if status != HandshakeStatus.OK:
+            raise Rejected(HandshakeStatus(status))
         self.done = True
         return b""
 
@@ -206,11 +206,11 @@ class ServerHandshake:
 
     Args:
         token: The job's token; None for a world without one.
-        admit: Asked once the client has proved itself: `Status.OK`, or why it may not come in.
+        admit: Asked once the client has proved itself: `HandshakeStatus.OK`, or why it may not come in.
         binding: As for the client.
     """
 
-    def __init__(self, token: bytes | None, admit: Callable[[Hello], Status], binding: bytes = b"") -> None:
+    def __init__(self, token: bytes | None, admit: Callable[[Hello], HandshakeStatus], binding: bytes = b"") -> None:
         self._secret = token is not None
         self._key = _key(token, binding)
         self._admit = admit
@@ -219,7 +219,7 @@ class ServerHandshake:
         self.hello: Hello | None = None
         self.wants = HELLO_SIZE
         self.done = False
-        self.refused: Status | None = None
+        self.refused: HandshakeStatus | None = None
         """Set when the answer that `feed` returned is a refusal: send it and close."""
 
     def feed(self, data: bytes) -> bytes:
@@ -237,28 +237,28 @@ class ServerHandshake:
         if magic != _MAGIC:
             raise ProtocolError("no Phalanx handshake")
         if version != VERSION:
-            return self._refuse_early(Status.VERSION)
+            return self._refuse_early(HandshakeStatus.VERSION)
         if secret != self._secret:
-            return self._refuse_early(Status.AUTH_MODE)
+            return self._refuse_early(HandshakeStatus.AUTH_MODE)
         if role not in Role._value2member_map_:
-            return self._refuse_early(Status.ROLE)
+            return self._refuse_early(HandshakeStatus.ROLE)
         self._hello = data
         self.hello = Hello(Role(role), rank, world_size, target, context, lane, port)
-        self._challenge = _CHALLENGE.pack(b"PXCH", Status.OK, VERSION, secrets.token_bytes(_NONCE_SIZE))
+        self._challenge = _CHALLENGE.pack(b"PXCH", HandshakeStatus.OK, VERSION, secrets.token_bytes(_NONCE_SIZE))
         self.wants = _PROOF_SIZE
         return self._challenge
 
-    def _refuse_early(self, status: Status) -> bytes:
+    def _refuse_early(self, status: HandshakeStatus) -> bytes:
         self.refused = status
         return _CHALLENGE.pack(b"PXCH", status, VERSION, bytes(_NONCE_SIZE))
 
     def _read_proof(self, data: bytes, hello: Hello) -> bytes:
         if not hmac.compare_digest(data, _proof(self._key, b"client", self._hello, self._challenge)):
-            self.refused = Status.PROOF
-            return _VERDICT.pack(b"PXVD", Status.PROOF, bytes(_PROOF_SIZE))
+            self.refused = HandshakeStatus.PROOF
+            return _VERDICT.pack(b"PXVD", HandshakeStatus.PROOF, bytes(_PROOF_SIZE))
         status = self._admit(hello)
-        if status != Status.OK:
+        if status != HandshakeStatus.OK:
             self.refused = status
-        self.done = status == Status.OK
+        self.done = status == HandshakeStatus.OK
         proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
         return _VERDICT.pack(b"PXVD", status, proof)

@@ -23,7 +23,7 @@ from phalanx.exception_text import describe
 
 from . import dtypes
 
-__all__ = ["ALIGN", "COMPLEX", "INLINE", "SIMPLE", "Blob", "Code", "Limits", "Refused", "Writer", "pack"]
+__all__ = ["ALIGN", "COMPLEX", "INLINE", "SIMPLE", "Blob", "CannotSend", "Code", "HeadWriter", "Limits", "pack"]
 
 ALIGN = 64
 """Every buffer starts at a multiple of this in the payload: a cache line, what the kernels of NumPy and torch like."""
@@ -92,7 +92,7 @@ class Blob:
     PICKLE = 2
 
 
-class Refused(Exception):
+class CannotSend(Exception):
     """Something cannot be sent. Every container on the way out adds where it was."""
 
     def __init__(self, what: str, why: str, kind: type[UsageError] = UsageError) -> None:
@@ -113,7 +113,7 @@ class _Unsupported(Exception):
     """A leaf that is no plain data: pickled, if that is allowed."""
 
 
-class Writer:
+class HeadWriter:
     """Replaces what MessagePack cannot say, and collects the buffers in the order in which the head names them.
 
     Args:
@@ -135,7 +135,7 @@ class Writer:
         """What msgspec shall write for this object.
 
         Raises:
-            Refused: It cannot be sent.
+            CannotSend: It cannot be sent.
         """
         kind = type(obj)
         if kind in self._simple:
@@ -149,7 +149,7 @@ class Writer:
             error_kind = UnsupportedArray if isinstance(unsupported, UnsupportedArray) else UsageError
             remedy = "" if self._structs else "; allow_pickle=True on both sides sends it, if they trust each other"
             why = f"{unsupported}{remedy}"
-            raise Refused(f"an object of type {_name(kind)}", why, error_kind) from None
+            raise CannotSend(f"an object of type {_name(kind)}", why, error_kind) from None
 
     def items(self, obj: Iterable[Any], depth: int) -> Any:
         """A list, tuple or set as something that msgspec writes as an array."""
@@ -160,7 +160,7 @@ class Writer:
         try:
             for item in obj:
                 out.append(self.value(item, depth + 1))  # noqa: PERF401 - its length says where it failed
-        except Refused as refused:
+        except CannotSend as refused:
             refused.path.append(f"[{len(out)}]" if isinstance(obj, (list, tuple)) else "{...}")
             raise
         return out
@@ -184,7 +184,7 @@ class Writer:
         try:
             for key, item in obj.items():
                 out[key] = self.value(item, depth + 1)
-        except Refused as refused:
+        except CannotSend as refused:
             refused.path.append(f"[{_short(key)}]")
             raise
         return out
@@ -200,14 +200,14 @@ class Writer:
                 out.append(self.value(key, depth + 1))
                 self._keys -= 1
                 out.append(self.value(item, depth + 1))
-        except Refused as refused:
+        except CannotSend as refused:
             refused.path.append(f"[{_short(key)}]" if len(out) % 2 else ".keys()")
             raise
         return out
 
     def _descend(self, depth: int) -> None:
         if depth >= self._max_depth:
-            raise Refused("this object", f"it contains itself or is nested deeper than {self._max_depth} levels")
+            raise CannotSend("this object", f"it contains itself or is nested deeper than {self._max_depth} levels")
 
     def integer(self, obj: int, _depth: int) -> Any:
         if -(2**63) <= obj < 2**64:
@@ -247,7 +247,7 @@ class Writer:
                 item = getattr(obj, attribute, msgspec.UNSET)
                 if item is not msgspec.UNSET:
                     out[name] = self.value(item, depth + 1)
-        except Refused as refused:
+        except CannotSend as refused:
             refused.path.append(f".{attribute}")
             raise
         return list(out.values()) if record.is_array else out
@@ -276,7 +276,7 @@ class Writer:
             data = pickle.dumps(obj, protocol=5)
         except Exception as error:  # whatever the object's own methods raise
             why = f"it cannot be pickled: {describe(error)}"
-            raise Refused(f"an object of type {_name(type(obj))}", why) from error
+            raise CannotSend(f"an object of type {_name(type(obj))}", why) from error
         return _Ext(Code.PICKLE, data) if len(data) <= INLINE else self._blob(Blob.PICKLE, data)
 
     def _blob(self, kind: int, data: bytes | bytearray) -> Any:
@@ -316,11 +316,11 @@ def _record_of(kind: type) -> _Record | None:
     return None
 
 
-def _moment(code: int) -> Callable[[Writer, Any, int], Any]:
+def _moment(code: int) -> Callable[[HeadWriter, Any, int], Any]:
     names = ["year", "month", "day"] if code == Code.DATETIME else []
     names += ["hour", "minute", "second", "microsecond"]
 
-    def pack_moment(_writer: Writer, obj: Any, _depth: int) -> Any:
+    def pack_moment(_writer: HeadWriter, obj: Any, _depth: int) -> Any:
         zone = None
         if obj.tzinfo is not None:
             if type(obj.tzinfo) is not dt.timezone:
@@ -353,17 +353,17 @@ def _short(key: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-_PACKERS: dict[type, Callable[[Writer, Any, int], Any]] = {
-    list: Writer.items,
-    dict: Writer.mapping,
+_PACKERS: dict[type, Callable[[HeadWriter, Any, int], Any]] = {
+    list: HeadWriter.items,
+    dict: HeadWriter.mapping,
     tuple: lambda w, x, depth: _Ext(Code.TUPLE, pack(w.items(x, depth))),
     set: lambda w, x, depth: _Ext(Code.SET, pack(w.members(x, depth))),
     frozenset: lambda w, x, depth: _Ext(Code.FROZENSET, pack(w.members(x, depth))),
     OrderedDict: lambda w, x, depth: _Ext(Code.ORDERED_DICT, pack(w.pairs(x, depth))),
-    int: Writer.integer,
-    str: Writer.text,
-    bytes: Writer.raw,
-    bytearray: Writer.raw_mutable,
+    int: HeadWriter.integer,
+    str: HeadWriter.text,
+    bytes: HeadWriter.raw,
+    bytearray: HeadWriter.raw_mutable,
     complex: lambda w, x, depth: _Ext(Code.COMPLEX, COMPLEX.pack(x.real, x.imag)),
     dt.date: lambda w, x, depth: _Ext(Code.DATE, pack((x.year, x.month, x.day))),
     dt.time: _moment(Code.TIME),
@@ -371,5 +371,5 @@ _PACKERS: dict[type, Callable[[Writer, Any, int], Any]] = {
     dt.timedelta: lambda w, x, depth: _Ext(Code.TIMEDELTA, pack((x.days, x.seconds, x.microseconds))),
     decimal.Decimal: lambda w, x, depth: _Ext(Code.DECIMAL, str(x).encode()),
     uuid.UUID: lambda w, x, depth: _Ext(Code.UUID, x.bytes),
-    np.ndarray: Writer.array,
+    np.ndarray: HeadWriter.array,
 }

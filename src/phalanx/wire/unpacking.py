@@ -21,7 +21,7 @@ from phalanx.exception_text import describe
 from . import dtypes
 from .packing import ALIGN, COMPLEX, Blob, Code, Limits
 
-__all__ = ["Part", "Reader", "check_depth"]
+__all__ = ["HeadReader", "Part", "check_depth"]
 
 _unpack = msgspec.msgpack.decode
 _array = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...], Any, bool]).decode
@@ -57,7 +57,7 @@ class _Leaf:
     """Stands for a tensor or something pickled while the head is checked; it may be a key."""
 
 
-class Reader:
+class HeadReader:
     """Reads a head: first to check it and to learn which buffers it wants, then again to put them in."""
 
     def __init__(self, limits: Limits) -> None:
@@ -221,7 +221,7 @@ _BLOBS: dict[int, Callable[..., Any]] = {
     Blob.PICKLE: _load_pickle,
 }
 
-_READERS: dict[int, Callable[[Reader, memoryview], Any]] = {
+_READERS: dict[int, Callable[[HeadReader, memoryview], Any]] = {
     Code.TUPLE: lambda r, data: tuple(r.items(data)),
     Code.SET: lambda r, data: set(r.items(data)),
     Code.FROZENSET: lambda r, data: frozenset(r.items(data)),
@@ -237,9 +237,9 @@ _READERS: dict[int, Callable[[Reader, memoryview], Any]] = {
     Code.TIMEDELTA: lambda r, data: dt.timedelta(*_ints(data)),
     Code.DECIMAL: lambda r, data: decimal.Decimal(bytes(data).decode("ascii")),
     Code.UUID: lambda r, data: uuid.UUID(bytes=bytes(data)),
-    Code.SCALAR: Reader.scalar,
-    Code.ARRAY: Reader.array,
-    Code.TENSOR: Reader.tensor,
-    Code.BLOB: Reader.blob,
-    Code.PICKLE: Reader.pickle,
+    Code.SCALAR: HeadReader.scalar,
+    Code.ARRAY: HeadReader.array,
+    Code.TENSOR: HeadReader.tensor,
+    Code.BLOB: HeadReader.blob,
+    Code.PICKLE: HeadReader.pickle,
 }

@@ -10,7 +10,7 @@ from ...transports.channel import Inbound, Outbound
 from ...transports.mailbox import Arrival, Mailbox
 from ...transports.stream import Stream
 from ...wire.classic import frames as wire
-from ...wire.frames import HEADER_SIZE, Header, Kind, parse_header
+from ...wire.frames import HEADER_SIZE, FrameHeader, FrameKind, parse_header
 
 __all__ = ["LANE_ID_SIZE", "PLAIN_LANE_ID", "ClassicInbound", "ClassicOutbound"]
 
@@ -74,10 +74,10 @@ class ClassicInbound(Inbound):
         if self._escaped:
             self._need = LANE_ID_SIZE + HEADER_SIZE
             return None
-        return self._begin(self._mailbox, Header(Kind.RAW, 0, 0, length), b"")
+        return self._begin(self._mailbox, FrameHeader(FrameKind.RAW, 0, 0, length), b"")
 
-    def _begin(self, mailbox: Mailbox, header: Header, description: bytes) -> Arrival | None:
-        if header.kind is Kind.GOODBYE:  # of one lane: the connection serves the others
+    def _begin(self, mailbox: Mailbox, header: FrameHeader, description: bytes) -> Arrival | None:
+        if header.kind is FrameKind.GOODBYE:  # of one lane: the connection serves the others
             self._need = self._first_need()
             self._settled += mailbox.mark_gone(self.src, ChannelClosed(self.src, "it has closed this group"))
             return None

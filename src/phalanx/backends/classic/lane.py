@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from ...deadline import Deadline
 from ...errors import NoConnection, UnsupportedOp
 from ...transports.channel import Inbound, Outbound
-from ...transports.mailbox import Envelope, Mailbox, Operation, Receive, Sink
+from ...transports.mailbox import Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ...transports.stream import Buffer, Stream
 from ...wire.classic import frames as wire
-from ...wire.frames import HEADER_SIZE, Kind, pack_header
+from ...wire.frames import HEADER_SIZE, FrameKind, pack_header
 from ..contexts import RAW_LANE, WORLD_CONTEXT, derive_context
 from ..lane import Lane, payload_size
 from .channels import LANE_ID_SIZE, PLAIN_LANE_ID
@@ -51,11 +51,11 @@ class _ClassicLane(Lane):
         return self.members[src]
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         self._check_connected(dst)
         if self.error is not None:
-            failed = Operation()
+            failed = PendingTransfer()
             failed.complete(self.error)
             return failed
         channel = self._world.outbound[self.members[dst]]
@@ -78,7 +78,7 @@ class _ClassicLane(Lane):
     def streams(self) -> list[Stream]:
         return [channel.stream for peer, channel in self._world.inbound.items() if peer in self.members]
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         return [outgoing for channel in self._world.outbound.values() for outgoing in channel.unsent()]
 
     def peer_of(self, channel: Outbound) -> int:
@@ -100,7 +100,11 @@ class _ClassicLane(Lane):
             channel.release(self.mailbox, error)
         if not goodbye or self._plain:  # plain messages cannot say that a lane is closed
             return
-        word = wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE) + self.lane_id + pack_header(Kind.GOODBYE, 0, 0, 0)
+        word = (
+            wire.pack_escaped_length(LANE_ID_SIZE + HEADER_SIZE)
+            + self.lane_id
+            + pack_header(FrameKind.GOODBYE, 0, 0, 0)
+        )
         for member in self.members:
             sender = self._world.outbound.get(member)
             if sender is not None:
@@ -120,9 +124,9 @@ class _BorrowedLane(_ClassicLane):
         self._posted: list[Receive] = []
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
-        self._check_plain(tag, is_array=kind in (Kind.RAW, Kind.ARRAY))
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
+        self._check_plain(tag, is_array=kind in (FrameKind.RAW, FrameKind.ARRAY))
         return super().start_send(dst, kind, tag, description, payload, deadline)
 
     def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ...algorithms.classic import Message, ring_barrier
+from ...algorithms.classic import BarrierMessage, ring_barrier
 from ...arguments import as_rank, as_seconds, as_world_size, shown
 from ...config import Launch, Options, detect, four_variables, options_of
 from ...deadline import Deadline
@@ -152,7 +152,7 @@ class MeshBackend(LaneBackend):
         self.raw_messages()  # a message may come before the first call
         self._close_when_dropped(functools.partial(self.world.close, timeout))
 
-    def barrier_messages(self) -> Sequence[Message]:
+    def barrier_messages(self) -> Sequence[BarrierMessage]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
             return ring_barrier(self.rank, self.world_size)
         return super().barrier_messages()

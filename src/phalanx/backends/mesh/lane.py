@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from ..._native import core, plain_arrays
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...rendezvous.error_codec import in_brief, to_cause
+from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound
 from ...transports.direct import outbound_over
-from ...transports.mailbox import Operation
+from ...transports.mailbox import PendingTransfer
 from ...transports.ring import open_offer
 from ...transports.ring_channel import RingInbound, RingOutbound
 from ...transports.stream import Buffer, Stream, StreamEnded
-from ...wire.control import pack_cause
-from ...wire.frames import Kind, pack_header
-from ...wire.handshake import Rejected, Status
+from ...wire.control import pack_error
+from ...wire.frames import FrameKind, pack_header
+from ...wire.handshake import HandshakeStatus, Rejected
 from ..lane import Lane, payload_size
 from .world import MeshWorld
 
@@ -91,14 +91,14 @@ class MeshLane(Lane):
             self.wake_all()
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         channel = self._outbound.get(dst)
         if channel is None:
             try:
                 channel = self._open(dst, deadline)
             except PhalanxError as error:
-                failed = Operation()
+                failed = PendingTransfer()
                 failed.complete(error)
                 return failed
         header = pack_header(kind, tag, len(description), payload_size(payload))
@@ -117,7 +117,7 @@ class MeshLane(Lane):
         with self._guard:
             return [c.stream for c in self._inbound.values()] + [c.stream for c in self._outbound.values()]
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         with self._guard:
             channels = list(self._outbound.values())
         return [outgoing for channel in channels for outgoing in channel.unsent()]
@@ -179,7 +179,7 @@ class MeshLane(Lane):
         if error is self.error:
             return error
         # What breaks the group for one member breaks it for all, also where no directory can say so.
-        self._world.on_break(self._key[0], rank, to_cause(error))
+        self._world.on_break(self._key[0], rank, encode_error(error))
         return self.error if isinstance(self.error, PhalanxError) else error
 
     def _dial(self, dst: int, deadline: Deadline) -> Stream:
@@ -195,9 +195,9 @@ class MeshLane(Lane):
         try:
             return world.dial_channel(self._key, rank, deadline, check)
         except Rejected as error:
-            if error.status is Status.CLOSED:
+            if error.status is HandshakeStatus.CLOSED:
                 raise ChannelClosed(rank, "it has closed this group") from None
-            if error.status is Status.BROKEN:  # this rank will hear why in a moment
+            if error.status is HandshakeStatus.BROKEN:  # this rank will hear why in a moment
                 raise self.channel_error(dst, StreamEnded(error.message), False) from None
             raise
 
@@ -206,10 +206,10 @@ class MeshLane(Lane):
         if self._quick is not None:
             self._quick.close()
         if goodbye:
-            word = pack_header(Kind.GOODBYE, 0, 0, 0)
+            word = pack_header(FrameKind.GOODBYE, 0, 0, 0)
         else:
-            cause = pack_cause(in_brief(to_cause(error)))
-            word = pack_header(Kind.BROKEN, 0, len(cause), 0) + cause
+            cause = pack_error(shorten_error(encode_error(error)))
+            word = pack_header(FrameKind.BROKEN, 0, len(cause), 0) + cause
         with self._guard:
             inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
         for sender in outbound:

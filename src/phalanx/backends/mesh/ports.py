@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.stream import Stream
-from ...wire.handshake import Rejected, Status
+from ...wire.handshake import HandshakeStatus, Rejected
 from ..ports import Accept, LinkPort
 from .world import LaneKey, MeshWorld
 
@@ -49,7 +49,7 @@ class MeshPort(LinkPort):
         try:
             stream = self._world.dial_channel(self._key, rank, deadline, check)
         except Rejected as error:
-            if error.status in (Status.CLOSED, Status.BROKEN):
+            if error.status in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
         if not self.oversubscribed:

@@ -15,16 +15,16 @@ from ...deadline import Deadline
 from ...errors import ConfigError, PeerLost, PhalanxError, Timeout, WorldNotFormed
 from ...rendezvous.acceptor import Acceptor
 from ...rendezvous.addresses import listen_host, reachable_at
-from ...rendezvous.control import ControlClient, Statuses
+from ...rendezvous.control import ControlClient, KnownStatuses
 from ...rendezvous.host import host_id, hostname, memory_id
 from ...rendezvous.join import dial
 from ...rendezvous.meeting import Meeting, arrange
 from ...transports.reactor import Reactor
-from ...transports.stream import Refused, Stream
+from ...transports.stream import ConnectionRefused, Stream
 from ...transports.tcp import check_tls, listen
 from ...types import Address
 from ...wire.control import Member
-from ...wire.handshake import Hello, Role, Status
+from ...wire.handshake import HandshakeStatus, Hello, Role
 from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
 
@@ -177,7 +177,7 @@ class MeshWorld(ControlPlane):
                 rest=lambda seconds: self.verdict(rank, (), seconds),
                 gone_after=GONE_AFTER,
             )
-        except Refused:  # it did listen there: it is gone, and so is the directory, or it would have said so
+        except ConnectionRefused:  # it did listen there: it is gone, and so is the directory, or it would have said so
             raise PeerLost(rank, f"nobody listens at {address} any more") from None
         except WorldNotFormed:
             raise self.no_answer(rank, deadline) from None
@@ -199,7 +199,7 @@ class MeshWorld(ControlPlane):
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         self._client.break_group(context, error)
 
-    def statuses(self, context: bytes, sequence: int = 0) -> Statuses:
+    def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         return self._client.statuses(context, STATUS_TIMEOUT, sequence)
 
     def on_directory_lost(self, reason: str) -> None:
@@ -231,21 +231,21 @@ class MeshWorld(ControlPlane):
                 self._broken_lanes.add(key)
             self._closed_lanes.add(key)
 
-    def _admit(self, hello: Hello) -> Status:
+    def _admit(self, hello: Hello) -> HandshakeStatus:
         if hello.role is not Role.CHANNEL:
-            return Status.ROLE
+            return HandshakeStatus.ROLE
         if hello.world_size != self.size:
-            return Status.WORLD_SIZE
+            return HandshakeStatus.WORLD_SIZE
         if hello.rank >= self.size:
-            return Status.RANK
+            return HandshakeStatus.RANK
         if hello.target != self.rank:
-            return Status.TARGET
+            return HandshakeStatus.TARGET
         key = (hello.context, hello.lane)
         if key in self._broken_lanes or (self._closing and (self._ended is not None or self._lost)):
-            return Status.BROKEN
+            return HandshakeStatus.BROKEN
         if self._closing or key in self._closed_lanes:
-            return Status.CLOSED
-        return Status.OK
+            return HandshakeStatus.CLOSED
+        return HandshakeStatus.OK
 
     def _welcome(self, stream: Stream, hello: Hello) -> None:
         key = (hello.context, hello.lane)

@@ -8,13 +8,13 @@ from typing import Any
 from .library import Mpi
 from .protocol import INLINE, Head, Word
 
-__all__ = ["HeadReader"]
+__all__ = ["MessageHeadReader"]
 
 BATCH = 64
 """Heads that are taken at once, before anything else is looked at."""
 
 
-class HeadReader:
+class MessageHeadReader:
     """Takes the heads of one world from its communicator.
 
     Args:

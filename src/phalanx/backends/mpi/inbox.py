@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ...errors import PhalanxError
-from ...transports.mailbox import Mailbox, Operation
+from ...transports.mailbox import Mailbox, PendingTransfer
 from ...transports.stream import Buffer
 
 __all__ = ["Inbox", "Sending"]
@@ -25,7 +25,7 @@ class Inbox:
         self.sending: set[Sending] = set()
 
 
-class Sending(Operation):
+class Sending(PendingTransfer):
     """A message that this rank sends."""
 
     __slots__ = ("dst", "inbox", "lane", "number", "parts", "started")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.channel import Inbound
-from ...transports.mailbox import Envelope, Operation, Receive
+from ...transports.mailbox import Envelope, PendingTransfer, Receive
 from ...transports.stream import Buffer
-from ...wire.frames import Kind
+from ...wire.frames import FrameKind
 from ..lane import Lane
 from .inbox import Sending
 from .messages import MpiMessages
@@ -46,15 +46,15 @@ class MpiLane(Lane):
         return self.members[src]
 
     def start_send(
-        self, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
-    ) -> Operation:
+        self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
+    ) -> PendingTransfer:
         self._messages.progress()  # the news that it has gone may have come
         rank = self.members[dst]
         error: BaseException | None = self.error or self._inbox.gone.get(rank)
         if error is None and self._control.has_left(rank):
             error = ChannelClosed(rank, "it has left the world")
         if error is not None:
-            refused = Operation()
+            refused = PendingTransfer()
             refused.complete(error)
             return refused
         return self._messages.send(self._name, self._inbox, rank, kind, tag, description, payload)
@@ -62,17 +62,17 @@ class MpiLane(Lane):
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
 
-    def unsent(self) -> list[Operation]:
+    def unsent(self) -> list[PendingTransfer]:
         return list(self._inbox.sending)
 
-    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+    def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:
         return self._messages.wait(operations, deadline)
 
-    def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+    def drive(self, operations: Sequence[PendingTransfer]) -> list[tuple[int, int]] | None:
         self._messages.progress()
         return None
 
-    def withdraw(self, operation: Operation) -> bool:
+    def withdraw(self, operation: PendingTransfer) -> bool:
         if operation.done or operation.withdrawn:
             return False
         if isinstance(operation, Receive):
@@ -81,7 +81,7 @@ class MpiLane(Lane):
             return self._messages.withdraw_send(operation)
         return super().withdraw(operation)
 
-    def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         if not operation.done:
             self._messages.move_in_background(operation, deadline, expire)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...transports.mailbox import Arrival, Mailbox, Operation, Receive
+from ...transports.mailbox import Arrival, Mailbox, PendingTransfer, Receive
 from ...transports.stream import Buffer
-from ...wire.frames import Kind
+from ...wire.frames import FrameKind
 from ..bounded_set import BoundedSet
 from .forming import Communicators
-from .heads import HeadReader
+from .heads import MessageHeadReader
 from .inbox import Inbox, Sending
 from .library import LONGEST_NAP, Mpi, Patience
 from .progress_thread import ProgressThread
@@ -50,7 +50,7 @@ class MpiMessages:
         self._options = options
         self._byte = mpi.module.BYTE
         self._transfers = Transfers(mpi)
-        self._reader = HeadReader(mpi, comms.heads, context[:8])
+        self._reader = MessageHeadReader(mpi, comms.heads, context[:8])
         self._sender = MpiSender(mpi, comms, context[:8], self._transfers)
         self._guard = threading.RLock()
         """Held by the thread that looks for what has come. Others need not wait for it."""
@@ -78,7 +78,14 @@ class MpiMessages:
             return inbox
 
     def send(
-        self, lane: bytes, inbox: Inbox, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer]
+        self,
+        lane: bytes,
+        inbox: Inbox,
+        dst: int,
+        kind: FrameKind,
+        tag: int,
+        description: bytes,
+        payload: Sequence[Buffer],
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
         sending = self._sender.send(lane, inbox, dst, kind, tag, description, payload)
@@ -141,7 +148,7 @@ class MpiMessages:
             if not one.done:
                 one.complete(error)
 
-    def wait(self, operations: Sequence[Operation], deadline: Deadline) -> bool:
+    def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
@@ -167,14 +174,14 @@ class MpiMessages:
     @contextlib.contextmanager
     def kept_moving(self) -> Iterator[None]:
         """Moves messages in the background meanwhile: others may need this rank to hear what it has said."""
-        waiting = Operation()
+        waiting = PendingTransfer()
         self.move_in_background(waiting, Deadline(math.inf), lambda: None)
         try:
             yield
         finally:
             waiting.complete()
 
-    def move_in_background(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves messages in a thread until an operation is done. Calls `expire` if the deadline passes first."""
         with self._lock:
             if self._thread is None:
@@ -330,7 +337,7 @@ class MpiMessages:
                     sending.complete(error)
         return bool(due)
 
-    def _finish_soon(self, operation: Operation) -> bool:
+    def _finish_soon(self, operation: PendingTransfer) -> bool:
         return self.wait([operation], Deadline(ENDING))
 
     def _forget(self, sending: Sending) -> None:
@@ -338,7 +345,7 @@ class MpiMessages:
             sending.inbox.sending.discard(sending)
 
 
-def _are_settled(operations: Sequence[Operation]) -> bool:
+def _are_settled(operations: Sequence[PendingTransfer]) -> bool:
     """True if there is nothing to wait for any more: all are done, or one has failed."""
     waiting = False
     for operation in operations:

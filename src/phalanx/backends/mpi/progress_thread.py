@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ...background_thread import BackgroundThread
 from ...deadline import Deadline
 from ...errors import PhalanxError
-from ...transports.mailbox import Operation
+from ...transports.mailbox import PendingTransfer
 from ..lane_thread import STOP_WAIT
 from .library import Patience
 
@@ -25,12 +25,12 @@ class ProgressThread:
 
     def __init__(self, progress: Callable[[], bool | None]) -> None:
         self._progress = progress
-        self._jobs: list[tuple[Operation, Deadline, Callable[[], None]]] = []
+        self._jobs: list[tuple[PendingTransfer, Deadline, Callable[[], None]]] = []
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = BackgroundThread(self._run, "phalanx-mpi").start()
 
-    def add(self, operation: Operation, deadline: Deadline, expire: Callable[[], None]) -> None:
+    def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves messages until the operation is done. Calls `expire` if the deadline passes first."""
         with self._changed:
             self._jobs.append((operation, deadline, expire))

@@ -28,7 +28,7 @@ from ...config import Options
 from ...errors import ProtocolError
 from ...transports.mailbox import Envelope
 from ...transports.stream import Buffer
-from ...wire.frames import HEADER_SIZE, Header, parse_header
+from ...wire.frames import HEADER_SIZE, FrameHeader, parse_header
 
 __all__ = ["INLINE", "Head", "Word", "pack_message", "pack_offer", "pack_word", "parse_message", "parse_offer"]
 
@@ -112,11 +112,11 @@ def parse_offer(head: Head, limits: Options) -> tuple[Envelope, tuple[int, ...]]
     return envelope, sizes
 
 
-def _header_of(head: Head, limits: Options) -> Header:
+def _header_of(head: Head, limits: Options) -> FrameHeader:
     data = head.data[_WORD.size : _WORD.size + HEADER_SIZE]
     return parse_header(data, max_message=limits.max_message, max_object=limits.max_object)
 
 
-def _envelope(head: Head, header: Header, start: int) -> Envelope:
+def _envelope(head: Head, header: FrameHeader, start: int) -> Envelope:
     description = bytes(head.data[start : start + header.description])
     return Envelope(head.src, header.kind, header.tag, description, header.payload)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from ...transports.stream import Buffer
-from ...wire.frames import Kind, pack_header
+from ...wire.frames import FrameKind, pack_header
 from .forming import Communicators
 from .inbox import Inbox, Sending
 from .library import Mpi
@@ -44,7 +44,14 @@ class MpiSender:
         self._offers: dict[int, Sending] = {}
 
     def send(
-        self, lane: bytes, inbox: Inbox, dst: int, kind: Kind, tag: int, description: bytes, payload: Sequence[Buffer]
+        self,
+        lane: bytes,
+        inbox: Inbox,
+        dst: int,
+        kind: FrameKind,
+        tag: int,
+        description: bytes,
+        payload: Sequence[Buffer],
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
         # In pieces: some ways of MPI cannot move more than 2 GiB at once, and do not say so.

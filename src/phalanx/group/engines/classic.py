@@ -18,9 +18,9 @@ from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
 from ...errors import ConfigError, SizeMismatch, UnsupportedOp
-from ...transports.mailbox import BufferSink, Operation
+from ...transports.mailbox import BufferSink, PendingTransfer
 from ...wire.classic.frames import BARRIER
-from ...wire.frames import Kind
+from ...wire.frames import FrameKind
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
 from ..running_collective import Turn
@@ -65,10 +65,10 @@ class ClassicEngine(Engine):
         into: Flat | None = None,
     ) -> None:
         """Sends `data` to a rank, receives `into` from one, or does both at the same time."""
-        operations: list[Operation] = []
+        operations: list[PendingTransfer] = []
         try:
             if to is not None and data is not None:
-                operations.append(self._lane.start_send(to, Kind.RAW, 0, b"", [memory_of(data)], turn.deadline))
+                operations.append(self._lane.start_send(to, FrameKind.RAW, 0, b"", [memory_of(data)], turn.deadline))
             if source is not None and into is not None:
                 operations.append(self._lane.post(source, 0, BufferSink(memory_of(into))))
             done = self._lane.wait(operations, turn.deadline)

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ProtocolError, SizeMismatch, UsageError
 from ...transports.mailbox import Envelope, Sink
 from ...wire import codec
-from ...wire.frames import Kind
+from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, empty, make, memory_of
 
 __all__ = ["ArraySink", "NewArraySink", "ObjectSink"]
@@ -18,9 +18,9 @@ Naming = Callable[[Envelope], int]
 """Tells the world rank that a message came from, for errors."""
 
 
-def _expect(envelope: Envelope, kind: Kind, verb: str, src: int) -> None:
+def _expect(envelope: Envelope, kind: FrameKind, verb: str, src: int) -> None:
     if envelope.kind is not kind:
-        sent = {Kind.ARRAY: "an array", Kind.OBJECT: "an object"}.get(envelope.kind, envelope.kind.name)
+        sent = {FrameKind.ARRAY: "an array", FrameKind.OBJECT: "an object"}.get(envelope.kind, envelope.kind.name)
         raise UsageError(
             f"rank {src} sent {sent} with tag {envelope.tag}, but this rank called {verb} "
             f"(expected recv for arrays, recv_object for objects); the message is dropped",
@@ -50,11 +50,11 @@ class ArraySink(Sink):
 
     def open(self, envelope: Envelope) -> memoryview:
         src = self._naming(envelope)
-        if envelope.kind is Kind.RAW:
+        if envelope.kind is FrameKind.RAW:
             if envelope.size != self._target.array.nbytes:
                 raise SizeMismatch(self._target.array.nbytes, envelope.size, peer=src)
             return self._target.bytes
-        _expect(envelope, Kind.ARRAY, "recv", src)
+        _expect(envelope, FrameKind.ARRAY, "recv", src)
         sent = _describe(envelope, src)
         mine = self._target.description
         if envelope.size != self._target.array.nbytes:
@@ -84,7 +84,7 @@ class NewArraySink(Sink):
 
     def open(self, envelope: Envelope) -> memoryview:
         src = self._naming(envelope)
-        _expect(envelope, Kind.ARRAY, "recv", src)
+        _expect(envelope, FrameKind.ARRAY, "recv", src)
         self._description = _describe(envelope, src)
         self._array = empty(self._description.shape, self._description.numpy_dtype())
         return memory_of(self._array)
@@ -102,12 +102,12 @@ class ObjectSink(Sink):
         self._naming = naming
         self._limits = limits
         self._allow_pickle = allow_pickle
-        self._plan: codec.Plan | None = None
+        self._plan: codec.DecodePlan | None = None
         self._target: memoryview | None = None
 
     def open(self, envelope: Envelope) -> memoryview:
         src = self._naming(envelope)
-        _expect(envelope, Kind.OBJECT, "recv_object", src)
+        _expect(envelope, FrameKind.OBJECT, "recv_object", src)
         try:
             self._plan = codec.decode_head(
                 envelope.description,

@@ -8,12 +8,12 @@ from ...arguments import as_index, as_rank
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
 from ...system_limits import naming_limits
-from ...transports.channel import Outgoing
-from ...transports.mailbox import Envelope, Operation, Receive
+from ...transports.channel import OutgoingFrame
+from ...transports.mailbox import Envelope, PendingTransfer, Receive
 from ...transports.ring_channel import last_handed_over
 from ...types import Received
 from ...wire import codec
-from ...wire.frames import MAX_TAG, Kind
+from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
 from ..data.arrays import adapt
 from ..data.overlap import exchanged
@@ -156,7 +156,7 @@ class PointToPoint(GroupCore):
         try:
             receive = self._messages.post(src, tag, sink)
             with naming_limits():
-                outgoing = self._messages.start_send(dst, Kind.ARRAY, tag, description, payload, deadline)
+                outgoing = self._messages.start_send(dst, FrameKind.ARRAY, tag, description, payload, deadline)
             self._complete(entry, [outgoing, receive], deadline, self._sources(src))
             return self._received(receive, sink, src)
         except BaseException:
@@ -189,7 +189,7 @@ class PointToPoint(GroupCore):
         encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
         what = _to("send_object", dst, tag)
         deadline = self._deadline(timeout)
-        return self._send(what, dst, Kind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
+        return self._send(what, dst, FrameKind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
 
     def recv_object(
         self,
@@ -216,7 +216,7 @@ class PointToPoint(GroupCore):
 
     # -- what the quick way could not finish in time (see `_core.QuickMessages`) ---------------------------------------
 
-    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: Operation | None, waited: float) -> None:
+    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: PendingTransfer | None, waited: float) -> None:
         deadline = self._deadline(None)
         deadline.at -= waited
         if operation is None:
@@ -225,7 +225,7 @@ class PointToPoint(GroupCore):
             self._complete(self._journal.begin(_to("send", dst, tag), collective=False), [operation], deadline, [dst])
             last_handed_over()
 
-    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: Operation | None, waited: float) -> Any:
+    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: PendingTransfer | None, waited: float) -> Any:
         deadline = self._deadline(None)
         deadline.at -= waited
         if operation is None:
@@ -246,7 +246,7 @@ class PointToPoint(GroupCore):
         adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
         description, payload = adapted.description.pack(), [adapted.bytes]
-        return self._send(_to("send", dst, tag), dst, Kind.ARRAY, tag, description, payload, deadline, async_op)
+        return self._send(_to("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op)
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
         sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
@@ -279,7 +279,7 @@ class PointToPoint(GroupCore):
         self,
         what: str,
         dst: int,
-        kind: Kind,
+        kind: FrameKind,
         tag: int,
         description: bytes,
         payload: list[memoryview],
@@ -334,7 +334,9 @@ class PointToPoint(GroupCore):
         assert receive.envelope is not None
         return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
 
-    def _complete(self, entry: Entry, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+    def _complete(
+        self, entry: Entry, operations: list[PendingTransfer], deadline: Deadline, waiting: list[int]
+    ) -> None:
         """Waits in the caller's thread. Whatever is not done at the end is taken back."""
         lane = self._messages
         try:
@@ -355,7 +357,7 @@ class PointToPoint(GroupCore):
         finally:
             entry.end()
 
-    def _wait(self, operations: list[Operation], deadline: Deadline, waiting: list[int]) -> None:
+    def _wait(self, operations: list[PendingTransfer], deadline: Deadline, waiting: list[int]) -> None:
         """Waits until all are done, one has failed, or the deadline has passed.
 
         Raises:
@@ -368,7 +370,7 @@ class PointToPoint(GroupCore):
                 raise trouble
 
     def _in_background(
-        self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int], result: Any
+        self, entry: Entry, operation: PendingTransfer, deadline: Deadline, waiting: list[int], result: Any
     ) -> Work:
         """Returns at once; the lane's own thread goes on if nobody waits."""
         lane = self._messages
@@ -405,9 +407,11 @@ class PointToPoint(GroupCore):
         self._told = self._told or self._cause is not None
         return copy_for_raise(error, f"{entry.name} at {entry.site}", self._world_rank)
 
-    def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
+    def _message_timed_out(
+        self, entry: Entry, operation: PendingTransfer, deadline: Deadline, waiting: list[int]
+    ) -> Timeout:
         error = self._timed_out(entry.name, entry.site, deadline, waiting, None)
-        if isinstance(operation, Outgoing) and operation.begun:
+        if isinstance(operation, OutgoingFrame) and operation.begun:
             error.message += (
                 "\n  a part of the message was on its way, so no more can be sent to that rank in this group"
             )

@@ -23,8 +23,8 @@ from ...transports.stream import Stream, StreamEnded, no_check, wait_ready
 from ...types import Address
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
-from ..error_codec import EndCause, tail
-from ..link import READ_SIZE, Link
+from ..control_link import READ_SIZE, ControlLink
+from ..error_codec import EndCause, keep_end
 from . import bootstrap
 
 __all__ = ["DirectoryProcess", "NotStarted"]
@@ -78,7 +78,7 @@ class DirectoryProcess:
         self._reactor = Reactor("phalanx-directory")
         ours, theirs = socket.socketpair()
         self._stream = Stream(ours)
-        self._link = Link(self._reactor, self._stream, self._heard, self._lost, self._reader)
+        self._link = ControlLink(self._reactor, self._stream, self._heard, self._lost, self._reader)
         try:
             self._process = _start(listener, theirs, detached=detached)
             level = logging.getLogger("phalanx").getEffectiveLevel()
@@ -141,7 +141,7 @@ class DirectoryProcess:
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""
-        self._say(Abort(rank, tail(reason), tail(traceback)))
+        self._say(Abort(rank, keep_end(reason), keep_end(traceback)))
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Says that the process of a rank has ended, without a failure."""

@@ -16,9 +16,9 @@ from ...exception_text import describe
 from ...transports.stream import Stream
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, pack
+from ..control_link import READ_SIZE, ControlLink
 from ..directory import Directory
 from ..error_codec import EndCause
-from ..link import READ_SIZE, Link
 
 __all__ = ["serve"]
 
@@ -60,7 +60,9 @@ class _Service:
 
     def __init__(self, directory: Directory, stream: Stream, reader: say.HostReader, log: _ToHost) -> None:
         self._directory = directory
-        self._link = Link(directory.reactor, stream, self._heard, lambda _reason: directory.outlive_host(), reader)
+        self._link = ControlLink(
+            directory.reactor, stream, self._heard, lambda _reason: directory.outlive_host(), reader
+        )
         self._log = log
 
     def start(self, messages: list[say.HostMessage]) -> None:

@@ -47,12 +47,12 @@ from ...errors import (
 )
 from ...exception_text import message_of, type_name
 from ...group import Group
-from ...transports.channel import Outgoing
-from ...transports.mailbox import Envelope, Operation, Receive, Sink
+from ...transports.channel import OutgoingFrame
+from ...transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ...transports.waker import Waker
 from ...wire.classic import calls as wire
-from ...wire.classic.calls import Request, Response
-from ...wire.frames import Kind
+from ...wire.classic.calls import CallRequest, CallResponse
+from ...wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -240,7 +240,7 @@ class _Call(concurrent.futures.Future[bytes]):
         self.name = name
         self.deadline = deadline
         self.id = 0
-        self.operation: Operation | None = None
+        self.operation: PendingTransfer | None = None
 
     def result(self, timeout: float | None = None) -> bytes:
         with self._calls._waiting_for(self):
@@ -263,7 +263,7 @@ class _Call(concurrent.futures.Future[bytes]):
 
 Came = memoryview | bytes | BaseException
 """A message, why it was refused, or why no more will come."""
-Job = tuple[_Link, Request, Handler]
+Job = tuple[_Link, CallRequest, Handler]
 
 _served: weakref.WeakSet[Lane] = weakref.WeakSet()
 """Lanes that belong to an agent: two would take each other's messages."""
@@ -305,7 +305,7 @@ class _Calls:
         """By rank and id."""
         self._timed: list[tuple[float, int, int]] = []
         """A heap of the calls that nobody may be waiting for: the end of their time, id and rank."""
-        self._unsent: list[tuple[Operation, _Call | None]] = []
+        self._unsent: list[tuple[PendingTransfer, _Call | None]] = []
         self._inbox: deque[tuple[_Link, Came]] = deque()
         self._closed = False
         self._stopping = False
@@ -317,7 +317,7 @@ class _Calls:
         _served.add(self._lane)
         self._links = [_Link(rank, lane_rank) for rank, lane_rank in enumerate(lane_ranks)]
         self._handlers: _Pool[Job] = _Pool(self._serve, workers, workers + max_queue)
-        self._short_answers: _Pool[tuple[_Link, Response]] = _Pool(lambda item: self._answer(*item), 1, None)
+        self._short_answers: _Pool[tuple[_Link, CallResponse]] = _Pool(lambda item: self._answer(*item), 1, None)
         self._waker = Waker()
         self._lane.add_sleeper(self._waker)
         self._thread = threading.Thread(target=self._run, name="phalanx-agent", daemon=True)
@@ -391,7 +391,7 @@ class _Calls:
         try:
             with self._lock:
                 call.id = self._last_id = next(self._ids)
-            message = wire.pack_request(Request(call.id, name, data))
+            message = wire.pack_request(CallRequest(call.id, name, data))
             with self._lock:
                 self._check_open()
                 self._pending[dst, call.id] = call
@@ -433,7 +433,7 @@ class _Calls:
         with self._lock:
             found = self._pending.pop((call.dst, call.id), None) is not None
         operation = call.operation
-        if found and isinstance(operation, Outgoing) and not operation.done:
+        if found and isinstance(operation, OutgoingFrame) and not operation.done:
             # What has begun must go on: a message that is cut short would end the connection.
             with operation.channel.lock:
                 if not operation.begun and not operation.done:
@@ -481,7 +481,7 @@ class _Calls:
                 self._inbox.append((link, message))
                 self._waker.set()
                 continue
-            operation = self._lane.start_send(link.lane_rank, Kind.RAW, 0, b"", [message], deadline)
+            operation = self._lane.start_send(link.lane_rank, FrameKind.RAW, 0, b"", [message], deadline)
             if call is not None:
                 call.operation = operation
             if operation.error is not None:
@@ -494,12 +494,12 @@ class _Calls:
                 operation.add_waker(self._waker)
                 self._waker.set()
 
-    def _answer(self, link: _Link, response: Response) -> None:
+    def _answer(self, link: _Link, response: CallResponse) -> None:
         try:
             try:
                 message = wire.pack_response(response)
             except InvalidMessage as error:  # the result is too large
-                message = wire.pack_response(Response(response.id, True, str(error).encode()))
+                message = wire.pack_response(CallResponse(response.id, True, str(error).encode()))
             deadline = Deadline(self._backend.timeout)
             if link.error is None and link.sending.acquire(timeout=deadline.remaining()):
                 try:
@@ -511,7 +511,7 @@ class _Calls:
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
-    def _accept(self, link: _Link, request: Request) -> None:
+    def _accept(self, link: _Link, request: CallRequest) -> None:
         """A request has come."""
         functions = self._functions()
         function = None if functions is None else functions.get(request.name)
@@ -527,8 +527,8 @@ class _Calls:
             return f"rank {self.rank} serves no more calls"
         return f"rank {self.rank} has too many calls waiting (max_queue is {self._max_queue})"
 
-    def _refuse(self, link: _Link, request: Request, text: str) -> None:
-        self._short_answers.submit((link, Response(request.id, True, text.encode())))
+    def _refuse(self, link: _Link, request: CallRequest, text: str) -> None:
+        self._short_answers.submit((link, CallResponse(request.id, True, text.encode())))
 
     def _serve(self, job: Job) -> None:
         """Runs a handler and sends its answer; in a thread of the pool."""
@@ -536,7 +536,7 @@ class _Calls:
         try:
             result = function(bytes(request.payload))
             try:
-                response = Response(request.id, False, bytes(bytes_of(result, writable=False)))
+                response = CallResponse(request.id, False, bytes(bytes_of(result, writable=False)))
             except UnsupportedArray:
                 raise TypeError(
                     f"function '{request.name}' returned {type(result).__name__} (expected bytes)"
@@ -544,7 +544,7 @@ class _Calls:
         except BaseException as error:  # also SystemExit: a call must not end the thread
             logger.debug("rank %d: function %r failed", self.rank, request.name, exc_info=True)
             text = message_of(error) or type_name(error)
-            response = Response(request.id, True, text.encode())
+            response = CallResponse(request.id, True, text.encode())
         self._answer(link, response)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -650,7 +650,7 @@ class _Calls:
         """
         announced, link.announced = link.announced, None
         kind = wire.kind_of(message)
-        if kind is wire.Kind.RESPONSE:
+        if kind is wire.MessageKind.RESPONSE:
             if announced is None:
                 raise InvalidMessage("a response came without a message with its length before it")
             if announced != len(message):
@@ -659,7 +659,7 @@ class _Calls:
             return
         if announced is not None:  # what came instead may be all right
             self._complain(link, InvalidMessage(f"a response of {announced} bytes was announced and did not come"))
-        if kind is wire.Kind.LENGTH:
+        if kind is wire.MessageKind.LENGTH:
             length = wire.parse_response_length(message)
             if length < wire.MIN_RESPONSE:
                 raise InvalidMessage(f"the length of a response is {length} (expected at least {wire.MIN_RESPONSE})")
@@ -667,7 +667,7 @@ class _Calls:
         else:
             self._accept(link, wire.parse_request(message))
 
-    def _settle(self, link: _Link, response: Response) -> None:
+    def _settle(self, link: _Link, response: CallResponse) -> None:
         with self._lock:
             call = self._pending.get((link.rank, response.id))
             known = 1 <= response.id <= self._last_id

@@ -13,8 +13,8 @@ from ....backends.lane import Lane
 from ....backends.polling import sleep
 from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
-from ....transports.mailbox import Operation, Receive
-from ....wire.frames import Kind
+from ....transports.mailbox import PendingTransfer, Receive
+from ....wire.frames import FrameKind
 from . import native as native_steps
 from .transfers import Array, Chunks, FingerprintMismatch, Flow, Inflow, Job, StepSink, memory, outflow
 
@@ -229,11 +229,11 @@ def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> No
         else:
             job.sources.pop(transfer.chunk, None)
         receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.mark)))
-    operations: list[Operation] = list(receives)
+    operations: list[PendingTransfer] = list(receives)
     try:
         for send in step.sends:
             payload = [memory(job.current(send.chunk))]
-            operations.append(lane.start_send(send.peer, Kind.STEP, job.mark, b"", payload, job.deadline))
+            operations.append(lane.start_send(send.peer, FrameKind.STEP, job.mark, b"", payload, job.deadline))
         finished = _wait(job, operations)
         for operation in operations:
             if operation.error is not None:
@@ -252,7 +252,7 @@ def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> No
         job.finish(transfer, received)
 
 
-def _wait(job: Job, operations: list[Operation]) -> bool:
+def _wait(job: Job, operations: list[PendingTransfer]) -> bool:
     pause = SUSPICIOUS
     while not job.lane.wait(operations, job.deadline.sooner(pause)):
         if job.deadline.expired:

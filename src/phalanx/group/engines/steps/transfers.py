@@ -20,7 +20,7 @@ from ....transports.direct import PIECE, DirectReceive, DirectSend, can_receive,
 from ....transports.mailbox import Envelope, Receive, Sink
 from ....transports.stream import Buffer
 from ....transports.waker import Waker
-from ....wire.frames import Kind, pack_header
+from ....wire.frames import FrameKind, pack_header
 
 __all__ = ["Array", "Chunks", "FingerprintMismatch", "Flow", "Inflow", "Job", "StepSink", "memory", "outflow"]
 
@@ -49,7 +49,7 @@ class StepSink(Sink):
         self._mark = mark
 
     def open(self, envelope: Envelope) -> memoryview:
-        if envelope.tag != self._mark or envelope.kind is not Kind.STEP or envelope.size != len(self._target):
+        if envelope.tag != self._mark or envelope.kind is not FrameKind.STEP or envelope.size != len(self._target):
             raise FingerprintMismatch(envelope.src)
         return self._target
 
@@ -87,7 +87,7 @@ class Job:
         """What a transfer of so many bytes begins with."""
         header = self._headers.get(size)
         if header is None:
-            header = self._headers[size] = pack_header(Kind.STEP, self.mark, 0, size)
+            header = self._headers[size] = pack_header(FrameKind.STEP, self.mark, 0, size)
         return header
 
     def combine(self, target: Array, received: Array, before: bool) -> None:
@@ -175,7 +175,7 @@ class _Queued:
         self.done = False
         self._job = job
         start = job.lane.start_send
-        self._operations = [start(peer, Kind.STEP, job.mark, b"", [payload], job.deadline) for payload in payloads]
+        self._operations = [start(peer, FrameKind.STEP, job.mark, b"", [payload], job.deadline) for payload in payloads]
         self._polled: list[tuple[int, int]] | None = None
 
     def move(self, piece: int) -> bool:

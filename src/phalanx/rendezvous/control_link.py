@@ -12,14 +12,14 @@ from ..transports.reactor import READ, WRITE, Reactor
 from ..transports.stream import Stream, StreamEnded
 from ..wire.control import ControlReader, MessageReader, pack
 
-__all__ = ["Link"]
+__all__ = ["ControlLink"]
 
 READ_SIZE = 64 << 10
 MAX_OUTGOING = 32 << 20
 """Bytes that may wait for a side that does not read; one that is stopped for hours gets heartbeats of a few bytes."""
 
 
-class Link:
+class ControlLink:
     """Owns the stream of a control connection. Everything runs in the reactor's thread.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx import errors
-from phalanx.rendezvous.error_codec import from_cause, in_brief, to_cause
-from phalanx.wire.control import pack_cause, parse_cause
+from phalanx.rendezvous.error_codec import decode_error, encode_error, shorten_error
+from phalanx.wire.control import pack_error, parse_error
 from phalanx.wire.frames import MAX_DESCRIPTION
 
 LONG = "\N{GRINNING FACE}" * 100_000
@@ -23,8 +23,8 @@ EXAMPLES = [
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("brief", [False, True])
 def test_an_error_arrives_as_it_was(error: errors.PhalanxError, brief: bool) -> None:
-    cause = in_brief(to_cause(error)) if brief else to_cause(error)
-    found = from_cause(parse_cause(pack_cause(cause)), 5)
+    encoded = shorten_error(encode_error(error)) if brief else encode_error(error)
+    found = decode_error(parse_error(pack_error(encoded)), 5)
     assert type(found) is type(error)
     assert error.message in found.message
     for name in ("peer", "missing", "arrived", "mine", "theirs", "reason", "remote_traceback"):
@@ -32,9 +32,9 @@ def test_an_error_arrives_as_it_was(error: errors.PhalanxError, brief: bool) -> 
 
 
 def test_a_timeout_says_on_which_rank_it_was_and_says_so_once() -> None:
-    first = from_cause(to_cause(errors.Timeout("barrier: not done", missing=[1])), 5)
+    first = decode_error(encode_error(errors.Timeout("barrier: not done", missing=[1])), 5)
     assert str(first) == "on rank 5: barrier: not done"
-    assert str(from_cause(to_cause(first), 6)) == "on rank 5: barrier: not done"
+    assert str(decode_error(encode_error(first), 6)) == "on rank 5: barrier: not done"
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_timeout_says_on_which_rank_it_was_and_says_so_once() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_the_longest_words_fit_a_frame(error: errors.PhalanxError) -> None:
-    assert len(pack_cause(in_brief(to_cause(error)))) <= MAX_DESCRIPTION
+    assert len(pack_error(shorten_error(encode_error(error)))) <= MAX_DESCRIPTION
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\xff" * 100, pack_cause(to_cause(EXAMPLES[0]))[:-1]])
-def test_what_is_no_cause_is_refused(data: bytes) -> None:
-    with pytest.raises(errors.ProtocolError, match="not a cause"):
-        parse_cause(data)
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\xff" * 100, pack_error(encode_error(EXAMPLES[0]))[:-1]])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(errors.ProtocolError, match="not an encoded error"):
+        parse_error(data)
