@@ -223,6 +223,21 @@ class LaneBackend(Backend):
         """The messages of this rank in a barrier."""
         return star_barrier(self._rank, self.world_size)
 
+    def raw_messages(self) -> RawMessages:
+        """The messages of `send` and `recv`. Their lane is opened when they are first asked for."""
+        if self._raw is None:
+            with self._lock:
+                if self._raw is None:
+                    self._raw = RawMessages(self.open_lane(self.context, RAW_LANE, range(self.world_size)))
+            self.control.watch(self._raw_context, self._raw)
+        return self._raw
+
+    @property
+    def _raw_context(self) -> bytes:
+        return derive_context(self.context, "raw")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
         with self._lock:
             if self._unusable is not None:
@@ -237,19 +252,6 @@ class LaneBackend(Backend):
 
     def _close(self) -> None:
         """Gives back what a subclass holds."""
-
-    def raw_messages(self) -> RawMessages:
-        """The messages of `send` and `recv`. Their lane is opened when they are first asked for."""
-        if self._raw is None:
-            with self._lock:
-                if self._raw is None:
-                    self._raw = RawMessages(self.open_lane(self.context, RAW_LANE, range(self.world_size)))
-            self.control.watch(self._raw_context, self._raw)
-        return self._raw
-
-    @property
-    def _raw_context(self) -> bytes:
-        return derive_context(self.context, "raw")
 
     def _close_when_dropped(self, close: Callable[[], None]) -> None:
         """Closes the world of a backend to which no reference is left: its threads hold each other, and the peers wait.

@@ -79,12 +79,12 @@ class LanePort(LinkPort):
         self._lane.move_in_background(operation, _FOREVER, _never)
 
     def _expect(self, src: int) -> None:
-        sink = _Message()
+        sink = _PieceSink()
         receive = self._lane.post(src, None, sink)
         receive.on_done(functools.partial(self._arrived, src, receive, sink))
         self._lane.move_in_background(receive, _FOREVER, _never)
 
-    def _arrived(self, src: int, receive: Receive, sink: _Message) -> None:
+    def _arrived(self, src: int, receive: Receive, sink: _PieceSink) -> None:
         if isinstance(receive.error, ProtocolError):  # too long: no `LaneStream` sends that
             self._expect(src)
             return
@@ -120,7 +120,7 @@ def _never() -> None:
     """Stands for the end of a deadline that never comes."""
 
 
-class _Message(Sink):
+class _PieceSink(Sink):
     """Takes a message of any length that a stream sends."""
 
     def __init__(self) -> None:

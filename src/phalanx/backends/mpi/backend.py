@@ -20,7 +20,7 @@ from ..mesh.ports import MeshPort
 from ..mesh.world import MeshWorld
 from ..ports import Accept, LinkPort
 from .context import MpiContext
-from .forming import all_host_ids, arrange, communicators
+from .forming import all_host_ids, communicators, meet_over_mpi
 from .lane import MpiLane
 from .library import Mpi, load_mpi
 from .messages import MpiMessages
@@ -90,7 +90,7 @@ class MpiBackend(LaneBackend):
                 launcher="mpi",
                 job="",
             )
-            meeting, context = arrange(
+            meeting, context = meet_over_mpi(
                 self.mpi,
                 world,
                 launch,

@@ -18,7 +18,7 @@ from ..bounded_set import BoundedSet
 from .forming import Communicators
 from .heads import HeadReader
 from .inbox import Inbox, Sending
-from .library import LONGEST_NAP, Mpi, Patience
+from .library import LONGEST_NAP, Backoff, Mpi
 from .progress_thread import ProgressThread
 from .protocol import Head, Word, parse_message, parse_offer
 from .sender import MpiSender
@@ -145,13 +145,13 @@ class MpiMessages:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
-        patience = Patience(oversubscribed=self.oversubscribed)
+        backoff = Backoff(oversubscribed=self.oversubscribed)
         while True:
             moved = self.progress()
             if _are_settled(operations):
                 return True
             if moved:
-                patience.renew()
+                backoff.reset()
                 continue
             if deadline.expired:
                 return False
@@ -162,7 +162,7 @@ class MpiMessages:
                         self._news.wait(LONGEST_NAP)
                     self._listeners -= 1
             else:
-                patience.pause()
+                backoff.pause()
 
     @contextlib.contextmanager
     def kept_moving(self) -> Iterator[None]:
