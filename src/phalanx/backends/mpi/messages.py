@@ -166,7 +166,7 @@ class MpiMessages:
 
     @contextlib.contextmanager
     def kept_moving(self) -> Iterator[None]:
-        """Moves messages in the background meanwhile: others may need this rank to hear what it has said."""
+        """Moves messages in the background meanwhile, because other ranks may still wait for those of this rank."""
         waiting = Operation()
         self.move_in_background(waiting, Deadline(math.inf), lambda: None)
         try:
@@ -182,7 +182,7 @@ class MpiMessages:
         self._thread.add(operation, deadline, expire)
 
     def close(self) -> None:
-        """Ends what this process still has under way, as far as that is possible, and its thread."""
+        """Ends the transfers of this process, as far as that is possible, and the thread."""
         if self._thread is not None:
             self._thread.stop()
         if not self._mpi.broken:
@@ -201,7 +201,7 @@ class MpiMessages:
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def progress(self) -> bool | None:
-        """Takes what has come and looks after what is under way.
+        """Handles the messages that have come, and the transfers that are under way.
 
         Returns:
             True if anything has happened; None if another thread moves messages now.
@@ -231,7 +231,7 @@ class MpiMessages:
     def _take_heads(self) -> bool:
         if not self._reader.read():
             return False
-        while self._reader.unread:  # what is done with one may lead back here, and must find the next one
+        while self._reader.unread:  # a callback may call `progress` again, which then takes the next one
             self._handle(self._reader.unread.popleft())
         return True
 
