@@ -79,11 +79,11 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Gives everything back. May be called twice; any other use afterwards raises `Closed`."""
+        """Closes the backend and releases everything. May be called twice; any other use afterwards raises `Closed`."""
 
 
 class LaneBackend(Backend):
-    """A backend made of lanes, which lets groups on it have channels of their own.
+    """A backend that gives each group on it lanes of its own.
 
     Args:
         world_ranks: The world rank of each of this backend's ranks.
@@ -146,10 +146,10 @@ class LaneBackend(Backend):
 
     @abstractmethod
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
-        """A lane of its own for some of this backend's ranks, in the order given; this rank must be among them."""
+        """Opens a lane for some of this backend's ranks, in the order given. This rank must be among them."""
 
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
-        """A port for remote calls among some of this backend's ranks, in the order given.
+        """Opens a port for remote calls among some of this backend's ranks, in the order given.
 
         Raises:
             UnsupportedOp: Some ranks are ferrotorch's.
@@ -223,21 +223,6 @@ class LaneBackend(Backend):
         """The messages of this rank in a barrier."""
         return star_barrier(self._rank, self.world_size)
 
-    def close(self) -> None:
-        with self._lock:
-            if self._unusable is not None:
-                return
-            self._unusable = f"this {type(self).__name__} was closed"
-            if self._dropped is not None:
-                self._dropped.detach()
-        self.control.unwatch(self._raw_context)
-        if self._raw is not None:
-            self._raw.lane.close()
-        self._close()
-
-    def _close(self) -> None:
-        """Gives back what a subclass holds."""
-
     def raw_messages(self) -> RawMessages:
         """The messages of `send` and `recv`. Their lane is opened when they are first asked for."""
         if self._raw is None:
@@ -251,28 +236,47 @@ class LaneBackend(Backend):
     def _raw_context(self) -> bytes:
         return derive_context(self.context, "raw")
 
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._lock:
+            if self._unusable is not None:
+                return
+            self._unusable = f"this {type(self).__name__} was closed"
+            if self._dropped is not None:
+                self._dropped.detach()
+        self.control.unwatch(self._raw_context)
+        if self._raw is not None:
+            self._raw.lane.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Releases the resources of a subclass."""
+
     def _close_when_dropped(self, close: Callable[[], None]) -> None:
-        """Closes the world of a backend to which no reference is left: its threads hold each other, and the peers wait.
+        """Has the world closed when the last reference to this backend is gone.
+
+        The world's threads keep it alive, so without this the peers would wait for a rank that has no backend.
 
         Args:
-            close: Gives back what the backend holds. It must not hold the backend itself.
+            close: Closes the world. It must not hold a reference to the backend.
         """
         control = self.control
 
         def dropped() -> None:
             if not control.forked:
-                # A thread of its own: the garbage collector comes at any point of any thread, and to close is to wait.
+                # In a thread: the garbage collector may run at any point of any thread, and closing waits.
                 BackgroundThread(close, "phalanx-close", on_error=_ignore).start()
 
         self._dropped = weakref.finalize(self, dropped)
-        self._dropped.atexit = False  # the end of the process says it all
+        self._dropped.atexit = False  # the peers see the end of the process
 
     # -- fork ----------------------------------------------------------------------------------------------------------
 
     def after_fork_in_child(self, parent_pid: int) -> None:
-        """Makes the child's copy unusable and lets go of the parent's descriptors.
+        """Makes the child's copy unusable and closes its copies of the descriptors.
 
-        Takes no locks: their owners are gone.
+        Takes no locks: threads that held them do not exist in the child.
         """
         self.forked = self.control.forked = True
         self._unusable = (

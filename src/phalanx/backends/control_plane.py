@@ -19,7 +19,7 @@ IDLE = OperationStatus("", 0, 0, "", False, 0.0)
 
 
 class Watcher(Protocol):
-    """Something that breaks when one of its members is lost."""
+    """A group, or anything else that breaks when one of its members is lost."""
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class ControlPlane:
 
     @property
     def trouble(self) -> PhalanxError | None:
-        """Why this rank can accept no connection at present, if it cannot."""
+        """The reason why this rank cannot accept connections at present; None if it can."""
         return None
 
     # -- for groups --------------------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ class ControlPlane:
             self._broken.pop(context, None)
 
     def verdict(self, rank: int, members: Sequence[int], wait: float) -> PhalanxError | None:
-        """Why a rank is gone from a group, after waiting a moment for word of it.
+        """The reason why a rank has gone from a group. Waits up to `wait` seconds for the news.
 
-        It may be lost itself, or have left because another member is.
+        The rank may be lost itself, or it may have left because another member is.
         """
         end = time.monotonic() + wait
         with self._condition:
@@ -96,7 +96,7 @@ class ControlPlane:
 
     @property
     def ended(self) -> PhalanxError | None:
-        """Why the world has ended for all ranks, if it has."""
+        """The reason why the world has ended for all ranks; None if it has not."""
         return self._ended
 
     @property
@@ -109,15 +109,15 @@ class ControlPlane:
         return rank in self._left
 
     def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
-        """Ends the world for all ranks that can be told; this one included.
+        """Ends the world for this rank and all others that can be reached.
 
         Args:
-            peer: The rank without which this one cannot go on, if that is why.
+            peer: The rank that this one lost, if that is the reason.
         """
         self.on_abort(self.rank, reason, traceback)
 
     def break_group(self, context: bytes, error: PhalanxError) -> None:
-        """Tells the other members of a group that it is broken, where there is a way to."""
+        """Tells the other members of a group that it is broken, if they can be reached."""
 
     def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         """The operations of the other ranks in a group, if they can be asked.

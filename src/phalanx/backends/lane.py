@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "payload_size"]
 
 SLICE = 0.05
-"""Seconds that bytes are moved without a look at the deadline, as long as there are more."""
+"""Seconds that bytes are moved without a look at the deadline."""
 EAGER = 100e-6
-"""Seconds that a waiting thread looks again and again before it sleeps."""
+"""Seconds that a waiting thread polls before it sleeps."""
 VERDICT_WAIT = 0.25
-"""Seconds a broken connection waits for the directory's word, so that a rank's own traceback is raised, not an echo."""
+"""Seconds to wait for the directory after a connection broke: it may know the traceback of the rank at fault."""
 ACCOUNT_WAIT = 1.0
-"""Seconds to wait for the whole account of a timeout."""
+"""Seconds to wait for the names of the ranks that were missing at another rank's timeout."""
 
 
 class Lane(ABC):
@@ -92,7 +92,7 @@ class Lane(ABC):
 
     @abstractmethod
     def inbound(self, src: int | None) -> Iterable[Inbound]:
-        """The channels that may bring something from `src`, or from anyone."""
+        """The channels on which messages from `src` may come; with None, from any member."""
 
     @abstractmethod
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
@@ -344,7 +344,9 @@ class Lane(ABC):
         for sender in outbound:
             sender.push()
         if not self._read(inbound, operations):
-            if any(channel.read_ahead for channel in inbound):  # perhaps another thread's, and no poll will tell it so
+            if any(
+                channel.read_ahead for channel in inbound
+            ):  # perhaps for another thread, and its poll does not see bytes that were read already
                 self.wake_readers()
             return None
         polled = [(c.stream.fd, c.stream.read_events) for c in inbound if not c.ended]
@@ -353,7 +355,7 @@ class Lane(ABC):
 
     def _read(self, channels: list[Inbound], operations: Sequence[PendingTransfer]) -> bool:
         """Reads from the channels in turns, so that none is starved by another; False if it stopped before the end."""
-        if len(channels) > 1:  # nor shall the one that was opened first always be the first
+        if len(channels) > 1:  # begin with another one each time
             first = next(self._turns) % len(channels)
             channels = channels[first:] + channels[:first]
         ends = time.monotonic() + SLICE

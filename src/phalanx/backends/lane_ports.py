@@ -1,4 +1,4 @@
-"""Streams made of the messages of a lane: remote calls on backends that have no connections of their own for them.
+"""Ports for backends without connections for remote calls: their streams are made of the messages of a lane.
 
 A lane accepts any number of messages, so the streams limit themselves: a sender has at most a window of bytes that the
 reader has not taken, and the reader reports how many it took.
@@ -43,7 +43,7 @@ _COUNT = struct.Struct("<Q")
 
 
 class LanePort(LinkPort):
-    """Opens streams on a lane of its own, whose thread moves the bytes."""
+    """Opens streams on a lane of its own. The lane's background thread moves the bytes."""
 
     def __init__(self, lane: Lane, control: ControlPlane, accept: Accept) -> None:
         super().__init__(lane.members, control)
@@ -73,18 +73,18 @@ class LanePort(LinkPort):
         self._lane.close()
 
     def send(self, dst: int, tag: int, data: bytes, done: Callable[[PendingTransfer], None]) -> None:
-        """Sends one message; one without bytes says that a stream has ended."""
+        """Sends one message. An empty one says that a stream has ended."""
         operation = self._lane.start_send(dst, FrameKind.RAW, tag, b"", [data] if data else [], _FOREVER)
         operation.on_done(functools.partial(done, operation))
         self._lane.move_in_background(operation, _FOREVER, _never)
 
     def _expect(self, src: int) -> None:
-        sink = _Message()
+        sink = _PieceSink()
         receive = self._lane.post(src, None, sink)
         receive.on_done(functools.partial(self._arrived, src, receive, sink))
         self._lane.move_in_background(receive, _FOREVER, _never)
 
-    def _arrived(self, src: int, receive: Receive, sink: _Message) -> None:
+    def _arrived(self, src: int, receive: Receive, sink: _PieceSink) -> None:
         if isinstance(receive.error, ProtocolError):  # too long: no `LaneStream` sends that
             self._expect(src)
             return
@@ -120,7 +120,7 @@ def _never() -> None:
     """Stands for the end of a deadline that never comes."""
 
 
-class _Message(Sink):
+class _PieceSink(Sink):
     """Takes a message of any length that a stream sends."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ __all__ = ["AdaptedBackend", "as_lane_backend"]
 LANE_ID_SIZE = 16
 LOOK_UP = 0.2
 
-Outgoing = tuple[int, Sequence[Buffer], PendingTransfer]
+_QueuedMessage = tuple[int, Sequence[Buffer], PendingTransfer]
 """The receiver, the parts of a message, and the operation that completes when it is sent."""
 
 
@@ -67,7 +67,7 @@ class AdaptedBackend(LaneBackend):
         self._closed_lanes: BoundedSet[bytes] = BoundedSet()
         self._threads: list[BackgroundThread] = []
         self._stop = threading.Event()
-        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_QueuedMessage | None] = queue.SimpleQueue()
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
@@ -116,7 +116,7 @@ class AdaptedBackend(LaneBackend):
         for thread in self._threads:
             thread.start()
 
-    def _send(self, outgoing: queue.SimpleQueue[Outgoing | None]) -> None:
+    def _send(self, outgoing: queue.SimpleQueue[_QueuedMessage | None]) -> None:
         while (item := outgoing.get()) is not None:
             dst, parts, operation = item
             error: PhalanxError | None = None

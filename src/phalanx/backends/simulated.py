@@ -23,13 +23,13 @@ from .lane import Lane, payload_size
 __all__ = ["SimulatedBackend"]
 
 
-class _World:
+class _SimulatedWorld:
     """The state that all ranks of a simulated world share."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()
-        self.planes = [_LocalControl(rank, self) for rank in range(size)]
-        self.lanes: dict[tuple[bytes, int, int], _LocalLane] = {}
+        self.planes = [_SimulatedControlPlane(rank, self) for rank in range(size)]
+        self.lanes: dict[tuple[bytes, int, int], _SimulatedLane] = {}
         """By context, lane and world rank."""
         self.early: dict[tuple[bytes, int, int], list[tuple[Envelope, bytes]]] = {}
         """Messages for a rank that has not made the group yet."""
@@ -37,10 +37,10 @@ class _World:
         """Lanes that have ended; with the error if they did not end on purpose."""
 
 
-class _LocalControl(ControlPlane):
+class _SimulatedControlPlane(ControlPlane):
     """Tells the other threads directly what a directory would tell processes."""
 
-    def __init__(self, rank: int, world: _World) -> None:
+    def __init__(self, rank: int, world: _SimulatedWorld) -> None:
         super().__init__(rank)
         self._world = world
 
@@ -63,8 +63,8 @@ class _LocalControl(ControlPlane):
                 plane.on_left(self.rank)
 
 
-class _LocalLane(Lane):
-    def __init__(self, world: _World, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
+class _SimulatedLane(Lane):
+    def __init__(self, world: _SimulatedWorld, context: bytes, number: int, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, members, world.planes[members[rank]])
         self.mailbox.sources = None  # a rank may still send to itself when all others are gone
         self._world = world
@@ -143,7 +143,7 @@ class SimulatedBackend(LaneBackend):
 
     self_send = True
 
-    def __init__(self, rank: int, world: _World, *, timeout: float) -> None:
+    def __init__(self, rank: int, world: _SimulatedWorld, *, timeout: float) -> None:
         self._world = world
         size = len(world.planes)
         super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeout=timeout)
@@ -158,12 +158,12 @@ class SimulatedBackend(LaneBackend):
             InvalidWorldSize: `world_size` is below 1.
         """
         world_size = as_world_size(world_size)
-        world = _World(world_size)
+        world = _SimulatedWorld(world_size)
         return [cls(rank, world, timeout=timeout) for rank in range(world_size)]
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()
-        return _LocalLane(self._world, context, number, list(ranks).index(self._rank), tuple(ranks))
+        return _SimulatedLane(self._world, context, number, list(ranks).index(self._rank), tuple(ranks))
 
     def _close(self) -> None:
         with self._world.lock:

@@ -17,7 +17,7 @@ __all__ = ["SubBackend"]
 
 
 class SubBackend(LaneBackend):
-    """A view on a parent backend, with channels of its own: its traffic never meets the parent's.
+    """A view of a parent backend, with lanes of its own: its messages never mix with the parent's.
 
     Only the members make it; the other ranks do not take part. `rank` is the index among the members.
 

@@ -1,1 +1,1 @@
-"""The mesh of the classic wire, which a rank written in Rust can join."""
+"""The classic wire, which ranks of ferrotorch can join: worlds, lanes and the star backend."""

@@ -29,7 +29,7 @@ __all__ = ["MeshBackend"]
 
 
 class MeshBackend(LaneBackend):
-    """Every rank connected with every other.
+    """A rank that can reach every other directly.
 
     Args:
         rank: This rank.
@@ -45,7 +45,7 @@ class MeshBackend(LaneBackend):
         timeout: For forming the world, and the default of every operation.
 
     Raises:
-        InvalidRank, InvalidWorldSize: As the numbers say.
+        InvalidRank, InvalidWorldSize: `rank` or `world_size` is not valid.
         RendezvousError: The world did not form.
     """
 

@@ -177,7 +177,9 @@ class MeshWorld(ControlPlane):
                 rest=lambda seconds: self.verdict(rank, (), seconds),
                 gone_after=GONE_AFTER,
             )
-        except ConnectionRefused:  # it did listen there: it is gone, and so is the directory, or it would have said so
+        except (
+            ConnectionRefused
+        ):  # it listened there before; the directory is gone, too, or it would have reported the loss
             raise PeerLost(rank, f"nobody listens at {address} any more") from None
         except WorldNotFormed:
             raise self.no_answer(rank, deadline) from None

@@ -20,7 +20,7 @@ from ..mesh.ports import MeshPort
 from ..mesh.world import MeshWorld
 from ..ports import Accept, LinkPort
 from .context import MpiContext
-from .forming import all_host_ids, arrange, communicators
+from .forming import all_host_ids, communicators, meet_over_mpi
 from .lane import MpiLane
 from .library import Mpi, load_mpi
 from .messages import MpiMessages
@@ -90,7 +90,7 @@ class MpiBackend(LaneBackend):
                 launcher="mpi",
                 job="",
             )
-            meeting, context = arrange(
+            meeting, context = meet_over_mpi(
                 self.mpi,
                 world,
                 launch,
@@ -141,7 +141,7 @@ class MpiBackend(LaneBackend):
 
     def after_fork_in_child(self, parent_pid: int) -> None:
         super().after_fork_in_child(parent_pid)
-        self.mpi.broken = True  # the parent's MPI is not the child's to end
+        self.mpi.broken = True  # the child must not finalize the parent's MPI
         for lane in list(self._lanes):  # and the child must not use the fast paths of the parent's groups
             lane.interrupt(False)
         if self.world is not None:
@@ -149,7 +149,7 @@ class MpiBackend(LaneBackend):
 
 
 def _check_launcher(mpi: Mpi) -> None:
-    """Refuses a world that is not the one that the launcher started: several worlds of one look like success.
+    """Refuses a world of another size than the launcher started. Several worlds of one rank would look like success.
 
     Raises:
         ConfigError: The launcher is not an MPI's, or that of another MPI than mpi4py uses.

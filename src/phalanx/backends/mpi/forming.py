@@ -23,7 +23,7 @@ from ...transports.tcp import is_loopback
 from ...types import Address
 from .library import Mpi
 
-__all__ = ["Communicators", "all_host_ids", "arrange", "communicators"]
+__all__ = ["Communicators", "all_host_ids", "communicators", "meet_over_mpi"]
 
 _INVITATION = 4096
 """Bytes of the message in which rank 0 says where it hosts the directory."""
@@ -120,7 +120,7 @@ class _Invitation(msgspec.Struct):
     problem: str = ""
 
 
-def arrange(
+def meet_over_mpi(
     mpi: Mpi,
     comm: Any,
     launch: Launch,

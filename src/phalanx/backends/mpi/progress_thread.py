@@ -11,7 +11,7 @@ from ...deadline import Deadline
 from ...errors import PhalanxError
 from ...transports.mailbox import PendingTransfer
 from ..lane_thread import STOP_WAIT
-from .library import Patience
+from .library import Backoff
 
 __all__ = ["ProgressThread"]
 
@@ -54,7 +54,7 @@ class ProgressThread:
 
     def _move(self) -> None:
         # A function of its own: what is done must not stay in its variables, which would keep the group alive.
-        patience = Patience(oversubscribed=True)
+        backoff = Backoff(oversubscribed=True)
         while not self._stopping:
             try:
                 moved = bool(self._progress())
@@ -75,6 +75,6 @@ class ProgressThread:
                 if not self._jobs:
                     return
             if moved:
-                patience.renew()
+                backoff.reset()
             else:
-                patience.pause()
+                backoff.pause()

@@ -38,7 +38,7 @@ class MpiSender:
         self._byte = mpi.module.BYTE
         self.highest_tag: int = comms.bodies.Get_attr(mpi.module.TAG_UB) or 32767
         """The tag of a body is the message's number modulo this."""
-        # Of their own in every world: the body of a message of an earlier one must not be taken for one of this.
+        # Random, so that the body of a message of an earlier world is not taken for one of this world.
         self._numbers = itertools.count(secrets.randbits(62))
         self._lock = threading.RLock()
         self._offers: dict[int, Sending] = {}
@@ -54,7 +54,7 @@ class MpiSender:
         payload: Sequence[Buffer],
     ) -> Sending:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
-        # In pieces: some ways of MPI cannot move more than 2 GiB at once, and do not say so.
+        # In pieces: some transports of MPI cannot move more than 2 GiB at once, and report no error.
         parts: list[Buffer] = [part[at : at + PIECE] for part in payload for at in range(0, len(part), PIECE)]
         size = sum(map(len, parts))
         sending = Sending(lane, inbox, dst, parts)

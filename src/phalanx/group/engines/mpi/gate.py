@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....backends.lane import Lane
-from ....backends.mpi.library import Mpi, Patience
+from ....backends.mpi.library import Backoff, Mpi
 from ....deadline import Deadline
 from ...running_collective import Turn
 from ..network import NetworkEngine
@@ -98,14 +98,14 @@ class MessageGate(Gate):
             request = self._begin()
         else:
             request.Start()
-        patience = Patience(oversubscribed=self._crowded)
+        backoff = Backoff(oversubscribed=self._crowded)
         try:
             while not request.Test():
                 if lane.error is not None:
                     raise lane.error
                 if turn.deadline.expired:
                     raise DeadlinePassed(_others(lane))
-                patience.pause()
+                backoff.pause()
         except BaseException:
             mpi.left_under_way.append((request, self._mine, self._all))
             raise
