@@ -75,7 +75,7 @@ def extremes(value: Any) -> list[int]:
 def held_up(agent: Agent, name: str) -> tuple[int, Any]:
     """The answer of a call that nobody reads until the server's memory has changed; and what was there before."""
     before = agent.call(1, "now")
-    link = agent._callers[1]
+    link = agent._connections.callers[1]
     link.moving.acquire()  # whoever has this reads the answers
     try:
         future = agent.call_async(1, name)

@@ -25,8 +25,9 @@ from phalanx.rpc import payload
 from phalanx.rpc.caller import CallerLink, Pending
 from phalanx.rpc.event_loop import EventLoop
 from phalanx.rpc.link import Link
-from phalanx.rpc.registry import Registry
-from phalanx.rpc.server import CREATE, ServerLink
+from phalanx.rpc.registry import CREATE, Registry
+from phalanx.rpc.server import ServerLink
+from phalanx.rpc.stream import RemoteStream
 from phalanx.transports.stream import Stream
 from phalanx.wire.calls import HEADER_SIZE, Kind, pack_header, parse_header
 
@@ -200,8 +201,8 @@ def _serve(*pieces: bytes, at_once: bool) -> tuple[list[tuple[Any, bytes]], Phal
     finally:
         talk.close()
         _logger.disabled = False
-    registry = link._registry()
-    if link.requests or (registry is not None and any(owner is link for owner, _ in registry.objects)):
+    registry = link.registry()
+    if link.served or (registry is not None and any(owner is link for owner, _ in registry.objects)):
         raise Misbehaved("a link that has ended keeps requests or objects")
     return frames, ended
 
@@ -272,6 +273,7 @@ def _caller(stream: Stream, service: Any) -> Link:
         max_in_flight=CALLS,
         why=lambda error: error if isinstance(error, PhalanxError) else ChannelClosed(1, str(error)),
         forget=lambda _link: None,
+        open_stream=RemoteStream,
     )
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
 import itertools
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from ..backends.base import fresh
 from ..deadline import Deadline
@@ -32,21 +30,15 @@ from ..wire.calls import Kind
 from ..wire.codec import Limits
 from .context import CallContext, current_call
 from .link import QUEUED, Frame, Goal, Link
-from .payload import NOT_QUICK, Outgoing, decode_error, encode_value, plan_value, quick_value
+from .payload import Outgoing, decode_error, encode_value
+from .poller import Service
 from .signature import convert_result
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from .poller import Service
-
-__all__ = ["CallerLink", "RemoteStream", "RpcFuture"]
+__all__ = ["CallerLink", "ItemReader", "Pending"]
 
 GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of calls that were made asynchronously. Who waits for a future
 before that reads them itself, which is quicker."""
-WINDOW = 16
-"""Items of a stream that may be under way before its reader has taken them."""
 
 _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
@@ -57,10 +49,26 @@ _ERRORS: dict[str, type[RpcError]] = {
 """What the server says went wrong, where the function itself did not raise."""
 
 
+class ItemReader(ABC):
+    """The reader of a stream, as the link knows it. All of this is called by whoever moves the link."""
+
+    @abstractmethod
+    def put(self, frame: Frame) -> bool:
+        """An item has come; False if nobody asked for so many."""
+
+    @abstractmethod
+    def end(self, frame: Frame) -> None:
+        """The last word."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """No more will come."""
+
+
 class Pending(Goal):
     """A call that waits for its answer."""
 
-    __slots__ = ("deadline", "error", "frame", "future", "name", "number", "opened", "returns", "stream")
+    __slots__ = ("deadline", "error", "frame", "name", "number", "on_finish", "opened", "returns", "stream")
 
     def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
         super().__init__()
@@ -70,19 +78,20 @@ class Pending(Goal):
         self.number = 0
         self.frame: Frame | None = None
         self.error: BaseException | None = None
-        self.future: RpcFuture | None = None
-        self.stream: weakref.ref[RemoteStream] | None = None
+        self.on_finish: Callable[[], None] | None = None
+        """Called once the answer is there, or will not come; None if a thread waits for it."""
+        self.stream: weakref.ref[ItemReader] | None = None
         """Where items go; a stream that nobody holds any more takes none."""
-        self.opened: RemoteStream | None = None
+        self.opened: ItemReader | None = None
         """The same stream, until the caller has it."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """The answer is there, or will not come."""
         self.error = error
         self.done = True
-        future, self.future = self.future, None
-        if future is not None:
-            future.complete()
+        on_finish, self.on_finish = self.on_finish, None
+        if on_finish is not None:
+            on_finish()
         self.wake()
 
 
@@ -93,6 +102,7 @@ class CallerLink(Link):
         members: The world rank of each rank, which errors speak of.
         why: Tells why the connection ended.
         forget: Is told when it has.
+        open_stream: Makes the reader of a call that yields items.
     """
 
     def __init__(
@@ -109,6 +119,7 @@ class CallerLink(Link):
         max_in_flight: int,
         why: Callable[[Exception], PhalanxError],
         forget: Callable[[CallerLink], None],
+        open_stream: Callable[[CallerLink, Pending], ItemReader],
     ) -> None:
         super().__init__(stream, peer, max_message, limits, look=look)
         self.watched = False
@@ -118,6 +129,7 @@ class CallerLink(Link):
         self._max_in_flight = max_in_flight
         self._why = why
         self._forget = forget
+        self._open_stream = open_stream
         self._numbers = itertools.count(1)
         self.calls: dict[int, Pending] = {}
         self._unattended = 0
@@ -145,7 +157,7 @@ class CallerLink(Link):
     def _call_from_handler(self, pending: Pending, context: CallContext) -> Any:
         def give_up() -> None:
             words = f"{pending.name!r} on rank {self.world_rank}: the caller of the handler that called it gave up"
-            self._abandon(pending, Cancelled(words))
+            self.abandon(pending, Cancelled(words))
 
         context.on_cancel(give_up)
         try:
@@ -195,9 +207,9 @@ class CallerLink(Link):
         """Waits for the answer, and returns or raises what it says."""
         try:
             if not pending.done and not self.wait(pending, pending.deadline):
-                self._abandon(pending, self.timed_out(pending))
+                self.abandon(pending, self.timed_out(pending))
         except BaseException:  # Ctrl-C: nobody will ever read the answer
-            self._abandon(pending, None)
+            self.abandon(pending, None)
             raise
         return self.result(pending)
 
@@ -208,27 +220,15 @@ class CallerLink(Link):
         frame = pending.frame
         assert frame is not None
         if frame.kind is Kind.RESULT:
-            value = self.value(frame)
+            value = frame.value(self.limits)
             return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
         if frame.kind is Kind.STREAM:
             stream, pending.opened = pending.opened, None
             return stream
-        raise self._error_of(frame, pending)
+        raise self.error_of(frame, pending)
 
-    def value(self, frame: Frame) -> Any:
-        """The value in a result or an item.
-
-        Raises:
-            InvalidMessage: It is malformed.
-        """
-        if frame.error is not None:
-            raise frame.error
-        if frame.plan is not None:
-            return frame.build()
-        value = quick_value(frame.head)
-        return value if value is not NOT_QUICK else plan_value(frame.head, 0, self._limits).build()
-
-    def _error_of(self, frame: Frame, pending: Pending) -> RpcError:
+    def error_of(self, frame: Frame, pending: Pending) -> RpcError:
+        """The exception that an answer tells of."""
         kind, type_name, message, traceback = decode_error(frame.head)
         error_type = _ERRORS.get(kind)
         if error_type is not None:
@@ -255,7 +255,7 @@ class CallerLink(Link):
             operation=pending.name,
         )
 
-    def _abandon(self, pending: Pending, error: BaseException | None) -> None:
+    def abandon(self, pending: Pending, error: BaseException | None) -> None:
         """Gives a call up, unless its answer has come: the other side is told, and its memory is the caller's again."""
         if self._withdraw(pending.number):
             pending.finish(error)
@@ -352,10 +352,10 @@ class CallerLink(Link):
         now = time.monotonic()
         self._sweep_at = float("inf")
         for pending in list(self.calls.values()):
-            if pending.future is None:
+            if pending.on_finish is None:
                 continue
             if pending.deadline.at <= now:
-                self._abandon(pending, self.timed_out(pending))
+                self.abandon(pending, self.timed_out(pending))
             else:
                 self._sweep_at = min(self._sweep_at, pending.deadline.at)
         if self._sweep_at < float("inf"):
@@ -399,7 +399,7 @@ class CallerLink(Link):
         if pending is None:
             return
         if frame.kind is Kind.STREAM and pending.stream is None:
-            pending.opened = RemoteStream(self, pending)
+            pending.opened = self._open_stream(self, pending)
             pending.stream = weakref.ref(pending.opened)
             pending.frame = frame
             pending.finish()
@@ -431,11 +431,11 @@ class CallerLink(Link):
     def free(self, number: int) -> None:
         """The handle of an object on the other side is gone."""
         if self.ended is None:
-            self._tell(Kind.FREE, 0, encode_value(number, self._limits).head)
+            self._tell(Kind.FREE, 0, encode_value(number, self.limits).head)
 
     def grant(self, number: int, items: int) -> None:
         """The reader of a stream can take more."""
-        self._tell(Kind.CREDIT, number, encode_value(items, self._limits).head)
+        self._tell(Kind.CREDIT, number, encode_value(items, self.limits).head)
 
     def close_stream_of(self, number: int) -> None:
         """The reader of a stream wants no more."""
@@ -455,213 +455,3 @@ class _Room(Goal):
     @property
     def done(self) -> bool:  # type: ignore[override]
         return self._link.queued <= self._allowed or self._link.ended is not None
-
-
-class RpcFuture(concurrent.futures.Future[Any]):
-    """The answer of a call that was made by `call_async`. `cancel` tells the other side, too."""
-
-    def __init__(self, link: CallerLink, pending: Pending) -> None:
-        super().__init__()
-        self._link = link
-        self._call = pending
-
-    def result(self, timeout: float | None = None) -> Any:
-        """What the call returned; waits for it."""
-        self._wait(timeout)
-        return super().result(self._rest(timeout))
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised; waits for it."""
-        self._wait(timeout)
-        return super().exception(self._rest(timeout))
-
-    def _wait(self, timeout: float | None) -> None:
-        """Reads the answer in this thread, unless another does."""
-        link, call = self._link, self._call
-        if call.done or self.done():
-            return
-        deadline = call.deadline if timeout is None else call.deadline.sooner(timeout)
-        with link.service.waits():
-            done = link.wait(call, deadline)
-        if not done and call.deadline.expired:
-            link._abandon(call, link.timed_out(call))
-
-    def _rest(self, timeout: float | None) -> float | None:
-        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it says so."""
-        return None if timeout is None or self._call.done or self._call.deadline.expired else 0
-
-    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """Runs `fn(self)` once it is done, in a thread of the agent's."""
-        super().add_done_callback(fn)
-        if not self.done():
-            self._link.attend_now()
-
-    def cancel(self) -> bool:
-        """Gives the call up; False if it is done. Work that has not begun on the other side is not begun."""
-        if not super().cancel():
-            return False
-        self._link._abandon(self._call, None)
-        return True
-
-    def complete(self) -> None:
-        """The answer is there."""
-        if self.cancelled():
-            self._link.attended()
-            return
-        try:
-            value = self._link.result(self._call)
-        except BaseException as error:
-            self._settle(None, error)
-            if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
-                raise
-        else:
-            self._settle(value, None)
-        finally:
-            self._call.frame = None  # it may be long, and the future may be kept
-            self._link.attended()
-
-    def _settle(self, value: Any, error: BaseException | None) -> None:
-        try:
-            if error is None:
-                self.set_result(value)
-            else:
-                self.set_exception(error)
-        except concurrent.futures.InvalidStateError:  # cancelled just now
-            pass
-
-    def _invoke_callbacks(self) -> None:
-        # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.
-        if not self._done_callbacks:  # type: ignore[attr-defined]
-            return
-        if self._link.ended is None:
-            self._link.service.later(super()._invoke_callbacks)  # type: ignore[misc]
-        else:  # perhaps the agent is closed, and nobody would run them
-            super()._invoke_callbacks()  # type: ignore[misc]
-
-
-def _close_stream(link: weakref.ref[CallerLink], number: int) -> None:
-    known = link()
-    if known is not None:
-        known.close_stream_of(number)
-
-
-class RemoteStream:
-    """The items that a generator on another rank yields, as they come.
-
-    An iterator, also an asynchronous one. The other side runs ahead by a few items, never more. Each item has the
-    call's timeout for itself. `close` (or leaving a `with` block, or dropping it) ends the generator there.
-    """
-
-    def __init__(self, link: CallerLink, pending: Pending) -> None:
-        self._link = link
-        self._number = pending.number
-        self._name = pending.name
-        self._seconds = pending.deadline.seconds
-        self._items: deque[Frame] = deque()
-        self._taken = 0
-        self._last: Frame | None = None
-        self._error: BaseException | None = None
-        self._closed = False
-        self._goal: Goal | None = None
-        self._future: concurrent.futures.Future[None] | None = None
-        # Weakly: the link may hold this stream, as an answer that nobody took, and would keep itself alive.
-        dropped = functools.partial(_close_stream, weakref.ref(link), pending.number)
-        weakref.finalize(self, link.service.later, dropped).atexit = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        deadline = Deadline(self._seconds)
-        while not self._ready():
-            goal = self._goal = Pending(self._name, deadline, None)
-            if self._ready():
-                break
-            with self._link.service.waits():
-                if not self._link.wait(goal, deadline):
-                    self.close()
-                    raise self._link.timed_out(goal)
-        return self._next(StopIteration)
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        import asyncio
-
-        while not self._ready():
-            self._future = concurrent.futures.Future()
-            self._link.unattended()
-            if self._ready():
-                break
-            try:
-                await asyncio.wait_for(asyncio.wrap_future(self._future), self._seconds)
-            except asyncio.TimeoutError:
-                self.close()
-                raise self._link.timed_out(Pending(self._name, Deadline(self._seconds), None)) from None
-        return self._next(StopAsyncIteration)
-
-    def close(self) -> None:
-        """Wants no more items. Another thread that waits for one is woken."""
-        self._closed = True
-        self._link.close_stream_of(self._number)
-        self._tell()
-        self._link.wake_mover()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _ready(self) -> bool:
-        return bool(self._items) or self._last is not None or self._error is not None or self._closed
-
-    def _next(self, stop: type[Exception]) -> Any:
-        if self._closed:
-            raise stop
-        if self._items:
-            frame = self._items.popleft()
-            self._taken += 1
-            if self._taken >= WINDOW // 2 and self._last is None and self._error is None:
-                self._link.grant(self._number, self._taken)
-                self._taken = 0
-            return self._link.value(frame)
-        if self._error is not None:
-            raise of_call(fresh(self._error, self._name, self._link.rank))
-        last = self._last
-        assert last is not None
-        if last.kind is Kind.ERROR:
-            raise self._link._error_of(last, Pending(self._name, Deadline(self._seconds), None))
-        raise stop
-
-    # -- called by whoever moves the link ------------------------------------------------------------------------------
-
-    def put(self, frame: Frame) -> bool:
-        """An item has come; False if nobody asked for so many."""
-        if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
-            return False
-        self._items.append(frame)
-        self._tell()
-        return True
-
-    def end(self, frame: Frame) -> None:
-        """The last word."""
-        self._last = frame
-        self._tell()
-
-    def fail(self, error: BaseException) -> None:
-        """No more will come."""
-        self._error = error
-        self._tell()
-
-    def _tell(self) -> None:
-        goal, future = self._goal, self._future
-        if goal is not None:
-            goal.done = True
-            goal.wake()
-        if future is not None:
-            self._future = None
-            self._link.attended()
-            if not future.done():
-                future.set_result(None)

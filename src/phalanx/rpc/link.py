@@ -25,7 +25,7 @@ from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import HEADER_SIZE, Kind, check_lengths, pack_header
 from ..wire.codec import Limits
-from .payload import CallPlan, ValuePlan, plan_call, plan_value
+from .payload import NOT_QUICK, Call, CallPlan, ValuePlan, plan_call, plan_value, quick_call, quick_value
 from .pipe import open_pipe
 
 __all__ = ["Frame", "Goal", "Link"]
@@ -37,6 +37,8 @@ SLICE = 4 << 20
 SCRATCH = 256 << 10
 QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
+WINDOW = 16
+"""Items of a stream that may be under way before its reader has taken them."""
 LONG_COPY = 64 << 10
 """Bytes from which a copy is worth releasing the GIL for."""
 LOOK = 100e-6
@@ -59,10 +61,34 @@ class Frame:
         self.error: InvalidMessage | None = None
         """Why the head cannot be what it should be; the payload was dropped."""
 
-    def build(self) -> Any:
-        """The value of a frame with a payload."""
-        assert self.plan is not None
-        return self.plan.build(self.target)
+    def value(self, limits: Limits) -> Any:
+        """The value in a result or an item.
+
+        Raises:
+            InvalidMessage: It is malformed.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.plan is not None:
+            return self.plan.build(self.target)
+        value = quick_value(self.head)
+        return value if value is not NOT_QUICK else plan_value(self.head, 0, limits).build()
+
+    def request(self, limits: Limits) -> Call:
+        """Name, target, seconds, arguments and keywords of a call.
+
+        Raises:
+            InvalidMessage: It is malformed.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.plan is not None:
+            call = self.plan.build(self.target)
+        else:
+            call = quick_call(self.head)
+            if call is NOT_QUICK:
+                call = plan_call(self.head, 0, limits).build()
+        return call  # type: ignore[no-any-return]
 
 
 class Goal:
@@ -115,7 +141,7 @@ class Link(ABC):
         self.moving = threading.Lock()
         """Held by the mover."""
         self._max_message = max_message
-        self._limits = limits
+        self.limits = limits
         self._look = look
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
         self._sending = threading.RLock()
@@ -341,8 +367,8 @@ class Link(ABC):
         if frame.head is not None:
             self._plan(frame, payload)
             return
-        if head_size > self._limits.max_head:
-            raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self._limits.max_head})")
+        if head_size > self.limits.max_head:
+            raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self.limits.max_head})")
         self._long_head = np.empty(head_size, np.uint8)
         self._room = self._long_head.data
         self._left = head_size
@@ -353,7 +379,7 @@ class Link(ABC):
         self._left = payload
         self._room = None
         try:
-            made = frame.plan = plan(frame.head, payload, self._limits)
+            made = frame.plan = plan(frame.head, payload, self.limits)
             frame.target = self._room = made.allocate()
         except InvalidMessage as error:
             frame.error = error

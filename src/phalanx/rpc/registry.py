@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from ..errors import FunctionNotFound, UsageError
 from .signature import Signature
 
-__all__ = ["Function", "Registry"]
+__all__ = ["CREATE", "Function", "Registry"]
 
+CREATE = (1 << 63) - 1
+"""As the target of a call: make an instance of the class that is named."""
 LONGEST_NAME = 1024
 LONGEST_LIST = 20
 
@@ -58,6 +60,31 @@ class Registry:
         self._classes: dict[str, tuple[Function, dict[str, Function]]] = {}
         self.objects: dict[tuple[object, int], tuple[str, Any]] = {}
         """What callers have made: by the link of the caller and the number of the call, the class and the instance."""
+
+    def find(self, owner: object, name: str, target: int, args: list[Any]) -> tuple[Function, list[Any]]:
+        """What a call means: a function, a class to make an instance of, or a method of an instance; and its arguments.
+
+        Args:
+            owner: The link on which the call came.
+            target: 0 for a function, `CREATE` for a class, else the number of an object that was made over that link.
+
+        Raises:
+            FunctionNotFound: There is none.
+        """
+        if target == 0:
+            return self.function(name), args
+        if target == CREATE:
+            return self.class_of(name), args
+        found = self.objects.get((owner, target))
+        if found is None:
+            raise FunctionNotFound(f"the object whose method {name!r} is called is no longer there")
+        class_name, instance = found
+        method = self.method(class_name, name)
+        return method, [instance, *args] if method.takes_instance else args
+
+    def free(self, owner: object, number: int) -> None:
+        """Forgets an object that was made over a link."""
+        self.objects.pop((owner, number), None)
 
     def free_all(self, link: object) -> None:
         """Forgets the objects that were made over a link."""

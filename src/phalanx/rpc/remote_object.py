@@ -5,13 +5,64 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .caller import CallerLink
+from .caller import CallerLink
 
 __all__ = ["RemoteMethod", "RemoteObject"]
+
+
+class MethodCaller(Protocol):
+    """The agent, as far as the handle of an object needs it.
+
+    Its methods take the link to the object's rank, the name of the method, the number of the object, and then what
+    `Agent.call` takes.
+    """
+
+    def _call(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> Any: ...
+
+    def _call_async(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> concurrent.futures.Future[Any]: ...
+
+    async def _acall(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> Any: ...
+
+    def _notify(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> None: ...
+
+    def _method_returns(self, class_name: str, method: str) -> Any: ...
 
 
 class RemoteObject:
@@ -28,7 +79,7 @@ class RemoteObject:
 
     __slots__ = ("__weakref__", "_agent", "_free", "_link", "_name", "_number")
 
-    def __init__(self, agent: Agent, link: CallerLink, name: str, number: int) -> None:
+    def __init__(self, agent: MethodCaller, link: CallerLink, name: str, number: int) -> None:
         self._agent = agent
         self._link = link
         self._name = name

@@ -1,0 +1,118 @@
+"""The answering half of a server's link: what a call that is served needs of the link on which it came."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from ..errors import PhalanxError, UsageError
+from ..transports.stream import Stream
+from ..wire.calls import Kind
+from ..wire.codec import Limits
+from .event_loop import EventLoop
+from .link import QUEUED, Frame, Link
+from .payload import encode_error, encode_value
+from .poller import Service
+from .registry import Registry
+from .workers import Task
+
+__all__ = ["AnsweringLink"]
+
+LONG = 64 << 10
+"""Bytes from which a request counts for what may wait; shorter ones are bounded by their number."""
+
+Served = TypeVar("Served", bound=Task)
+
+
+class AnsweringLink(Link, Generic[Served]):
+    """Sends answers, and puts calls off while their caller does not take those of others."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        peer: int,
+        service: Service,
+        registry: Registry,
+        loop: EventLoop,
+        max_message: int,
+        limits: Limits,
+        *,
+        look: float,
+    ) -> None:
+        super().__init__(stream, peer, max_message, limits, look=look)
+        self.service = service
+        self.registry = weakref.ref(registry)
+        self.loop = loop
+        self.served: dict[int, Served] = {}
+        """The calls that are not answered yet, by number."""
+        self.waiting_bytes = 0
+        """Of long requests that have not begun."""
+        self.closing = False
+        self._counting = threading.Lock()
+        self._put_off: deque[Task] = deque()
+
+    def needs_mover(self) -> None:
+        self.service.watch(self)
+
+    # -- when a call may begin -----------------------------------------------------------------------------------------
+
+    def queue(self, call: Served, frame: Frame) -> None:
+        """Has a call begin soon. Called by the mover."""
+        if frame.size > LONG:
+            with self._counting:
+                self.waiting_bytes += frame.size
+        self.service.add_by_mover(call)
+
+    def begin(self, frame: Frame) -> None:
+        """A call that was queued begins, or is given up."""
+        if frame.size > LONG:
+            with self._counting:
+                self.waiting_bytes -= frame.size
+
+    def put_off(self, call: Task) -> bool:
+        """Whether a call has to wait because the caller does not take the answers of others."""
+        if self.queued <= QUEUED or self.ended is not None:
+            return False
+        with self._counting:
+            self._put_off.append(call)
+        if self.queued <= QUEUED or self.ended is not None:  # just now
+            self.on_room()
+        return True
+
+    def on_room(self) -> None:
+        while self._put_off:
+            with self._counting:
+                if not self._put_off:
+                    return
+                call = self._put_off.popleft()
+            self.service.add(call)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, kind: Kind, call: int, value: Any = None) -> None:
+        """Sends a result or an item.
+
+        Raises:
+            UsageError: It is nothing that can be sent.
+        """
+        outgoing = encode_value(value, self.limits)
+        if outgoing.payload + len(outgoing.head) > self._max_message:
+            size = outgoing.payload + len(outgoing.head)
+            raise UsageError(f"a result of {size} bytes is too long (max_message is {self._max_message})")
+        try:
+            sent = self.send(kind, call, outgoing.head, outgoing.buffers, outgoing.payload)
+        except PhalanxError:
+            return  # nobody is there to hear it
+        if not sent:
+            self.needs_mover()
+
+    def answer_error(self, call: int, kind: str, type_name: str, message: str, trace: str = "") -> None:
+        """Sends what went wrong."""
+        try:
+            sent = self.send(Kind.ERROR, call, encode_error(kind, type_name, message, trace))
+        except PhalanxError:
+            return
+        if not sent:
+            self.needs_mover()

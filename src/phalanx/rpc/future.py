@@ -1,0 +1,94 @@
+"""The future of a call that was made by `call_async`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+from .caller import CallerLink, Pending
+
+__all__ = ["RpcFuture"]
+
+
+class RpcFuture(concurrent.futures.Future[Any]):
+    """The answer of a call that was made by `call_async`. `cancel` tells the other side, too."""
+
+    def __init__(self, link: CallerLink, pending: Pending) -> None:
+        super().__init__()
+        self._link = link
+        self._call = pending
+        pending.on_finish = self.complete
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned; waits for it."""
+        self._wait(timeout)
+        return super().result(self._rest(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised; waits for it."""
+        self._wait(timeout)
+        return super().exception(self._rest(timeout))
+
+    def _wait(self, timeout: float | None) -> None:
+        """Reads the answer in this thread, unless another does."""
+        link, call = self._link, self._call
+        if call.done or self.done():
+            return
+        deadline = call.deadline if timeout is None else call.deadline.sooner(timeout)
+        with link.service.waits():
+            done = link.wait(call, deadline)
+        if not done and call.deadline.expired:
+            link.abandon(call, link.timed_out(call))
+
+    def _rest(self, timeout: float | None) -> float | None:
+        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it says so."""
+        return None if timeout is None or self._call.done or self._call.deadline.expired else 0
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """Runs `fn(self)` once it is done, in a thread of the agent's."""
+        super().add_done_callback(fn)
+        if not self.done():
+            self._link.attend_now()
+
+    def cancel(self) -> bool:
+        """Gives the call up; False if it is done. Work that has not begun on the other side is not begun."""
+        if not super().cancel():
+            return False
+        self._link.abandon(self._call, None)
+        return True
+
+    def complete(self) -> None:
+        """The answer is there."""
+        if self.cancelled():
+            self._link.attended()
+            return
+        try:
+            value = self._link.result(self._call)
+        except BaseException as error:
+            self._settle(None, error)
+            if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
+                raise
+        else:
+            self._settle(value, None)
+        finally:
+            self._call.frame = None  # it may be long, and the future may be kept
+            self._link.attended()
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        try:
+            if error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(error)
+        except concurrent.futures.InvalidStateError:  # cancelled just now
+            pass
+
+    def _invoke_callbacks(self) -> None:
+        # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.
+        if not self._done_callbacks:  # type: ignore[attr-defined]
+            return
+        if self._link.ended is None:
+            self._link.service.later(super()._invoke_callbacks)  # type: ignore[misc]
+        else:  # perhaps the agent is closed, and nobody would run them
+            super()._invoke_callbacks()  # type: ignore[misc]

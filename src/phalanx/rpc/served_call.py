@@ -1,0 +1,268 @@
+"""A call that is served: from when it came until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any
+
+from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
+from ..exception_text import describe, message_of, render_traceback, type_name
+from ..wire.calls import Kind
+from .answers import AnsweringLink
+from .context import CallContext, _current
+from .event_loop import soon
+from .link import WINDOW, Frame
+from .registry import CREATE, Function, Registry
+
+__all__ = ["ServedCall"]
+
+logger = logging.getLogger("phalanx.rpc")
+
+_KINDS: tuple[tuple[str, type[Exception]], ...] = (
+    ("not found", FunctionNotFound),
+    ("argument", InvalidArgument),
+    ("message", InvalidMessage),
+    ("cancelled", Cancelled),
+)
+"""What may go wrong before the handler is entered."""
+
+
+class ServedCall:
+    """A call from when it came until it is answered. Calling it runs it."""
+
+    __slots__ = (
+        "_came",
+        "_credit",
+        "_flow",
+        "_frames",
+        "_generator",
+        "_more",
+        "_ran",
+        "_rests",
+        "context",
+        "link",
+        "number",
+    )
+
+    def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
+        self.link = link
+        self.number = number
+        """Of the call; 0 if it is not answered."""
+        self._frames = [frame]
+        """Whoever takes it out decides what becomes of the call: it is run, or it was cancelled before."""
+        self._came = time.monotonic()
+        self.context: CallContext | None = None
+        self._ran = False
+        """Whether the handler was entered: what is raised then is its own."""
+        self._generator: Generator[Any, None, Any] | None = None
+        self._flow: threading.Lock | None = None
+        """Of a stream: guards the credit, and whether it rests."""
+        self._credit = 0
+        self._rests = False
+        """Whether the generator waits for its reader."""
+        self._more: Callable[[], None] | None = None
+        """Wakes an asynchronous generator that waits for its reader."""
+
+    def _take(self) -> Frame | None:
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            return None
+        self.link.begin(frame)
+        return frame
+
+    def __call__(self) -> None:
+        link = self.link
+        if link.put_off(self):
+            return
+        frame = self._take()
+        if frame is None or (link.ended is not None and self.number):
+            return  # nobody waits for it; a notification is still meant after its sender has gone
+        try:
+            if link.closing:
+                raise Cancelled("the agent there is being closed")
+            name, target, seconds, args, kwargs = frame.request(link.limits)
+            self.context = context = CallContext(link.peer, name, self._came + seconds, seconds)
+            if context.cancelled:
+                self._done()
+                return
+            registry = link.registry()
+            if registry is None:
+                raise Cancelled("the agent there is being closed")
+            function, args = registry.find(link, name, target, args)
+            args, kwargs = function.signature.bind(function.name, args, kwargs)
+            self._ran = True
+            if function.is_coroutine:
+                link.loop.run(self._await(context, function, args, kwargs), context)
+                return
+            token = _current.set(context)
+            try:
+                result = function.call(*args, **kwargs)
+            finally:
+                _current.reset(token)
+            if target == CREATE:
+                self._keep(registry, name, result, context)
+            elif isinstance(result, Generator):
+                self._stream(result)
+            else:
+                self._answer(result)
+        except BaseException as error:
+            self._fail(error)
+
+    def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
+        """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
+        if not self.number:
+            return  # nobody would ever name it
+        link, number = self.link, self.number
+        registry.objects[link, number] = (class_name, instance)
+        if link.ended is not None:  # just now: nobody would free it
+            registry.free_all(link)
+        if context._cancelled:  # perhaps before it was kept
+            registry.free(link, number)
+        self._answer(number)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _done(self) -> None:
+        if self.number:
+            self.link.served.pop(self.number, None)
+
+    def _answer(self, result: Any) -> None:
+        if not self.number:
+            return
+        if self.context is None or not self.context.cancelled:  # also if it is too late
+            self.link.answer(Kind.RESULT, self.number, result)
+        self._done()
+
+    def _fail(self, error: BaseException) -> None:
+        link, context = self.link, self.context
+        self._done()
+        if not self.number:
+            if not isinstance(error, Cancelled):
+                logger.warning("rank %d notified this rank, and that failed: %s", link.peer, describe(error))
+            return
+        if context is not None and context._cancelled:
+            return  # nobody waits for it
+        kind, trace = "raised", ""
+        if self._ran:
+            trace = render_traceback(error)
+        else:
+            kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
+        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
+
+    def cancel(self) -> None:
+        """The caller has given up, or is gone."""
+        self._done()
+        if self._take() is not None:
+            return
+        if self.context is not None:
+            self.context.cancel()
+        if self._flow is None:
+            return
+        with self._flow:
+            rested, self._rests = self._rests, False
+        if rested:
+            self.link.service.add(self._close_generator)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def _stream(self, generator: Generator[Any, None, Any]) -> None:
+        if not self.number:
+            for _ in generator:  # nobody listens, but it may do something
+                pass
+            return
+        self._generator = generator
+        self._flow = threading.Lock()
+        self._credit = WINDOW
+        self.link.answer(Kind.STREAM, self.number)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Sends items as long as the reader can take them; the thread is free while it cannot."""
+        generator, context, flow = self._generator, self.context, self._flow
+        assert generator is not None
+        assert context is not None
+        assert flow is not None
+        token = _current.set(context)
+        try:
+            while not context._cancelled:
+                with flow:
+                    if self._credit <= 0:
+                        self._rests = True
+                        return
+                    self._credit -= 1
+                context.renew()
+                try:
+                    item = next(generator)
+                except StopIteration:
+                    self._answer(None)
+                    return
+                self.link.answer(Kind.ITEM, self.number, item)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            _current.reset(token)
+        if context._cancelled:
+            self._close_generator()
+
+    def _close_generator(self) -> None:
+        try:
+            if self._generator is not None:
+                self._generator.close()
+        except Exception:
+            logger.exception("a generator failed while it was closed")
+
+    def grant(self, items: int) -> None:
+        """The reader can take more items. Called by the mover."""
+        if self._flow is None:  # it is no stream
+            return
+        with self._flow:
+            self._credit = min(self._credit + items, WINDOW)
+            rested, self._rests = self._rests, False
+        if self._more is not None:
+            self._more()
+        elif rested:
+            self.link.service.add_by_mover(self._go_on)
+
+    # -- coroutines ----------------------------------------------------------------------------------------------------
+
+    async def _await(self, context: CallContext, function: Function, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Runs in the event loop."""
+        _current.set(context)
+        try:
+            made = function.call(*args, **kwargs)
+            if inspect.isasyncgen(made):
+                await self._stream_async(made, context)
+            else:
+                self._answer(await made)
+        except asyncio.CancelledError:
+            self._fail(Cancelled(f"{function.name!r} was cancelled"))
+        except BaseException as error:
+            self._fail(error)
+
+    async def _stream_async(self, items: AsyncIterator[Any], context: CallContext) -> None:
+        if not self.number:
+            async for _ in items:  # nobody listens, but it may do something
+                pass
+            return
+        granted = asyncio.Event()
+        self._more = functools.partial(soon, asyncio.get_running_loop(), granted.set)
+        self._flow = threading.Lock()
+        self._credit = WINDOW
+        self.link.answer(Kind.STREAM, self.number)
+        async for item in items:
+            context.renew()
+            while self._credit <= 0:
+                granted.clear()
+                if self._credit <= 0:
+                    await granted.wait()
+            with self._flow:
+                self._credit -= 1
+            self.link.answer(Kind.ITEM, self.number, item)
+        self._answer(None)

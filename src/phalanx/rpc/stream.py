@@ -1,0 +1,149 @@
+"""The items that a generator on another rank yields, as their reader sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..backends.base import fresh
+from ..deadline import Deadline
+from ..errors import of_call
+from ..wire.calls import Kind
+from .caller import CallerLink, ItemReader, Pending
+from .link import WINDOW, Frame, Goal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["RemoteStream"]
+
+
+def _close_stream(link: weakref.ref[CallerLink], number: int) -> None:
+    known = link()
+    if known is not None:
+        known.close_stream_of(number)
+
+
+class RemoteStream(ItemReader):
+    """The items that a generator on another rank yields, as they come.
+
+    An iterator, also an asynchronous one. The other side runs ahead by a few items, never more. Each item has the
+    call's timeout for itself. `close` (or leaving a `with` block, or dropping it) ends the generator there.
+    """
+
+    def __init__(self, link: CallerLink, pending: Pending) -> None:
+        self._link = link
+        self._number = pending.number
+        self._name = pending.name
+        self._seconds = pending.deadline.seconds
+        self._items: deque[Frame] = deque()
+        self._taken = 0
+        self._last: Frame | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._goal: Goal | None = None
+        self._future: concurrent.futures.Future[None] | None = None
+        # Weakly: the link may hold this stream, as an answer that nobody took, and would keep itself alive.
+        dropped = functools.partial(_close_stream, weakref.ref(link), pending.number)
+        weakref.finalize(self, link.service.later, dropped).atexit = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        deadline = Deadline(self._seconds)
+        while not self._ready():
+            goal = self._goal = Pending(self._name, deadline, None)
+            if self._ready():
+                break
+            with self._link.service.waits():
+                if not self._link.wait(goal, deadline):
+                    self.close()
+                    raise self._link.timed_out(goal)
+        return self._next(StopIteration)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._ready():
+            self._future = concurrent.futures.Future()
+            self._link.unattended()
+            if self._ready():
+                break
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(self._future), self._seconds)
+            except asyncio.TimeoutError:
+                self.close()
+                raise self._link.timed_out(Pending(self._name, Deadline(self._seconds), None)) from None
+        return self._next(StopAsyncIteration)
+
+    def close(self) -> None:
+        """Wants no more items. Another thread that waits for one is woken."""
+        self._closed = True
+        self._link.close_stream_of(self._number)
+        self._tell()
+        self._link.wake_mover()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ready(self) -> bool:
+        return bool(self._items) or self._last is not None or self._error is not None or self._closed
+
+    def _next(self, stop: type[Exception]) -> Any:
+        if self._closed:
+            raise stop
+        if self._items:
+            frame = self._items.popleft()
+            self._taken += 1
+            if self._taken >= WINDOW // 2 and self._last is None and self._error is None:
+                self._link.grant(self._number, self._taken)
+                self._taken = 0
+            return frame.value(self._link.limits)
+        if self._error is not None:
+            raise of_call(fresh(self._error, self._name, self._link.rank))
+        last = self._last
+        assert last is not None
+        if last.kind is Kind.ERROR:
+            raise self._link.error_of(last, Pending(self._name, Deadline(self._seconds), None))
+        raise stop
+
+    # -- called by whoever moves the link ------------------------------------------------------------------------------
+
+    def put(self, frame: Frame) -> bool:
+        """An item has come; False if nobody asked for so many."""
+        if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
+            return False
+        self._items.append(frame)
+        self._tell()
+        return True
+
+    def end(self, frame: Frame) -> None:
+        """The last word."""
+        self._last = frame
+        self._tell()
+
+    def fail(self, error: BaseException) -> None:
+        """No more will come."""
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        goal, future = self._goal, self._future
+        if goal is not None:
+            goal.done = True
+            goal.wake()
+        if future is not None:
+            self._future = None
+            self._link.attended()
+            if not future.done():
+                future.set_result(None)
