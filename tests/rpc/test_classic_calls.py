@@ -754,7 +754,7 @@ def test_requests_that_never_left_are_taken_back() -> None:
         for _ in range(4):
             with pytest.raises(px.Timeout):
                 agent.call(1, "f", payload, timeout=0.05)
-        assert len(agent._calls._lane.unsent()) == 1, "the first is on its way and must go on"
+        assert len(agent._calls.messages.lane.unsent()) == 1, "the first is on its way and must go on"
         assert plain.recv(0) == request_of(1, b"f", payload)
         plain.send(request_of(1, b"echo"), 0)
         assert plain.recv(0) == u64(14)
@@ -805,8 +805,8 @@ def test_a_rank_that_closes_its_backend(kind: str) -> None:
         backends[1].close()
         with pytest.raises(PeerLost):
             agent.call(1, "echo", timeout=patience)
-        other._calls._thread.join(patience)
-        assert not other._calls._thread.is_alive(), "without its backend the agent has nothing to do"
+        other._calls.messages.thread.join(patience)
+        assert not other._calls.messages.thread.is_alive(), "without its backend the agent has nothing to do"
         with pytest.raises(px.errors.Closed):
             other.call(0, "echo")
         other.close()
