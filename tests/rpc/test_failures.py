@@ -714,7 +714,7 @@ def interrupted_before_it_connects(agent: Agent) -> int:
         finally:
             sys.settrace(None)
         until(lambda: answers(agent), "a connection")
-        agent._connections.callers[1].over(ChannelClosed(1, "the next call connects"))
+        agent._connections.callers[1].end(ChannelClosed(1, "the next call connects"))
     return place
 
 

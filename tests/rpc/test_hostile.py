@@ -301,11 +301,11 @@ def test_calls_that_wait_are_bounded(scene: Scene) -> None:
     try:
         with contextlib.suppress(TimeoutError):
             sock.sendall(data)
-        assert scene.victim._service.waiting < 1024 + 200
+        assert scene.victim._poller.waiting < 1024 + 200
         assert len(scene.victim._connections.servers) < 10
     finally:
         release.set()
-    until(lambda: scene.victim._service.waiting < 10, "the queue")
+    until(lambda: scene.victim._poller.waiting < 10, "the queue")
     sock.close()
     scene.check()
 
@@ -353,7 +353,7 @@ def impostor(scene: Scene) -> Iterator[Impostor]:
     """Answers the victim's calls to the attacker by hand."""
     link = scene.victim._connections.callers.get(ATTACKER)
     if link is not None:
-        link.over(PhalanxError("make room"))
+        link.end(PhalanxError("make room"))
     made = Impostor(scene)
     yield made
     assert scene.witness.call(VICTIM, "echo", 7, timeout=5) == 7

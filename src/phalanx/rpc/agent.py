@@ -18,11 +18,11 @@ from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..group import Group
 from ..wire.codec import Limits
-from .caller import CallerLink, Pending
+from .caller import CallerLink, PendingCall
 from .connect import Connections
 from .context import current_call
 from .future import RpcFuture
-from .payload import Outgoing, encode_call
+from .payload import FrameBody, encode_call
 from .registry import CREATE, Function, Registry
 from .remote_object import RemoteObject
 
@@ -105,7 +105,7 @@ class Agent:
             max_in_flight=max_in_flight,
             max_queue=max_queue,
         )
-        self._service = self._connections.service
+        self._poller = self._connections.poller
         self._dropped = weakref.finalize(self, _drop, os.getpid(), self._connections)
         self._dropped.atexit = False
         _open.add(self)
@@ -225,7 +225,7 @@ class Agent:
             Timeout: Not all ranks came in time.
             PeerLost: A rank is gone.
         """
-        with self._service.waits():
+        with self._poller.blocking():
             self._group.barrier(timeout=JOIN_TIMEOUT if timeout is None else timeout)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Agent:
         self._connections.shut_down()
 
     def _drain(self, deadline: Deadline) -> None:
-        with self._service.waits():
+        with self._poller.blocking():
             inside = current_call() is not None
             for link in list(self._connections.callers.values()):
                 if inside and link.peer == self.rank:
@@ -263,8 +263,8 @@ class Agent:
 
     def _busy(self) -> bool:
         inside = current_call() is not None  # a handler that closes its own agent does not wait for itself
-        running = self._service.running > inside or self._service.waiting or self._connections.loop.under_way
-        return bool(running or any(link.queued for link in self._connections.servers))
+        running = self._poller.running > inside or self._poller.waiting or self._connections.loop.under_way
+        return bool(running or any(link.queued_bytes for link in self._connections.servers))
 
     def __enter__(self) -> Self:
         return self
@@ -289,7 +289,7 @@ class Agent:
         try:
             link = self._connections.link_to(dst, deadline)
             self._check_size(outgoing)
-            return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+            return link.call(PendingCall(name, deadline, self._type_of(name, target, returns)), outgoing)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
 
@@ -306,7 +306,7 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
-        pending = Pending(name, deadline, self._type_of(name, target, returns))
+        pending = PendingCall(name, deadline, self._type_of(name, target, returns))
         try:
             link = self._connections.link_to(dst, deadline)
             future = RpcFuture(link, pending)
@@ -368,7 +368,7 @@ class Agent:
     def _method_returns(self, class_name: str, method: str) -> Any:
         return _returns(self._registry.find_method(class_name, method))
 
-    def _check_size(self, outgoing: Outgoing) -> None:
+    def _check_size(self, outgoing: FrameBody) -> None:
         size = len(outgoing.head) + outgoing.payload
         if size > self._max_message:
             raise UsageError(f"a call of {size} bytes is too long (max_message is {self._max_message})")
@@ -410,4 +410,4 @@ def _drop(pid: int, connections: Connections) -> None:
     That comes in any thread, also in the middle of a lock that shutting down needs. So the agent's own thread does it.
     """
     if os.getpid() == pid:  # in a forked child, all of it is the parent's
-        connections.service.later(connections.shut_down)
+        connections.poller.run_soon(connections.shut_down)

@@ -12,9 +12,9 @@ from ..transports.stream import Stream
 from ..wire.calls import Kind
 from ..wire.codec import Limits
 from .event_loop import EventLoop
-from .link import QUEUED, Frame, Link
+from .link import MAX_QUEUED, CallLink, Frame
 from .payload import encode_error, encode_value
-from .poller import Service
+from .poller import LinkPoller
 from .registry import Registry
 from .workers import Task
 
@@ -26,23 +26,23 @@ LONG = 64 << 10
 Served = TypeVar("Served", bound=Task)
 
 
-class AnsweringLink(Link, Generic[Served]):
+class AnsweringLink(CallLink, Generic[Served]):
     """Sends answers, and puts calls off while their caller does not take those of others."""
 
     def __init__(
         self,
         stream: Stream,
         peer: int,
-        service: Service,
+        poller: LinkPoller,
         registry: Registry,
         loop: EventLoop,
         max_message: int,
         limits: Limits,
         *,
-        look: float,
+        spin: float,
     ) -> None:
-        super().__init__(stream, peer, max_message, limits, look=look)
-        self.service = service
+        super().__init__(stream, peer, max_message, limits, spin=spin)
+        self.poller = poller
         self.registry = weakref.ref(registry)
         self.loop = loop
         self.served: dict[int, Served] = {}
@@ -51,10 +51,10 @@ class AnsweringLink(Link, Generic[Served]):
         """Of long requests that have not begun."""
         self.closing = False
         self._counting = threading.Lock()
-        self._put_off: deque[Task] = deque()
+        self._postponed: deque[Task] = deque()
 
-    def needs_mover(self) -> None:
-        self.service.watch(self)
+    def ask_poller(self) -> None:
+        self.poller.watch(self)
 
     # -- when a call may begin -----------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class AnsweringLink(Link, Generic[Served]):
         if frame.size > LONG:
             with self._counting:
                 self.waiting_bytes += frame.size
-        self.service.add_by_mover(call)
+        self.poller.add_as_mover(call)
 
     def begin(self, frame: Frame) -> None:
         """A call that was queued begins, or is given up."""
@@ -71,23 +71,23 @@ class AnsweringLink(Link, Generic[Served]):
             with self._counting:
                 self.waiting_bytes -= frame.size
 
-    def put_off(self, call: Task) -> bool:
+    def postpone(self, call: Task) -> bool:
         """Whether a call has to wait because the caller does not take the answers of others."""
-        if self.queued <= QUEUED or self.ended is not None:
+        if self.queued_bytes <= MAX_QUEUED or self.ended is not None:
             return False
         with self._counting:
-            self._put_off.append(call)
-        if self.queued <= QUEUED or self.ended is not None:  # just now
+            self._postponed.append(call)
+        if self.queued_bytes <= MAX_QUEUED or self.ended is not None:  # just now
             self.on_room()
         return True
 
     def on_room(self) -> None:
-        while self._put_off:
+        while self._postponed:
             with self._counting:
-                if not self._put_off:
+                if not self._postponed:
                     return
-                call = self._put_off.popleft()
-            self.service.add(call)
+                call = self._postponed.popleft()
+            self.poller.add(call)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class AnsweringLink(Link, Generic[Served]):
         except PhalanxError:
             return  # nobody is there to hear it
         if not sent:
-            self.needs_mover()
+            self.ask_poller()
 
     def answer_error(self, call: int, kind: str, type_name: str, message: str, trace: str = "") -> None:
         """Sends what went wrong."""
@@ -115,4 +115,4 @@ class AnsweringLink(Link, Generic[Served]):
         except PhalanxError:
             return
         if not sent:
-            self.needs_mover()
+            self.ask_poller()

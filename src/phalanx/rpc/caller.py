@@ -29,12 +29,12 @@ from ..transports.stream import Stream
 from ..wire.calls import Kind
 from ..wire.codec import Limits
 from .context import CallContext, current_call
-from .link import QUEUED, Frame, Goal, Link
-from .payload import Outgoing, decode_error, encode_value
-from .poller import Service
+from .link import MAX_QUEUED, CallLink, Frame, Waiter
+from .payload import FrameBody, decode_error, encode_value
+from .poller import LinkPoller
 from .signature import convert_result
 
-__all__ = ["CallerLink", "ItemReader", "Pending"]
+__all__ = ["CallerLink", "ItemReader", "PendingCall"]
 
 GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of calls that were made asynchronously. Who waits for a future
@@ -65,7 +65,7 @@ class ItemReader(ABC):
         """No more will come."""
 
 
-class Pending(Goal):
+class PendingCall(Waiter):
     """A call that waits for its answer."""
 
     __slots__ = ("deadline", "error", "frame", "name", "number", "on_finish", "opened", "returns", "stream")
@@ -95,7 +95,7 @@ class Pending(Goal):
         self.wake()
 
 
-class CallerLink(Link):
+class CallerLink(CallLink):
     """Sends calls to one rank and gives the answers to whoever waits for them.
 
     Args:
@@ -109,44 +109,44 @@ class CallerLink(Link):
         self,
         stream: Stream,
         peer: int,
-        service: Service,
+        poller: LinkPoller,
         max_message: int,
         limits: Limits,
         *,
-        look: float,
+        spin: float,
         rank: int,
         world_rank: int,
         max_in_flight: int,
         why: Callable[[Exception], PhalanxError],
         forget: Callable[[CallerLink], None],
-        open_stream: Callable[[CallerLink, Pending], ItemReader],
+        open_stream: Callable[[CallerLink, PendingCall], ItemReader],
     ) -> None:
-        super().__init__(stream, peer, max_message, limits, look=look)
-        self.watched = False
+        super().__init__(stream, peer, max_message, limits, spin=spin)
+        self.needs_poller = False
         self.rank = rank
         self.world_rank = world_rank
-        self.service = service
+        self.poller = poller
         self._max_in_flight = max_in_flight
         self._why = why
         self._forget = forget
         self._open_stream = open_stream
         self._numbers = itertools.count(1)
-        self.calls: dict[int, Pending] = {}
+        self.calls: dict[int, PendingCall] = {}
         self._unattended = 0
         """Calls for which no thread waits."""
         self._in_grace = False
         """Whether the agent's thread will look soon whether somebody reads the answers."""
-        self._sweep_at = float("inf")
+        self._expire_at = float("inf")
         """When somebody looks for calls whose deadline has come."""
-        self._places = threading.Condition()
-        self._wanting_places = 0
+        self._slots = threading.Condition()
+        self._waiting_for_slot = 0
 
-    def needs_mover(self) -> None:
-        self.service.watch(self)
+    def ask_poller(self) -> None:
+        self.poller.watch(self)
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    def call(self, pending: Pending, outgoing: Outgoing) -> Any:
+    def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
         self.start(pending, outgoing)
         context = current_call()
@@ -154,56 +154,56 @@ class CallerLink(Link):
             return self._call_from_handler(pending, context)
         return self.finish(pending)
 
-    def _call_from_handler(self, pending: Pending, context: CallContext) -> Any:
+    def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:
             words = f"{pending.name!r} on rank {self.world_rank}: the caller of the handler that called it gave up"
             self.abandon(pending, Cancelled(words))
 
         context.on_cancel(give_up)
         try:
-            with self.service.waits():
+            with self.poller.blocking():
                 return self.finish(pending)
         finally:
             context.forget(give_up)
 
-    def start(self, pending: Pending, outgoing: Outgoing, *, lent: bool = True) -> None:
+    def start(self, pending: PendingCall, outgoing: FrameBody, *, lent: bool = True) -> None:
         """Sends a request; waits if too many are under way.
 
         Args:
             lent: Its arrays stay as they are until the call is done. If not, they are the caller's again after this.
         """
         if len(self.calls) >= self._max_in_flight:
-            self._wait_for_place(pending)
+            self._wait_for_slot(pending)
         pending.number = number = next(self._numbers)
         self.calls[number] = pending
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
-        is_long = outgoing.payload > QUEUED
+        is_long = outgoing.payload > MAX_QUEUED
         try:
             if not self.send(
                 Kind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
             ):
                 self._wait_for_room(pending)
                 if is_long and not lent:
-                    self.take_over(number)
+                    self.copy_unsent(number)
         except BaseException:
             self._withdraw(number)
             raise
 
-    def notify(self, name: str, deadline: Deadline, outgoing: Outgoing) -> None:
+    def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. Its arrays are the caller's again when this returns."""
         number = next(self._numbers)
         if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
             return
-        if not outgoing.buffers and self.queued <= QUEUED:
-            self.needs_mover()
+        if not outgoing.buffers and self.queued_bytes <= MAX_QUEUED:
+            self.ask_poller()
             return
         try:
-            self._wait_for_room(Pending(name, deadline, None), 0 if outgoing.buffers else QUEUED)
+            self._wait_for_room(PendingCall(name, deadline, None), 0 if outgoing.buffers else MAX_QUEUED)
         except BaseException:
-            self.give_up(number)
+            self.withdraw_request(number)
             raise
 
-    def finish(self, pending: Pending) -> Any:
+    def finish(self, pending: PendingCall) -> Any:
         """Waits for the answer, and returns or raises what it says."""
         try:
             if not pending.done and not self.wait(pending, pending.deadline):
@@ -213,7 +213,7 @@ class CallerLink(Link):
             raise
         return self.result(pending)
 
-    def result(self, pending: Pending) -> Any:
+    def result(self, pending: PendingCall) -> Any:
         """What a finished call returns or raises."""
         if pending.error is not None:
             raise of_call(fresh(pending.error, pending.name, self.rank))
@@ -227,7 +227,7 @@ class CallerLink(Link):
             return stream
         raise self.error_of(frame, pending)
 
-    def error_of(self, frame: Frame, pending: Pending) -> RpcError:
+    def error_of(self, frame: Frame, pending: PendingCall) -> RpcError:
         """The exception that an answer tells of."""
         kind, type_name, message, traceback = decode_error(frame.head)
         error_type = _ERRORS.get(kind)
@@ -244,7 +244,7 @@ class CallerLink(Link):
             operation=pending.name,
         )
 
-    def timed_out(self, pending: Pending) -> RpcTimeout:
+    def timed_out(self, pending: PendingCall) -> RpcTimeout:
         """The error of a call whose deadline has come."""
         return RpcTimeout(
             f"{pending.name!r} on rank {self.world_rank}: no answer within {pending.deadline.seconds:g} s",
@@ -255,7 +255,7 @@ class CallerLink(Link):
             operation=pending.name,
         )
 
-    def abandon(self, pending: Pending, error: BaseException | None) -> None:
+    def abandon(self, pending: PendingCall, error: BaseException | None) -> None:
         """Gives a call up, unless its answer has come: the other side is told, and its memory is the caller's again."""
         if self._withdraw(pending.number):
             pending.finish(error)
@@ -265,43 +265,43 @@ class CallerLink(Link):
         """Nobody waits for this call any more; False if nobody did."""
         if self.calls.pop(number, None) is None:
             return False
-        self._freed()
-        if self.ended is None and not self.give_up(number):
-            self._tell(Kind.CANCEL, number)
+        self._free_slot()
+        if self.ended is None and not self.withdraw_request(number):
+            self._send_control(Kind.CANCEL, number)
         return True
 
-    def _tell(self, kind: Kind, number: int, head: bytes = b"") -> None:
+    def _send_control(self, kind: Kind, number: int, head: bytes = b"") -> None:
         try:
             sent = self.send(kind, number, head)
         except PhalanxError:
             return
         if not sent:
-            self.needs_mover()
+            self.ask_poller()
 
     # -- bounds --------------------------------------------------------------------------------------------------------
 
-    def _wait_for_place(self, pending: Pending) -> None:
-        with self.service.waits(), self._places:
-            self._wanting_places += 1
+    def _wait_for_slot(self, pending: PendingCall) -> None:
+        with self.poller.blocking(), self._slots:
+            self._waiting_for_slot += 1
             try:
                 while len(self.calls) >= self._max_in_flight and self.ended is None:
-                    if not self._places.wait(min(pending.deadline.remaining(), 0.1)) and pending.deadline.expired:
+                    if not self._slots.wait(min(pending.deadline.remaining(), 0.1)) and pending.deadline.expired:
                         raise self.timed_out(pending)
             finally:
-                self._wanting_places -= 1
+                self._waiting_for_slot -= 1
 
-    def _freed(self) -> None:
-        if self._wanting_places:
-            with self._places:
-                self._places.notify()
+    def _free_slot(self) -> None:
+        if self._waiting_for_slot:
+            with self._slots:
+                self._slots.notify()
 
-    def _wait_for_room(self, pending: Pending, allowed: int = QUEUED) -> None:
+    def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
         """Waits until no more than so many bytes are queued."""
-        goal = _Room(self, allowed)
-        if goal.done and self.ended is None:
+        waiter = _RoomWaiter(self, allowed)
+        if waiter.done and self.ended is None:
             return
-        with self.service.waits():
-            if not self.wait(goal, pending.deadline):
+        with self.poller.blocking():
+            if not self.wait(waiter, pending.deadline):
                 raise self.timed_out(pending)
         if self.ended is not None:
             raise fresh(self.ended, pending.name, self.rank)
@@ -309,69 +309,69 @@ class CallerLink(Link):
     @property
     def is_full(self) -> bool:
         """Whether another call has to wait before it is sent."""
-        return len(self.calls) >= self._max_in_flight or self.queued > QUEUED
+        return len(self.calls) >= self._max_in_flight or self.queued_bytes > MAX_QUEUED
 
     # -- for calls that nobody waits for -------------------------------------------------------------------------------
 
-    def start_unattended(self, pending: Pending, outgoing: Outgoing) -> None:
+    def start_unattended(self, pending: PendingCall, outgoing: FrameBody) -> None:
         """Sends a request whose answer comes to its future: the agent's thread sees to it, and to the deadline."""
-        with self._places:
+        with self._slots:
             self._unattended += 1
         try:
             self.start(pending, outgoing, lent=False)
         except BaseException:
             if not pending.done:
-                self.attended()
+                self.end_unattended()
             raise
-        if not self.watched and not self._in_grace:
+        if not self.needs_poller and not self._in_grace:
             self._in_grace = True
-            self.service.call_at(time.monotonic() + GRACE, self._attend)
-        if pending.deadline.at < self._sweep_at:
-            self._sweep_at = pending.deadline.at
-            self.service.call_at(self._sweep_at, self._sweep)
+            self.poller.call_at(time.monotonic() + GRACE, self._poll_after_grace)
+        if pending.deadline.at < self._expire_at:
+            self._expire_at = pending.deadline.at
+            self.poller.call_at(self._expire_at, self._expire_calls)
 
-    def _attend(self) -> None:
+    def _poll_after_grace(self) -> None:
         """Whoever made calls without waiting had a moment to do so: now the agent's thread reads the answers."""
         self._in_grace = False
-        if not self._unattended or self.watched:
+        if not self._unattended or self.needs_poller:
             return
-        if self.moving.locked() or time.monotonic() - self.driven < GRACE:
+        if self.mover_lock.locked() or time.monotonic() - self.moved_by_waiter_at < GRACE:
             self._in_grace = True
-            self.service.call_at(time.monotonic() + GRACE, self._attend)
+            self.poller.call_at(time.monotonic() + GRACE, self._poll_after_grace)
         else:
-            self.attend_now()
+            self.poll_now()
 
-    def attend_now(self) -> None:
+    def poll_now(self) -> None:
         """Somebody will not wait in a thread of its own."""
-        if not self.watched:
-            self.watched = True
-            self.service.watch(self)
+        if not self.needs_poller:
+            self.needs_poller = True
+            self.poller.watch(self)
 
-    def _sweep(self) -> None:
+    def _expire_calls(self) -> None:
         """Ends the calls whose deadline has come, and looks again when the next one's has."""
         now = time.monotonic()
-        self._sweep_at = float("inf")
+        self._expire_at = float("inf")
         for pending in list(self.calls.values()):
             if pending.on_finish is None:
                 continue
             if pending.deadline.at <= now:
                 self.abandon(pending, self.timed_out(pending))
             else:
-                self._sweep_at = min(self._sweep_at, pending.deadline.at)
-        if self._sweep_at < float("inf"):
-            self.service.call_at(self._sweep_at, self._sweep)
+                self._expire_at = min(self._expire_at, pending.deadline.at)
+        if self._expire_at < float("inf"):
+            self.poller.call_at(self._expire_at, self._expire_calls)
 
-    def unattended(self) -> None:
+    def begin_unattended(self) -> None:
         """Something shall come for which no thread waits."""
-        with self._places:
+        with self._slots:
             self._unattended += 1
-        self.attend_now()
+        self.poll_now()
 
-    def attended(self) -> None:
+    def end_unattended(self) -> None:
         """A call that was left to the agent's thread is done."""
-        with self._places:
+        with self._slots:
             self._unattended -= 1
-            self.watched = self._unattended > 0 or bool(self.queued)
+            self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class CallerLink(Link):
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # it was given up
-            self._freed()
+            self._free_slot()
             if pending.stream is None:
                 pending.frame = frame
                 pending.finish()
@@ -390,9 +390,9 @@ class CallerLink(Link):
         elif kind is Kind.STREAM or kind is Kind.ITEM:
             self._handle_stream(frame)
         elif kind is Kind.GOODBYE:
-            self.over(ChannelClosed(self.world_rank, "it has closed its agent"))
+            self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
         else:
-            self.over(ProtocolError(f"{kind.name} came to the calling side"))
+            self.end(ProtocolError(f"{kind.name} came to the calling side"))
 
     def _handle_stream(self, frame: Frame) -> None:
         pending = self.calls.get(frame.call)
@@ -406,9 +406,9 @@ class CallerLink(Link):
         elif frame.kind is Kind.ITEM and pending.stream is not None:
             stream = pending.stream()
             if stream is not None and not stream.put(frame):
-                self.over(ProtocolError("more items of a stream came than were asked for"))
+                self.end(ProtocolError("more items of a stream came than were asked for"))
         else:
-            self.over(ProtocolError("an item came of what is no stream, or a stream began twice"))
+            self.end(ProtocolError("an item came of what is no stream, or a stream began twice"))
 
     def explain(self, error: Exception) -> PhalanxError:
         known = isinstance(error, PhalanxError) and not isinstance(error, ProtocolError)
@@ -425,33 +425,33 @@ class CallerLink(Link):
                 pending.finish(why)
             elif (stream := pending.stream()) is not None:
                 stream.fail(why)
-        with self._places:
-            self._places.notify_all()
+        with self._slots:
+            self._slots.notify_all()
 
     def free(self, number: int) -> None:
         """The handle of an object on the other side is gone."""
         if self.ended is None:
-            self._tell(Kind.FREE, 0, encode_value(number, self.limits).head)
+            self._send_control(Kind.FREE, 0, encode_value(number, self.limits).head)
 
     def grant(self, number: int, items: int) -> None:
         """The reader of a stream can take more."""
-        self._tell(Kind.CREDIT, number, encode_value(items, self.limits).head)
+        self._send_control(Kind.CREDIT, number, encode_value(items, self.limits).head)
 
-    def close_stream_of(self, number: int) -> None:
+    def cancel_stream(self, number: int) -> None:
         """The reader of a stream wants no more."""
         self._withdraw(number)
 
 
-class _Room(Goal):
+class _RoomWaiter(Waiter):
     """Done once no more than so many bytes of a link are queued."""
 
     __slots__ = ("_allowed", "_link")
 
-    def __init__(self, link: Link, allowed: int) -> None:
+    def __init__(self, link: CallLink, allowed: int) -> None:
         self._link = link
         self._allowed = allowed
         self._sleep = None
 
     @property
     def done(self) -> bool:  # type: ignore[override]
-        return self._link.queued <= self._allowed or self._link.ended is not None
+        return self._link.queued_bytes <= self._allowed or self._link.ended is not None

@@ -30,8 +30,8 @@ from ..wire.codec import Limits
 from ..wire.control import OperationStatus
 from .caller import CallerLink
 from .event_loop import EventLoop
-from .link import LOOK, Link
-from .poller import Service
+from .link import SPIN, CallLink
+from .poller import LinkPoller
 from .registry import Registry
 from .server import ServerLink
 from .stream import RemoteStream
@@ -89,7 +89,7 @@ class Connections:
         self.servers: set[ServerLink] = set()
         """The links over which others call this rank."""
         self.closed = False
-        self._dialling: dict[int, _Turn] = {}
+        self._dialling: dict[int, _DialTurn] = {}
         """For each rank, who connects to it, or did so last."""
         self._found_lost: dict[int, tuple[float, PeerLost]] = {}
         """Ranks that a connection could not be made to, because they are gone, and when that was found out."""
@@ -99,8 +99,8 @@ class Connections:
         self._control = backend.control
         everyone = range(backend.world_size)
         self.port = backend.open_port(self._context, LANE, everyone, functools.partial(_accept, weakref.ref(self)))
-        self._look = 0.0 if self.port.crowded else LOOK
-        self.service = Service(name, workers, self._look, functools.partial(_held_back, self.loop, max_queue))
+        self._spin = 0.0 if self.port.crowded else SPIN
+        self.poller = LinkPoller(name, workers, self._spin, functools.partial(_is_paused, self.loop, max_queue))
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
     def start(self, on_close: Callable[[], None]) -> None:
@@ -145,11 +145,11 @@ class Connections:
             raise Closed("this agent was closed", rank=self._world_ranks[self._rank])
         if dst != self._rank:
             self._backend.check_peer(dst)
-        turn = _Turn()
+        turn = _DialTurn()
         came = time.monotonic()
-        with self.service.waits():
+        with self.poller.blocking():
             try:
-                while not self._is_next(dst, turn):
+                while not self._take_turn(dst, turn):
                     if deadline.expired:
                         raise self._no_answer(dst, deadline)
                     self._dialling[dst].wait(deadline)
@@ -169,7 +169,7 @@ class Connections:
                 turn.over = True
                 turn.bell.release()
 
-    def _is_next(self, dst: int, turn: _Turn) -> bool:
+    def _take_turn(self, dst: int, turn: _DialTurn) -> bool:
         """Gives the right to connect to a rank to this turn, unless another has it."""
         with self._lock:
             first = self._dialling.get(dst)
@@ -185,17 +185,17 @@ class Connections:
         else:
             stream = self.port.dial(dst, deadline)
             try:
-                stream = self._agree(dst, stream, deadline)
+                stream = self._agree_on_ring(dst, stream, deadline)
             except BaseException:
                 stream.close()
                 raise
         link = CallerLink(
             stream,
             dst,
-            self.service,
+            self.poller,
             self._max_message,
             self._limits,
-            look=self._look,
+            spin=self._spin,
             rank=self._world_ranks[self._rank],
             world_rank=self._world_ranks[dst],
             max_in_flight=self._max_in_flight,
@@ -206,13 +206,13 @@ class Connections:
         self.callers[dst] = link
         known = self._control.verdict(self._world_ranks[dst], (), 0.0) if dst != self._rank else None
         if known is not None:  # it was lost just now, before the link could be told
-            link.over(known)
+            link.end(known)
             raise known
         if self.closed:
-            link.over(Closed("this agent was closed", rank=self._world_ranks[self._rank]))
+            link.end(Closed("this agent was closed", rank=self._world_ranks[self._rank]))
         return link
 
-    def _agree(self, dst: int, stream: Stream, deadline: Deadline) -> Stream:
+    def _agree_on_ring(self, dst: int, stream: Stream, deadline: Deadline) -> Stream:
         """Goes over to rings in shared memory, where that is possible."""
         pid = self.port.memory_of(dst) if core is not None else None
         if pid is None:
@@ -269,12 +269,12 @@ class Connections:
         link = ServerLink(
             stream,
             src,
-            self.service,
+            self.poller,
             registry,
             self.loop,
             self._max_message,
             self._limits,
-            look=self._look,
+            spin=self._spin,
             pid=None if src == self._rank else self.port.memory_of(src),
             forget=self.servers.discard,
         )
@@ -282,9 +282,9 @@ class Connections:
             if not self.closed:
                 self.servers.add(link)
         if self.closed:
-            link.over(Closed("this agent was closed"))
+            link.end(Closed("this agent was closed"))
         else:
-            self.service.watch(link)
+            self.poller.watch(link)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -298,11 +298,11 @@ class Connections:
         for link in [*self.callers.values(), *self.servers]:
             link.say_goodbye()
             if isinstance(link, CallerLink):
-                link.over(Cancelled("this agent was closed"))
+                link.end(Cancelled("this agent was closed"))
             else:
-                link.over(ChannelClosed(link.peer, "this agent was closed"))
+                link.end(ChannelClosed(link.peer, "this agent was closed"))
         self._control.unwatch(self._context)
-        self.service.stop(STOP_WAIT)
+        self.poller.stop(STOP_WAIT)
         self.loop.stop(STOP_WAIT)
 
 
@@ -324,10 +324,10 @@ class _LossWatcher:
     def fail(self, error: PhalanxError) -> None:
         """A rank is lost, or the world has ended. From any thread; never waits."""
         everyone = self._control.ended is not None
-        links: list[Link] = [*self._callers.values(), *self._servers]
+        links: list[CallLink] = [*self._callers.values(), *self._servers]
         for link in links:
             if everyone or self.world_ranks[link.peer] == error.peer:
-                link.over(error)
+                link.end(error)
 
     def left(self, rank: int) -> None:
         """A rank closed its world: its connections end by themselves."""
@@ -337,7 +337,7 @@ class _LossWatcher:
         return _IDLE
 
 
-class _Turn:
+class _DialTurn:
     """One thread's right to connect to a rank, from when it is given until `over` is set.
 
     Not a lock: Ctrl-C may come between taking one and noting that, and then nobody would ever release it. Here the
@@ -377,8 +377,8 @@ def _forget_caller(callers: dict[int, CallerLink], link: CallerLink) -> None:
         del callers[link.peer]
 
 
-def _held_back(loop: EventLoop, max_queue: int, link: Link) -> bool:
+def _is_paused(loop: EventLoop, max_queue: int, link: CallLink) -> bool:
     """Whether a link's requests have to wait."""
     if not isinstance(link, ServerLink):
         return False
-    return link.held_back or link.service.waiting + loop.under_way >= max_queue
+    return link.is_paused or link.poller.waiting + loop.under_way >= max_queue

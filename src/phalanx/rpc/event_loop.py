@@ -41,7 +41,7 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._live, args=(self._loop,), name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run_loop, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             self._under_way += 1
             loop = self._loop
@@ -76,7 +76,7 @@ class EventLoop:
             thread.join(timeout)
 
     @staticmethod
-    def _live(loop: asyncio.AbstractEventLoop) -> None:
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()

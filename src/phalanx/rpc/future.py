@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
-from .caller import CallerLink, Pending
+from .caller import CallerLink, PendingCall
 
 __all__ = ["RpcFuture"]
 
@@ -14,7 +14,7 @@ __all__ = ["RpcFuture"]
 class RpcFuture(concurrent.futures.Future[Any]):
     """The answer of a call that was made by `call_async`. `cancel` tells the other side, too."""
 
-    def __init__(self, link: CallerLink, pending: Pending) -> None:
+    def __init__(self, link: CallerLink, pending: PendingCall) -> None:
         super().__init__()
         self._link = link
         self._call = pending
@@ -36,7 +36,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         if call.done or self.done():
             return
         deadline = call.deadline if timeout is None else call.deadline.sooner(timeout)
-        with link.service.waits():
+        with link.poller.blocking():
             done = link.wait(call, deadline)
         if not done and call.deadline.expired:
             link.abandon(call, link.timed_out(call))
@@ -49,7 +49,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         """Runs `fn(self)` once it is done, in a thread of the agent's."""
         super().add_done_callback(fn)
         if not self.done():
-            self._link.attend_now()
+            self._link.poll_now()
 
     def cancel(self) -> bool:
         """Gives the call up; False if it is done. Work that has not begun on the other side is not begun."""
@@ -61,7 +61,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
     def complete(self) -> None:
         """The answer is there."""
         if self.cancelled():
-            self._link.attended()
+            self._link.end_unattended()
             return
         try:
             value = self._link.result(self._call)
@@ -73,7 +73,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
             self._settle(value, None)
         finally:
             self._call.frame = None  # it may be long, and the future may be kept
-            self._link.attended()
+            self._link.end_unattended()
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         try:
@@ -89,6 +89,6 @@ class RpcFuture(concurrent.futures.Future[Any]):
         if not self._done_callbacks:  # type: ignore[attr-defined]
             return
         if self._link.ended is None:
-            self._link.service.later(super()._invoke_callbacks)  # type: ignore[misc]
+            self._link.poller.run_soon(super()._invoke_callbacks)  # type: ignore[misc]
         else:  # perhaps the agent is closed, and nobody would run them
             super()._invoke_callbacks()  # type: ignore[misc]

@@ -25,23 +25,23 @@ from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import HEADER_SIZE, Kind, check_lengths, pack_header
 from ..wire.codec import Limits
-from .payload import NOT_QUICK, Call, CallPlan, ValuePlan, plan_call, plan_value, quick_call, quick_value
+from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, fast_value, plan_call, plan_value
 from .pipe import open_pipe
 
-__all__ = ["Frame", "Goal", "Link"]
+__all__ = ["CallLink", "Frame", "Waiter"]
 
 BATCH = 64
 """Frames taken from one link before others have their turn."""
 SLICE = 4 << 20
 """Bytes of a long payload read before others have their turn."""
 SCRATCH = 256 << 10
-QUEUED = 8 << 20
+MAX_QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
 WINDOW = 16
 """Items of a stream that may be under way before its reader has taken them."""
 LONG_COPY = 64 << 10
 """Bytes from which a copy is worth releasing the GIL for."""
-LOOK = 100e-6
+SPIN = 100e-6
 """Seconds that a mover looks for an answer before it sleeps."""
 
 
@@ -56,7 +56,7 @@ class Frame:
         self.head = head
         self.size = size
         """Bytes in all."""
-        self.plan: ValuePlan | CallPlan | None = None
+        self.plan: PlannedValue | PlannedCall | None = None
         self.target: memoryview | None = None
         self.error: InvalidMessage | None = None
         """Why the head cannot be what it should be; the payload was dropped."""
@@ -71,10 +71,10 @@ class Frame:
             raise self.error
         if self.plan is not None:
             return self.plan.build(self.target)
-        value = quick_value(self.head)
-        return value if value is not NOT_QUICK else plan_value(self.head, 0, limits).build()
+        value = fast_value(self.head)
+        return value if value is not NOT_FAST else plan_value(self.head, 0, limits).build()
 
-    def request(self, limits: Limits) -> Call:
+    def request(self, limits: Limits) -> CallFields:
         """Name, target, seconds, arguments and keywords of a call.
 
         Raises:
@@ -85,13 +85,13 @@ class Frame:
         if self.plan is not None:
             call = self.plan.build(self.target)
         else:
-            call = quick_call(self.head)
-            if call is NOT_QUICK:
+            call = fast_call(self.head)
+            if call is NOT_FAST:
                 call = plan_call(self.head, 0, limits).build()
         return call  # type: ignore[no-any-return]
 
 
-class Goal:
+class Waiter:
     """What a thread waits for on a link."""
 
     __slots__ = ("_sleep", "done")
@@ -100,7 +100,7 @@ class Goal:
         self.done = False
         self._sleep: Any = None
 
-    def prepare(self) -> Any:
+    def prepare_to_sleep(self) -> Any:
         """From now on `wake` is heard; returns what to sleep on, until then."""
         lock = self._sleep = threading.Lock()
         lock.acquire()
@@ -126,48 +126,48 @@ class _Unsent:
         """Whether a part of the frame is on its way, so that the rest has to follow."""
 
 
-class Link(ABC):
+class CallLink(ABC):
     """One end of a connection.
 
     Args:
         peer: The rank at the other end.
-        look: Seconds to look for bytes before sleeping.
+        spin: Seconds to look for bytes again and again before sleeping.
     """
 
-    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, look: float) -> None:
+    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, spin: float) -> None:
         self.pipe = open_pipe(stream)
         self.peer = peer
         self.ended: PhalanxError | None = None
-        self.moving = threading.Lock()
+        self.mover_lock = threading.Lock()
         """Held by the mover."""
         self._max_message = max_message
         self.limits = limits
-        self._look = look
+        self._spin = spin
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
         self._sending = threading.RLock()
         self._ending = threading.RLock()
         self._unsent: deque[_Unsent] = deque()
-        self.queued = 0
+        self.queued_bytes = 0
         """Bytes that wait to be sent."""
         self._frame: Frame | None = None
-        self._room: memoryview | None = None
+        self._target: memoryview | None = None
         """Where the rest of `_frame` goes."""
         self._left = 0
-        """How much of it is to come; without `_room` it is dropped."""
+        """How much of it is to come; without `_target` it is dropped."""
         self._long_head: npt.NDArray[np.uint8] | None = None
-        """The head that is on its way to `_room`, if it is that, and not a payload."""
-        self._waiting: list[Goal] = []
+        """The head that is on its way to `_target`, if it is that, and not a payload."""
+        self._waiting: list[Waiter] = []
         self._waker: Waker | None = None
         """Of a mover that sleeps."""
         self._written = self._taken = 0
         """What of the pipe's counts this side has noted."""
-        self._in_hand = False
+        self._unhandled = False
         """Whether frames were taken from the pipe that are not yet handled."""
-        self.driven = 0.0
+        self.moved_by_waiter_at = 0.0
         """When somebody who waited for something moved it last."""
-        self.watched = True
+        self.needs_poller = True
         """Whether the agent's thread has to move this link: nobody waits for what comes on it."""
-        self.handed_back = False
+        self.return_to_poller = False
         """Whether the agent's thread wants to move this link when its mover has done."""
 
     @property
@@ -182,7 +182,7 @@ class Link(ABC):
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
 
-    exclusive = False
+    only_poller_moves = False
     """Whether only the agent's thread moves this link."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class Link(ABC):
         """Some of what was queued is sent, and more may be."""
 
     @abstractmethod
-    def needs_mover(self) -> None:
+    def ask_poller(self) -> None:
         """Something has to be moved, and nobody waits for it: the agent's thread shall."""
 
     # -- out -----------------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ class Link(ABC):
         """Sends a frame; False if a part of it waits in the queue.
 
         Args:
-            lent: The buffers stay as they are until the frame is sent, or until `take_over` or `give_up` of this call.
-                If not, they are the sender's again when this returns: what waits is a copy.
+            lent: The buffers stay as they are until the frame is sent, or until `copy_unsent` or `withdraw_request` of
+                this call. If not, they are the sender's again when this returns: what waits is a copy.
 
         Raises:
             PhalanxError: The link has ended.
@@ -246,20 +246,20 @@ class Link(ABC):
                 request = call if kind in (Kind.REQUEST, Kind.NOTIFY) else 0
                 begun = count > 0 or (tried and self.stream.must_repeat)
                 self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
-                self.queued += total - count
+                self.queued_bytes += total - count
                 self._written += count  # at last: whatever is raised before this line finds a frame that is cut short
             self.wake_mover()  # it has to look for room, too
             return False
         except (StreamEnded, ProtocolError) as ended:
             failure = ended
         except BaseException:
-            self._interrupted()
+            self._end_if_cut_short()
             raise
-        self.over(failure)
+        self.end(failure)
         assert self.ended is not None
         raise self.ended
 
-    def push(self) -> bool:
+    def write_queued(self) -> bool:
         """Writes on what is queued. True if something was written.
 
         Raises:
@@ -277,26 +277,26 @@ class Link(ABC):
                     break
                 moved = first.begun = True
                 _drop(first.views, count)
-                self.queued -= count
+                self.queued_bytes -= count
                 if not first.views:
                     self._unsent.popleft()
                 self._written += count  # at last, as in `send`
-        if moved and self.queued <= QUEUED:
+        if moved and self.queued_bytes <= MAX_QUEUED:
             self.on_room()
         if moved and self._waiting:
-            for goal in tuple(self._waiting):
-                if goal.done:  # it waits for room
-                    goal.wake()
+            for waiter in tuple(self._waiting):
+                if waiter.done:  # it waits for room
+                    waiter.wake()
         return moved
 
-    def try_push(self) -> None:
+    def try_write_queued(self) -> None:
         """Writes on; an end of the connection ends the link."""
         try:
-            self.push()
+            self.write_queued()
         except (StreamEnded, ProtocolError) as ended:
-            self.over(ended)
+            self.end(ended)
 
-    def take_over(self, call: int) -> None:
+    def copy_unsent(self, call: int) -> None:
         """The memory that was lent for a call's request is the caller's again: what is not sent of it is copied."""
         try:
             with self._sending:
@@ -304,22 +304,22 @@ class Link(ABC):
                     if unsent.request == call:
                         unsent.views = _copy(unsent.views)
         except MemoryError:
-            self.over(ChannelClosed(self.peer, "there is no memory for what waits to be sent"))
+            self.end(ChannelClosed(self.peer, "there is no memory for what waits to be sent"))
 
-    def give_up(self, call: int) -> bool:
+    def withdraw_request(self, call: int) -> bool:
         """The request of a call is not wanted any more. True if none of it was sent; else its rest is taken over."""
         with self._sending:
             for unsent in self._unsent:
                 if unsent.request == call and not unsent.begun:
                     self._unsent.remove(unsent)
-                    self.queued -= sum(map(len, unsent.views))
+                    self.queued_bytes -= sum(map(len, unsent.views))
                     return True
-        self.take_over(call)
+        self.copy_unsent(call)
         return False
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def pull(self, look: float, wait: float, waker: int) -> list[Frame]:
+    def read_frames(self, spin: float, wait: float, waker: int) -> list[Frame]:
         """Reads what is there, up to a bound; looks and then sleeps for so many seconds if nothing is.
 
         Called by the mover.
@@ -331,7 +331,7 @@ class Link(ABC):
         frames: list[Frame] = []
         if self._frame is not None:
             if self._fill(self._frame):
-                self._in_hand = True
+                self._unhandled = True
                 frames.append(self._frame)
                 self._frame = None
             elif wait > 0:
@@ -340,14 +340,14 @@ class Link(ABC):
             else:
                 return frames
         if frames:
-            look = wait = 0.0
-        found = self.pipe.pull(look, BATCH, wait, waker, bool(self._unsent))
+            spin = wait = 0.0
+        found = self.pipe.pull(spin, BATCH, wait, waker, bool(self._unsent))
         self._taken += len(found)
         if not found:
             if not frames:
                 self.pipe.check()
             return frames
-        self._in_hand = True
+        self._unhandled = True
         for kind_value, call, head, payload, *long_head in found:
             size = long_head[0] if head is None else len(head)
             kind = check_lengths(kind_value, size, payload, self._max_message)
@@ -370,17 +370,17 @@ class Link(ABC):
         if head_size > self.limits.max_head:
             raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self.limits.max_head})")
         self._long_head = np.empty(head_size, np.uint8)
-        self._room = self._long_head.data
+        self._target = self._long_head.data
         self._left = head_size
 
     def _plan(self, frame: Frame, payload: int) -> None:
         """Decides where a payload goes, once the head is there. All of the head is checked first."""
         plan = plan_call if frame.kind in (Kind.REQUEST, Kind.NOTIFY) else plan_value
         self._left = payload
-        self._room = None
+        self._target = None
         try:
             made = frame.plan = plan(frame.head, payload, self.limits)
-            frame.target = self._room = made.allocate()
+            frame.target = self._target = made.allocate()
         except InvalidMessage as error:
             frame.error = error
         except MemoryError:
@@ -392,7 +392,7 @@ class Link(ABC):
         while self._left:
             if self._left < enough:
                 return False
-            room = self._room
+            room = self._target
             if room is None:  # it is dropped
                 room = memoryview(bytearray(min(self._left, SCRATCH)))
             count = self.pipe.fill(room[:SLICE])
@@ -401,9 +401,9 @@ class Link(ABC):
                 self.pipe.check()
                 return False
             self._left -= count
-            if self._room is not None:
-                self._room = room[count:]
-        self._room = None
+            if self._target is not None:
+                self._target = room[count:]
+        self._target = None
         if self._long_head is None:
             return True
         frame.head, self._long_head = self._long_head.tobytes(), None
@@ -415,7 +415,7 @@ class Link(ABC):
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
-    def move(self, look: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
+    def move(self, spin: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
         """Moves what can be moved; looks, and then sleeps, if there is nothing. True if something was moved.
 
         Called by whoever holds `moving`.
@@ -423,64 +423,64 @@ class Link(ABC):
         if self.ended is not None:
             return False
         try:
-            moved = bool(self._unsent) and self.push()
+            moved = bool(self._unsent) and self.write_queued()
             if self._unsent:
-                look = 0.0  # the other side waits for the rest
-            frames = self.pull(look, 0.0 if moved else wait, waker)
+                spin = 0.0  # the other side waits for the rest
+            frames = self.read_frames(spin, 0.0 if moved else wait, waker)
             for frame in frames:
                 if self.ended is not None:  # by the frame before it
                     break
                 self.handle(frame)
         except (StreamEnded, ProtocolError) as ended:
-            self.over(ended)
+            self.end(ended)
             return True
         except BaseException:
-            self._interrupted()
+            self._end_if_cut_short()
             raise
-        self._in_hand = False
+        self._unhandled = False
         return moved or bool(frames)
 
-    def _interrupted(self) -> None:
+    def _end_if_cut_short(self) -> None:
         """Ctrl-C, whatever else a signal handler raises, or a lack of memory.
 
         If it came between moving bytes and noting that, nobody knows any more where the next frame begins, or which
         answers were lost: the link ends.
         """
-        if self._in_hand or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
-            self.over(ChannelClosed(self.peer, "an interrupt, or a lack of memory, cut a message short"))
+        if self._unhandled or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
+            self.end(ChannelClosed(self.peer, "an interrupt, or a lack of memory, cut a message short"))
 
-    def wait(self, goal: Goal, deadline: Deadline) -> bool:
-        """Waits for a goal, and moves the bytes if nobody else does; False if the deadline came first."""
-        while not goal.done:
-            if self.moving.acquire(blocking=False):
+    def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
+        """Waits for a waiter, and moves the bytes if nobody else does; False if the deadline came first."""
+        while not waiter.done:
+            if self.mover_lock.acquire(blocking=False):
                 try:
-                    self._move_until(goal, deadline)
+                    self._move_until(waiter, deadline)
                 finally:
-                    self.driven = time.monotonic()
-                    self.release()
+                    self.moved_by_waiter_at = time.monotonic()
+                    self.hand_over()
             else:
-                woken = goal.prepare()
-                self._waiting.append(goal)
+                woken = waiter.prepare_to_sleep()
+                self._waiting.append(waiter)
                 # The mover may have left just before: then nobody would wake this thread.
-                if not goal.done and self.moving.locked():
+                if not waiter.done and self.mover_lock.locked():
                     woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
-                if goal in self._waiting:
-                    self._waiting.remove(goal)
-            if not goal.done and deadline.expired:
-                if not self.moving.locked():  # perhaps it was this thread that was woken to move
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+            if not waiter.done and deadline.expired:
+                if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
                     self._wake_another()
                 return False
         return True
 
-    def _move_until(self, goal: Goal, deadline: Deadline) -> None:
-        if self.move(self._look) and goal.done:
+    def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
+        if self.move(self._spin) and waiter.done:
             return
         waker = Waker.take()
         try:
             self._waker = waker
-            while not goal.done and self.ended is None:
+            while not waiter.done and self.ended is None:
                 waker.clear()
-                if goal.done:
+                if waiter.done:
                     return
                 if not self.move(0.0, deadline.remaining(), waker.fd) and deadline.expired:
                     return
@@ -488,17 +488,17 @@ class Link(ABC):
             self._waker = None
             waker.give_back()
 
-    def release(self) -> None:
+    def hand_over(self) -> None:
         """Who waited has what it waited for: another that waits takes over, or the agent's thread."""
-        self.let_go()
-        if self.handed_back or self._unsent or self.watched:
+        self.stop_moving()
+        if self.return_to_poller or self._unsent or self.needs_poller:
             # The agent's thread may sleep on this link, and what would wake it was taken away here.
-            self.handed_back = False
-            self.needs_mover()
+            self.return_to_poller = False
+            self.ask_poller()
 
-    def let_go(self) -> None:
+    def stop_moving(self) -> None:
         """The mover leaves."""
-        self.moving.release()
+        self.mover_lock.release()
         if self.ended is not None:
             self.dispose()
         self._wake_another()
@@ -507,11 +507,11 @@ class Link(ABC):
         """Somebody who waits has to move the bytes."""
         while self._waiting:
             try:
-                goal = self._waiting.pop()
+                waiter = self._waiting.pop()
             except IndexError:
                 return
-            goal.wake()
-            if not goal.done:
+            waiter.wake()
+            if not waiter.done:
                 return
 
     def wake_mover(self) -> None:
@@ -522,7 +522,7 @@ class Link(ABC):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def over(self, error: Exception) -> None:
+    def end(self, error: Exception) -> None:
         """Ends the link, from any thread. The first reason counts."""
         with self._ending:
             if self.ended is not None:
@@ -531,12 +531,12 @@ class Link(ABC):
             with self._sending:
                 self.ended = why
                 self._unsent.clear()
-                self.queued = 0
+                self.queued_bytes = 0
         self.on_end(why)
         self.stream.sever()
         self.wake_mover()
-        for goal in list(self._waiting):
-            goal.wake()
+        for waiter in list(self._waiting):
+            waiter.wake()
         self.dispose()
 
     def say_goodbye(self) -> None:
@@ -546,10 +546,10 @@ class Link(ABC):
 
     def dispose(self) -> None:
         """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""
-        if self.ended is not None and self.moving.acquire(blocking=False):
+        if self.ended is not None and self.mover_lock.acquire(blocking=False):
             with self._sending:
                 self.stream.close()
-            self.moving.release()
+            self.mover_lock.release()
 
 
 def _copy(views: deque[memoryview]) -> deque[memoryview]:

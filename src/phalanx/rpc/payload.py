@@ -6,8 +6,8 @@ general one:
 
 ```python
 out = encode_call("add", 0, 5.0, (2, 3), {}, limits)     # send out.head, then each of out.buffers
-call = quick_call(head) if not payload else NOT_QUICK    # one pass in C: numbers, text, short bytes, lists, dicts
-if call is NOT_QUICK:
+call = fast_call(head) if not payload else NOT_FAST    # one pass in C: numbers, text, short bytes, lists, dicts
+if call is NOT_FAST:
     plan = plan_call(head, payload, limits)              # everything is checked here
     target = plan.allocate()                             # receive the payload straight into this
     call = plan.build(target)
@@ -31,26 +31,26 @@ from ..wire.unpacking import Reader, check_depth
 
 __all__ = [
     "MAX_NAME",
-    "NOT_QUICK",
-    "Call",
-    "CallPlan",
+    "NOT_FAST",
+    "CallFields",
+    "FrameBody",
     "Limits",
-    "Outgoing",
-    "ValuePlan",
+    "PlannedCall",
+    "PlannedValue",
     "decode_error",
     "encode_call",
     "encode_error",
     "encode_value",
+    "fast_call",
+    "fast_value",
     "plan_call",
     "plan_value",
-    "quick_call",
-    "quick_value",
 ]
 
 MAX_NAME = 1024
 """Characters of a function's name."""
 
-Call: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
+CallFields: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
 """Name, target, seconds left, arguments, keywords."""
 
 _FIELDS = ("name", "target", "seconds", "arguments", "keywords")
@@ -62,16 +62,16 @@ _MAX_ERROR = 4 * (_MAX_KIND + _MAX_TYPE + _MAX_MESSAGE + _MAX_TRACEBACK) + 32  #
 _SHOWN = 40
 
 
-class _NotQuick:
+class _NotFast:
     def __repr__(self) -> str:
-        return "NOT_QUICK"
+        return "NOT_FAST"
 
 
-NOT_QUICK: Any = _NotQuick()
+NOT_FAST: Any = _NotFast()
 """What the quick ways of reading give when the general one has to decide; no object that was sent is this one."""
 
 
-class Outgoing(NamedTuple):
+class FrameBody(NamedTuple):
     """What is ready to be sent: the head, then the buffers in order."""
 
     head: bytes
@@ -89,7 +89,7 @@ _new = tuple.__new__  # a named tuple without the Python function that its const
 
 def encode_call(
     name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
-) -> Outgoing:
+) -> FrameBody:
     """Turns a call into bytes.
 
     Args:
@@ -108,14 +108,14 @@ def encode_call(
         if kind not in SIMPLE and (kind is not bytes or len(value) > INLINE):
             break
     else:
-        if not kwargs or _are_quick(kwargs):
+        if not kwargs or _are_fast(kwargs):
             try:
                 head = pack((name, target, seconds, args, kwargs))
             except (OverflowError, UnicodeEncodeError):
                 pass  # an integer beyond 64 bits or a lone surrogate, for which the codec has extensions
             else:
                 if len(head) <= limits.max_head:
-                    return _new(Outgoing, (head, [], 0))
+                    return _new(FrameBody, (head, [], 0))
     return _encode_any_call(name, target, seconds, args, kwargs, limits)
 
 
@@ -125,7 +125,7 @@ def _refuse_call(name: str, seconds: float) -> NoReturn:
     raise UsageError(f"a function's name must have 1 to {MAX_NAME} characters, got {len(name)}")
 
 
-def _are_quick(kwargs: dict[str, Any]) -> bool:
+def _are_fast(kwargs: dict[str, Any]) -> bool:
     for key, value in kwargs.items():
         kind = type(value)
         if type(key) is not str or (kind not in SIMPLE and (kind is not bytes or len(value) > INLINE)):
@@ -135,7 +135,7 @@ def _are_quick(kwargs: dict[str, Any]) -> bool:
 
 def _encode_any_call(
     name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
-) -> Outgoing:
+) -> FrameBody:
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -152,12 +152,12 @@ def _encode_any_call(
         raise
 
 
-def _encode_any(value: Any, limits: Limits) -> Outgoing:
+def _encode_any(value: Any, limits: Limits) -> FrameBody:
     encoded = codec.encode(value, limits=limits, structs=True)
-    return Outgoing(encoded.head, encoded.buffers, encoded.payload_bytes)
+    return FrameBody(encoded.head, encoded.buffers, encoded.payload_bytes)
 
 
-def encode_value(value: Any, limits: Limits) -> Outgoing:
+def encode_value(value: Any, limits: Limits) -> FrameBody:
     """Turns one value, such as a result or an item of a stream, into bytes.
 
     Raises:
@@ -172,7 +172,7 @@ def encode_value(value: Any, limits: Limits) -> Outgoing:
             pass
         else:
             if len(head) <= limits.max_head:
-                return _new(Outgoing, (head, [], 0))
+                return _new(FrameBody, (head, [], 0))
     return _encode_any(value, limits)
 
 
@@ -200,8 +200,8 @@ _decode_call = msgspec.msgpack.Decoder(
 ).decode
 
 
-def quick_value(head: bytes | bytearray | memoryview) -> Any:
-    """The value of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+def fast_value(head: bytes | bytearray | memoryview) -> Any:
+    """The value of a head that has no payload, if one pass in C can read it; otherwise `NOT_FAST`. Never raises.
 
     What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
     """
@@ -210,12 +210,12 @@ def quick_value(head: bytes | bytearray | memoryview) -> Any:
         if type(value) in _NESTED and len(head) > _MAX_DEPTH:  # each level takes a byte: a short head cannot be deep
             check_depth(bytes(head), value, _MAX_DEPTH)
     except Exception:  # whatever it is, the general way will say so
-        return NOT_QUICK
+        return NOT_FAST
     return value
 
 
-def quick_call(head: bytes | bytearray | memoryview) -> Any:
-    """The `Call` of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+def fast_call(head: bytes | bytearray | memoryview) -> Any:
+    """The `CallFields` of a head that has no payload, if one pass in C can read it; otherwise `NOT_FAST`. Never raises.
 
     What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
     """
@@ -226,14 +226,14 @@ def quick_call(head: bytes | bytearray | memoryview) -> Any:
         ):
             check_depth(bytes(head), call, _MAX_DEPTH)
     except Exception:  # whatever it is, the general way will say so
-        return NOT_QUICK
+        return NOT_FAST
     return call
 
 
 # -- reading, the general way ----------------------------------------------------------------------------------------
 
 
-class ValuePlan:
+class PlannedValue:
     """A head that was checked, and where its arrays will lie. Made by `plan_value`; used as a `codec.Plan`."""
 
     __slots__ = ("_plan", "payload_bytes")
@@ -260,34 +260,34 @@ class ValuePlan:
             raise InvalidMessage(f"the arrays of a remote call's message are not valid: {error}") from None
 
 
-class CallPlan(ValuePlan):
+class PlannedCall(PlannedValue):
     """The head of a call that was checked. Made by `plan_call`."""
 
     __slots__ = ()
 
-    def build(self, target: memoryview | bytearray | None = None) -> Call:
+    def build(self, target: memoryview | bytearray | None = None) -> CallFields:
         """The call. Its arrays are views of the target, which is theirs from now on. To be called once.
 
         Raises:
-            InvalidMessage, UsageError, BackendUnavailable: As `ValuePlan.build`.
+            InvalidMessage, UsageError, BackendUnavailable: As `PlannedValue.build`.
         """
         name, number, seconds, args, kwargs = super().build(target)
         return name, number, float(seconds), args, kwargs
 
 
-def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> ValuePlan:
+def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedValue:
     """Checks the head of one value; nothing is allocated for its arrays yet.
 
     Raises:
         InvalidMessage: The head is malformed, does not fit the payload, or exceeds the limits.
     """
     try:
-        return ValuePlan(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
+        return PlannedValue(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
     except (ProtocolError, UsageError) as error:
         raise InvalidMessage(f"the value of a remote call cannot be read: {_why(error)}") from None
 
 
-def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> CallPlan:
+def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedCall:
     """Checks the head of a call; nothing is allocated for its arrays yet.
 
     Raises:
@@ -303,7 +303,7 @@ def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: 
     wrong = _wrong_field(plan.outline)
     if wrong:
         raise InvalidMessage(f"a remote call is not valid: {wrong}")
-    return CallPlan(plan)
+    return PlannedCall(plan)
 
 
 def _why(error: Exception) -> str:

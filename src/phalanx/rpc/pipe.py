@@ -44,7 +44,7 @@ class Pipe(ABC):
         """Writes on with what is left of a frame."""
 
     @abstractmethod
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         """The frames that are there. If there is none, looks for so many seconds, and then sleeps.
 
         After one with a payload, or a long head, `fill` has to be called until it is complete.
@@ -141,9 +141,9 @@ class _NativePipe(Pipe):
     def woken(self) -> None:
         raise NotImplementedError
 
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         assert self.native is not None
-        found = self.native.pull(look, most, wait, waker, writes)
+        found = self.native.pull(spin, most, wait, waker, writes)
         if isinstance(found, bytes):
             raise ProtocolError(f"not a frame of a remote call: {found.hex()}")
         return found
@@ -193,7 +193,7 @@ class _StreamPipe(Pipe):
         self._written += count
         return count
 
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         frames = self._pull(most)
         if not frames and wait > 0:
             self.sleep(wait, waker, writes)

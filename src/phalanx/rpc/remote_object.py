@@ -85,7 +85,7 @@ class RemoteObject:
         self._name = name
         self._number = number
         free = functools.partial(link.free, number)
-        self._free = weakref.finalize(self, link.service.later, free)
+        self._free = weakref.finalize(self, link.poller.run_soon, free)
         self._free.atexit = False
 
     def __getattr__(self, name: str) -> RemoteMethod:

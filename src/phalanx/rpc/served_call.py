@@ -37,14 +37,14 @@ class ServedCall:
     """A call from when it came until it is answered. Calling it runs it."""
 
     __slots__ = (
-        "_came",
+        "_arrived_at",
         "_credit",
+        "_entered",
         "_flow",
         "_frames",
         "_generator",
-        "_more",
-        "_ran",
-        "_rests",
+        "_on_credit",
+        "_paused",
         "context",
         "link",
         "number",
@@ -56,17 +56,17 @@ class ServedCall:
         """Of the call; 0 if it is not answered."""
         self._frames = [frame]
         """Whoever takes it out decides what becomes of the call: it is run, or it was cancelled before."""
-        self._came = time.monotonic()
+        self._arrived_at = time.monotonic()
         self.context: CallContext | None = None
-        self._ran = False
+        self._entered = False
         """Whether the handler was entered: what is raised then is its own."""
         self._generator: Generator[Any, None, Any] | None = None
         self._flow: threading.Lock | None = None
         """Of a stream: guards the credit, and whether it rests."""
         self._credit = 0
-        self._rests = False
+        self._paused = False
         """Whether the generator waits for its reader."""
-        self._more: Callable[[], None] | None = None
+        self._on_credit: Callable[[], None] | None = None
         """Wakes an asynchronous generator that waits for its reader."""
 
     def _take(self) -> Frame | None:
@@ -79,7 +79,7 @@ class ServedCall:
 
     def __call__(self) -> None:
         link = self.link
-        if link.put_off(self):
+        if link.postpone(self):
             return
         frame = self._take()
         if frame is None or (link.ended is not None and self.number):
@@ -88,7 +88,7 @@ class ServedCall:
             if link.closing:
                 raise Cancelled("the agent there is being closed")
             name, target, seconds, args, kwargs = frame.request(link.limits)
-            self.context = context = CallContext(link.peer, name, self._came + seconds, seconds)
+            self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
             if context.cancelled:
                 self._done()
                 return
@@ -97,7 +97,7 @@ class ServedCall:
                 raise Cancelled("the agent there is being closed")
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
-            self._ran = True
+            self._entered = True
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
                 return
@@ -150,7 +150,7 @@ class ServedCall:
         if context is not None and context._cancelled:
             return  # nobody waits for it
         kind, trace = "raised", ""
-        if self._ran:
+        if self._entered:
             trace = render_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
@@ -166,9 +166,9 @@ class ServedCall:
         if self._flow is None:
             return
         with self._flow:
-            rested, self._rests = self._rests, False
+            rested, self._paused = self._paused, False
         if rested:
-            self.link.service.add(self._close_generator)
+            self.link.poller.add(self._close_generator)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -181,9 +181,9 @@ class ServedCall:
         self._flow = threading.Lock()
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)
-        self._go_on()
+        self._send_items()
 
-    def _go_on(self) -> None:
+    def _send_items(self) -> None:
         """Sends items as long as the reader can take them; the thread is free while it cannot."""
         generator, context, flow = self._generator, self.context, self._flow
         assert generator is not None
@@ -194,7 +194,7 @@ class ServedCall:
             while not context._cancelled:
                 with flow:
                     if self._credit <= 0:
-                        self._rests = True
+                        self._paused = True
                         return
                     self._credit -= 1
                 context.renew()
@@ -218,17 +218,17 @@ class ServedCall:
         except Exception:
             logger.exception("a generator failed while it was closed")
 
-    def grant(self, items: int) -> None:
+    def add_credit(self, items: int) -> None:
         """The reader can take more items. Called by the mover."""
         if self._flow is None:  # it is no stream
             return
         with self._flow:
             self._credit = min(self._credit + items, WINDOW)
-            rested, self._rests = self._rests, False
-        if self._more is not None:
-            self._more()
+            rested, self._paused = self._paused, False
+        if self._on_credit is not None:
+            self._on_credit()
         elif rested:
-            self.link.service.add_by_mover(self._go_on)
+            self.link.poller.add_as_mover(self._send_items)
 
     # -- coroutines ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class ServedCall:
                 pass
             return
         granted = asyncio.Event()
-        self._more = functools.partial(soon, asyncio.get_running_loop(), granted.set)
+        self._on_credit = functools.partial(soon, asyncio.get_running_loop(), granted.set)
         self._flow = threading.Lock()
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)

@@ -13,9 +13,9 @@ from ..wire.calls import Kind
 from ..wire.codec import Limits
 from .answers import AnsweringLink
 from .event_loop import EventLoop
-from .link import QUEUED, Frame
-from .payload import quick_value
-from .poller import Service
+from .link import MAX_QUEUED, Frame
+from .payload import fast_value
+from .poller import LinkPoller
 from .registry import Registry
 from .served_call import ServedCall
 
@@ -31,31 +31,31 @@ class ServerLink(AnsweringLink[ServedCall]):
         pid: The process of the caller, if memory can be shared with it.
     """
 
-    exclusive = True
+    only_poller_moves = True
 
     def __init__(
         self,
         stream: Stream,
         peer: int,
-        service: Service,
+        poller: LinkPoller,
         registry: Registry,
         loop: EventLoop,
         max_message: int,
         limits: Limits,
         *,
-        look: float,
+        spin: float,
         pid: int | None,
         forget: Callable[[ServerLink], None],
     ) -> None:
-        super().__init__(stream, peer, service, registry, loop, max_message, limits, look=look)
+        super().__init__(stream, peer, poller, registry, loop, max_message, limits, spin=spin)
         self._forget = forget
         self._agreement = None if pid is None else RingAgreement(stream, pid)
         self._agreed = False
 
     @property
-    def held_back(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the caller does not take its answers, or has sent more than may wait: then no more is read."""
-        return self.queued > QUEUED or self.waiting_bytes > self._max_message
+        return self.queued_bytes > MAX_QUEUED or self.waiting_bytes > self._max_message
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class ServerLink(AnsweringLink[ServedCall]):
             call = ServedCall(self, frame, frame.call if kind is Kind.REQUEST else 0)
             if kind is Kind.REQUEST:
                 if frame.call in self.served or not frame.call:
-                    self.over(
+                    self.end(
                         ProtocolError(f"call {frame.call} was made twice" if frame.call else "a call has no number")
                     )
                     return
@@ -79,25 +79,25 @@ class ServerLink(AnsweringLink[ServedCall]):
         elif kind is Kind.CREDIT:
             reader = self.served.get(frame.call)
             if reader is not None:
-                reader.grant(self._number_in(frame))
+                reader.add_credit(self._number_in(frame))
         elif kind is Kind.FREE:
             # In its turn: calls through the handle that were made before have to find the object.
-            self.service.add_by_mover(functools.partial(self._free, self._number_in(frame)))
+            self.poller.add_as_mover(functools.partial(self._free, self._number_in(frame)))
         elif kind is Kind.RING and not self._agreed:
-            self._agree(frame.head)
+            self._agree_on_ring(frame.head)
         elif kind is Kind.GOODBYE:
-            self.over(ChannelClosed(self.peer, "it has closed its agent"))
+            self.end(ChannelClosed(self.peer, "it has closed its agent"))
         else:
-            self.over(ProtocolError(f"{kind.name} came to the serving side"))
+            self.end(ProtocolError(f"{kind.name} came to the serving side"))
 
     @staticmethod
     def _number_in(frame: Frame) -> int:
-        value = quick_value(frame.head)
+        value = fast_value(frame.head)
         if type(value) is not int or value < 0:
             raise ProtocolError(f"{frame.kind.name} without a number")
         return value
 
-    def _agree(self, words: bytes) -> None:
+    def _agree_on_ring(self, words: bytes) -> None:
         """The caller offers a ring, or says whether it could open ours."""
         agreement = self._agreement
         if agreement is None:
@@ -107,7 +107,7 @@ class ServerLink(AnsweringLink[ServedCall]):
                 raise ProtocolError("it goes over to a ring that was not agreed on")
             self.use(agreement.stream(self.pipe.ahead))
             self._agreed = True
-            self.service.watch_anew()
+            self.poller.reload_streams()
         elif words:
             if agreement.complete:
                 raise ProtocolError("it offers a second ring")

@@ -388,21 +388,21 @@ def _own_check(annotation: Any) -> _Check | None:
     """A check for what msgspec does not take; None if nothing is known of such an annotation."""
     members = _members(annotation)
     if members is not None:
-        return _Union(annotation, members)
+        return _UnionCheck(annotation, members)
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
         return _check_for(arguments[0])
     if origin in (list, set, frozenset) or origin is tuple:
-        return _Items(annotation, origin, arguments)
+        return _SequenceCheck(annotation, origin, arguments)
     if origin is dict:
-        return _Table(annotation, *arguments)
+        return _DictCheck(annotation, *arguments)
     if not _is_class(annotation):
         return None
     if issubclass(annotation, enum.Enum):
         return functools.partial(_convert_member, annotation)
     if dataclasses.is_dataclass(annotation) or issubclass(annotation, msgspec.Struct):
-        return _Record(annotation)
+        return _RecordCheck(annotation)
     return functools.partial(_convert_instance, annotation)
 
 
@@ -419,7 +419,7 @@ def _convert_instance(kind: type, value: Any) -> Any:
     return value
 
 
-class _Union:
+class _UnionCheck:
     """The first alternative that takes the value."""
 
     def __init__(self, annotation: Any, members: tuple[Any, ...]) -> None:
@@ -440,7 +440,7 @@ class _Union:
         raise deepest or _Mismatch(f"expected {_name(self._annotation)}, got {_describe(value)}")
 
 
-class _Items:
+class _SequenceCheck:
     """A list, set or tuple, item by item."""
 
     def __init__(self, annotation: Any, kind: Any, arguments: tuple[Any, ...]) -> None:
@@ -461,7 +461,7 @@ class _Items:
         return self._kind(out)
 
 
-class _Table:
+class _DictCheck:
     """A dict, item by item."""
 
     def __init__(self, annotation: Any, key: Any, item: Any) -> None:
@@ -475,7 +475,7 @@ class _Table:
         return {_at(".keys()", self._key, key): _at("[...]", self._item, item) for key, item in value.items()}
 
 
-class _Record:
+class _RecordCheck:
     """A dataclass or Struct of which msgspec does not take every field."""
 
     def __init__(self, kind: Any) -> None:

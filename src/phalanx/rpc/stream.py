@@ -14,8 +14,8 @@ from ..backends.base import fresh
 from ..deadline import Deadline
 from ..errors import of_call
 from ..wire.calls import Kind
-from .caller import CallerLink, ItemReader, Pending
-from .link import WINDOW, Frame, Goal
+from .caller import CallerLink, ItemReader, PendingCall
+from .link import WINDOW, Frame, Waiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +26,7 @@ __all__ = ["RemoteStream"]
 def _close_stream(link: weakref.ref[CallerLink], number: int) -> None:
     known = link()
     if known is not None:
-        known.close_stream_of(number)
+        known.cancel_stream(number)
 
 
 class RemoteStream(ItemReader):
@@ -36,7 +36,7 @@ class RemoteStream(ItemReader):
     call's timeout for itself. `close` (or leaving a `with` block, or dropping it) ends the generator there.
     """
 
-    def __init__(self, link: CallerLink, pending: Pending) -> None:
+    def __init__(self, link: CallerLink, pending: PendingCall) -> None:
         self._link = link
         self._number = pending.number
         self._name = pending.name
@@ -46,11 +46,11 @@ class RemoteStream(ItemReader):
         self._last: Frame | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._goal: Goal | None = None
+        self._waiter: Waiter | None = None
         self._future: concurrent.futures.Future[None] | None = None
         # Weakly: the link may hold this stream, as an answer that nobody took, and would keep itself alive.
         dropped = functools.partial(_close_stream, weakref.ref(link), pending.number)
-        weakref.finalize(self, link.service.later, dropped).atexit = False
+        weakref.finalize(self, link.poller.run_soon, dropped).atexit = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -58,13 +58,13 @@ class RemoteStream(ItemReader):
     def __next__(self) -> Any:
         deadline = Deadline(self._seconds)
         while not self._ready():
-            goal = self._goal = Pending(self._name, deadline, None)
+            waiter = self._waiter = PendingCall(self._name, deadline, None)
             if self._ready():
                 break
-            with self._link.service.waits():
-                if not self._link.wait(goal, deadline):
+            with self._link.poller.blocking():
+                if not self._link.wait(waiter, deadline):
                     self.close()
-                    raise self._link.timed_out(goal)
+                    raise self._link.timed_out(waiter)
         return self._next(StopIteration)
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -73,21 +73,21 @@ class RemoteStream(ItemReader):
     async def __anext__(self) -> Any:
         while not self._ready():
             self._future = concurrent.futures.Future()
-            self._link.unattended()
+            self._link.begin_unattended()
             if self._ready():
                 break
             try:
                 await asyncio.wait_for(asyncio.wrap_future(self._future), self._seconds)
             except asyncio.TimeoutError:
                 self.close()
-                raise self._link.timed_out(Pending(self._name, Deadline(self._seconds), None)) from None
+                raise self._link.timed_out(PendingCall(self._name, Deadline(self._seconds), None)) from None
         return self._next(StopAsyncIteration)
 
     def close(self) -> None:
         """Wants no more items. Another thread that waits for one is woken."""
         self._closed = True
-        self._link.close_stream_of(self._number)
-        self._tell()
+        self._link.cancel_stream(self._number)
+        self._wake_reader()
         self._link.wake_mover()
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class RemoteStream(ItemReader):
         last = self._last
         assert last is not None
         if last.kind is Kind.ERROR:
-            raise self._link.error_of(last, Pending(self._name, Deadline(self._seconds), None))
+            raise self._link.error_of(last, PendingCall(self._name, Deadline(self._seconds), None))
         raise stop
 
     # -- called by whoever moves the link ------------------------------------------------------------------------------
@@ -124,26 +124,26 @@ class RemoteStream(ItemReader):
         if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
             return False
         self._items.append(frame)
-        self._tell()
+        self._wake_reader()
         return True
 
     def end(self, frame: Frame) -> None:
         """The last word."""
         self._last = frame
-        self._tell()
+        self._wake_reader()
 
     def fail(self, error: BaseException) -> None:
         """No more will come."""
         self._error = error
-        self._tell()
+        self._wake_reader()
 
-    def _tell(self) -> None:
-        goal, future = self._goal, self._future
-        if goal is not None:
-            goal.done = True
-            goal.wake()
+    def _wake_reader(self) -> None:
+        waiter, future = self._waiter, self._future
+        if waiter is not None:
+            waiter.done = True
+            waiter.wake()
         if future is not None:
             self._future = None
-            self._link.attended()
+            self._link.end_unattended()
             if not future.done():
                 future.set_result(None)

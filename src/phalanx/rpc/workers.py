@@ -1,7 +1,7 @@
 """The threads of an agent: one moves the bytes and runs what is called itself, as long as that does not take long.
 
 To hand every call to another thread costs more than most calls take. So the mover runs handlers in its own thread. A
-watchman looks once a millisecond, while there are calls at all, whether the mover has been inside one handler all the
+watchdog looks once a millisecond, while there are calls at all, whether the mover has been inside one handler all the
 time: then it takes the mover's part from it and gives it to another thread. A handler that waits for another rank gives
 the part away by itself. So short calls never change threads, and long ones run beside each other, up to `limit`.
 """
@@ -24,7 +24,7 @@ LONG = 1e-3
 TURN = 0.5e-3
 """Seconds that queued handlers are run one after another without a look at what has come meanwhile."""
 QUIET = 50
-"""Looks without anything new after which the watchman sleeps."""
+"""Looks without anything new after which the watchdog sleeps."""
 IDLE = 10.0
 """Seconds without work after which a thread ends; the mover stays."""
 MOST = 4096
@@ -38,15 +38,15 @@ class Workers:
 
     Args:
         limit: Tasks that run at the same time; those that wait for a call of their own do not count.
-        turn: Moves bytes, and adds tasks by `add`. Called by the mover only, with whether it may wait.
-        interrupt: Ends a wait of `turn`, from any thread.
+        poll: Moves bytes, and adds tasks by `add`. Called by the mover only, with whether it may wait.
+        wake_poll: Ends a wait of `poll`, from any thread.
     """
 
-    def __init__(self, name: str, limit: int, turn: Callable[[bool], None], interrupt: Callable[[], None]) -> None:
+    def __init__(self, name: str, limit: int, poll: Callable[[bool], None], wake_poll: Callable[[], None]) -> None:
         self._name = name
         self._limit = limit
-        self._turn = turn
-        self._interrupt = interrupt
+        self._poll = poll
+        self._wake_poll = wake_poll
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -58,13 +58,13 @@ class Workers:
         """When the mover began the handler that it is in; 0 if it is in none."""
         self._begun = 0
         """Handlers that movers have begun."""
-        self._watchman_sleeps = True
-        self._watchman_bell = threading.Event()
+        self._watchdog_sleeps = True
+        self._watchdog_bell = threading.Event()
         self._stopping = False
-        self._watchman = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
-        self._watchman.start()
+        self._watchdog = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
+        self._watchdog.start()
         with self._lock:
-            self._hire()
+            self._start_thread()
 
     @property
     def waiting(self) -> int:
@@ -92,7 +92,7 @@ class Workers:
         if not self.is_mover:
             self._wake()
 
-    def add_by_mover(self, task: Task) -> None:
+    def add_as_mover(self, task: Task) -> None:
         """Queues a task that the mover has found: it will look at the queue next."""
         self._tasks.append(task)
 
@@ -102,10 +102,10 @@ class Workers:
             if self._idle and self._running < self._limit - 1:
                 self._work.notify()
                 return
-        self._interrupt()
+        self._wake_poll()
 
     @contextlib.contextmanager
-    def waits(self) -> Iterator[None]:
+    def blocking(self) -> Iterator[None]:
         """Around something that the calling thread waits for, if it is one of these: others go on meanwhile."""
         me = threading.current_thread()
         if me not in self._threads:
@@ -113,9 +113,9 @@ class Workers:
             return
         with self._lock:
             if self._mover is me:
-                self._replace()
+                self._replace_mover()
             elif self._tasks:
-                self._call_another()
+                self._wake_or_start_thread()
             self._running -= 1
         try:
             yield
@@ -128,38 +128,38 @@ class Workers:
         with self._lock:
             self._stopping = True
             self._work.notify_all()
-        self._watchman_bell.set()
-        self._interrupt()
+        self._watchdog_bell.set()
+        self._wake_poll()
         ends = time.monotonic() + timeout
-        for thread in [self._watchman, *self._threads]:
+        for thread in [self._watchdog, *self._threads]:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends - time.monotonic()))
 
     # -- the threads ---------------------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         """Starts a thread. Called with the lock held."""
         if len(self._threads) >= MOST or self._stopping:
             return
-        thread = threading.Thread(target=self._live, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._thread_main, name=self._name, daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _call_another(self) -> None:
+    def _wake_or_start_thread(self) -> None:
         """Gets somebody for a task or for the mover's part. Called with the lock held."""
         if self._idle:
             self._work.notify()
         else:
-            self._hire()
+            self._start_thread()
 
-    def _replace(self) -> None:
+    def _replace_mover(self) -> None:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
         self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
         self._since = 0.0
-        self._call_another()
+        self._wake_or_start_thread()
 
-    def _live(self) -> None:
+    def _thread_main(self) -> None:
         me = threading.current_thread()
         try:
             while not self._stopping:
@@ -174,7 +174,7 @@ class Workers:
                         self._running += 1
                     else:
                         if self._tasks:
-                            self._interrupt()  # the mover may have a place for one now
+                            self._wake_poll()  # the mover may have a place for one now
                         self._idle += 1
                         woken = self._work.wait(IDLE)
                         self._idle -= 1
@@ -197,7 +197,7 @@ class Workers:
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
             if not tasks or self._running >= self._limit:
-                self._turn(True)
+                self._poll(True)
                 turned = time.monotonic()
                 continue
             try:
@@ -205,24 +205,24 @@ class Workers:
             except IndexError:  # another thread took it
                 continue
             now = time.monotonic()
-            if not self.run_here(task, me):
+            if not self.run_as_mover(task, me):
                 break
             if now - turned > TURN:
-                self._turn(False)
+                self._poll(False)
                 turned = now
         with self._lock:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_here(self, task: Task, me: threading.Thread | None = None) -> bool:
+    def run_as_mover(self, task: Task, me: threading.Thread | None = None) -> bool:
         """Runs a task in the mover's thread; False if it took so long that another moves by now."""
         me = me or threading.current_thread()
         self._begun += 1
         self._since = time.monotonic()
-        if self._watchman_sleeps:
-            self._watchman_bell.set()
+        if self._watchdog_sleeps:
+            self._watchdog_bell.set()
         self._run(task)
-        with self._lock:  # the watchman may be about to replace this thread
+        with self._lock:  # the watchdog may be about to replace this thread
             if self._mover is not me:
                 return False
             self._since = 0.0
@@ -238,11 +238,11 @@ class Workers:
         seen = quiet = 0
         while not self._stopping:
             if quiet >= QUIET:
-                self._watchman_sleeps = True
+                self._watchdog_sleeps = True
                 if self._begun == seen:  # else a handler began just now, and did not ring
-                    self._watchman_bell.wait()
-                self._watchman_bell.clear()
-                self._watchman_sleeps = False
+                    self._watchdog_bell.wait()
+                self._watchdog_bell.clear()
+                self._watchdog_sleeps = False
                 quiet = 0
             time.sleep(LONG)
             since, begun = self._since, self._begun
@@ -251,4 +251,4 @@ class Workers:
             if since and time.monotonic() - since >= LONG:
                 with self._lock:
                     if self._since == since:
-                        self._replace()
+                        self._replace_mover()
