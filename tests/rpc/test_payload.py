@@ -23,8 +23,8 @@ from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
 from phalanx.rpc.payload import (
     MAX_NAME,
     NOT_FAST,
+    FrameBody,
     Limits,
-    Outgoing,
     decode_error,
     encode_call,
     encode_error,
@@ -94,7 +94,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def receive_value(out: Outgoing) -> Any:
+def receive_value(out: FrameBody) -> Any:
     plan = plan_value(out.head, out.payload, LIMITS)
     target = plan.allocate()
     target[:] = b"".join(out.buffers)
@@ -104,7 +104,7 @@ def receive_value(out: Outgoing) -> Any:
     return value
 
 
-def receive_call(out: Outgoing) -> Any:
+def receive_call(out: FrameBody) -> Any:
     plan = plan_call(out.head, out.payload, LIMITS)
     target = plan.allocate()
     target[:] = b"".join(out.buffers)
@@ -142,7 +142,7 @@ class TestValues:
     def test_round_trip(self, value: Any) -> None:
         for sent in (value, [value], {"k": value}, (value,)):
             out = encode_value(sent, LIMITS)
-            assert type(out) is Outgoing
+            assert type(out) is FrameBody
             assert out.payload == sum(map(len, out.buffers))
             assert same(receive_value(out), sent)
 
@@ -446,7 +446,7 @@ class TestHypothesis:
 
     @given(st.sampled_from(MESSAGES), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=3))
     @settings(max_examples=150, deadline=None)
-    def test_mutations(self, out: Outgoing, edits: list[tuple[int, int]]) -> None:
+    def test_mutations(self, out: FrameBody, edits: list[tuple[int, int]]) -> None:
         head = bytearray(out.head)
         for at, byte in edits:
             head[at % len(head)] = byte
@@ -455,13 +455,13 @@ class TestHypothesis:
     @given(st.binary(max_size=60))
     @settings(max_examples=100, deadline=None)
     def test_junk(self, head: bytes) -> None:
-        self.check(head, Outgoing(head, [], 0))
+        self.check(head, FrameBody(head, [], 0))
 
     @staticmethod
-    def check(head: bytes, out: Outgoing) -> None:
+    def check(head: bytes, out: FrameBody) -> None:
         for receive in (receive_call, receive_value):
             try:
-                receive(Outgoing(head, out.buffers, out.payload))
+                receive(FrameBody(head, out.buffers, out.payload))
             except InvalidMessage:
                 if receive is receive_call:
                     assert fast_call(head) is NOT_FAST or out.payload

@@ -88,17 +88,17 @@ class Agent:
         self._backend = backend
         self.rank = group.rank
         self.world_size = group.world_size
-        self.world_ranks = group.members
+        world_rank = group.members[group.rank]
         self._timeout = _seconds(timeout, backend.timeout)
         self._max_message = max_message
         self._limits = Limits(max_head=min(max_message, 64 << 20), max_payload=max_message)
-        self._registry = Registry(self.world_ranks[self.rank])
+        self._registry = Registry(world_rank)
         self._connections = Connections(
             backend,
             self.rank,
-            self.world_ranks,
+            group.members,
             self._registry,
-            f"phalanx-rpc-{self.world_ranks[self.rank]}",
+            f"phalanx-rpc-{world_rank}",
             self._limits,
             workers=workers,
             max_message=max_message,

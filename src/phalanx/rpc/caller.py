@@ -50,18 +50,21 @@ _ERRORS: dict[str, type[RpcError]] = {
 
 
 class ItemReader(ABC):
-    """The reader of a stream, as the link knows it. All of this is called by whoever moves the link."""
+    """The reader of a stream, as its link knows it. The link's mover calls all of these.
+
+    They are private because a user holds the reader: it is a `RemoteStream`.
+    """
 
     @abstractmethod
-    def put(self, frame: Frame) -> bool:
+    def _put(self, frame: Frame) -> bool:
         """An item has come; False if nobody asked for so many."""
 
     @abstractmethod
-    def end(self, frame: Frame) -> None:
+    def _end(self, frame: Frame) -> None:
         """The last word."""
 
     @abstractmethod
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """No more will come."""
 
 
@@ -386,7 +389,7 @@ class CallerLink(CallLink):
                 pending.frame = frame
                 pending.finish()
             elif (stream := pending.stream()) is not None:
-                stream.end(frame)
+                stream._end(frame)
         elif kind is Kind.STREAM or kind is Kind.ITEM:
             self._handle_stream(frame)
         elif kind is Kind.GOODBYE:
@@ -405,7 +408,7 @@ class CallerLink(CallLink):
             pending.finish()
         elif frame.kind is Kind.ITEM and pending.stream is not None:
             stream = pending.stream()
-            if stream is not None and not stream.put(frame):
+            if stream is not None and not stream._put(frame):
                 self.end(ProtocolError("more items of a stream came than were asked for"))
         else:
             self.end(ProtocolError("an item came of what is no stream, or a stream began twice"))
@@ -424,7 +427,7 @@ class CallerLink(CallLink):
             if pending.stream is None:
                 pending.finish(why)
             elif (stream := pending.stream()) is not None:
-                stream.fail(why)
+                stream._fail(why)
         with self._slots:
             self._slots.notify_all()
 

@@ -22,12 +22,12 @@ class CallContext:
         name: What was called.
     """
 
-    __slots__ = ("_callbacks", "_cancelled", "_seconds", "caller", "ends", "name")
+    __slots__ = ("_callbacks", "_cancelled", "_ends", "_seconds", "caller", "name")
 
     def __init__(self, caller: int, name: str, ends: float, seconds: float) -> None:
         self.caller = caller
         self.name = name
-        self.ends = ends
+        self._ends = ends
         self._seconds = seconds
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] | None = None
@@ -35,16 +35,16 @@ class CallContext:
     @property
     def time_left(self) -> float:
         """Seconds until the caller's deadline; 0 once it has passed."""
-        return max(0.0, self.ends - time.monotonic())
+        return max(0.0, self._ends - time.monotonic())
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """The next item of a stream has the call's time for itself."""
-        self.ends = time.monotonic() + self._seconds
+        self._ends = time.monotonic() + self._seconds
 
     @property
     def cancelled(self) -> bool:
         """Whether the caller has given up, or is gone: then nobody will see the result."""
-        return self._cancelled or time.monotonic() >= self.ends
+        return self._cancelled or time.monotonic() >= self._ends
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Runs something quick if the caller gives up; at once if it has."""
@@ -52,14 +52,14 @@ class CallContext:
             self._callbacks = []
         self._callbacks.append(callback)
         if self._cancelled:
-            self.cancel()
+            self._cancel()
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Undoes `on_cancel`."""
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """The caller has given up."""
         self._cancelled = True
         while self._callbacks:

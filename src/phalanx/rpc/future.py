@@ -18,7 +18,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         super().__init__()
         self._link = link
         self._call = pending
-        pending.on_finish = self.complete
+        pending.on_finish = self._complete
 
     def result(self, timeout: float | None = None) -> Any:
         """What the call returned; waits for it."""
@@ -58,7 +58,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         self._link.abandon(self._call, None)
         return True
 
-    def complete(self) -> None:
+    def _complete(self) -> None:
         """The answer is there."""
         if self.cancelled():
             self._link.end_unattended()

@@ -162,7 +162,7 @@ class ServedCall:
         if self._take() is not None:
             return
         if self.context is not None:
-            self.context.cancel()
+            self.context._cancel()
         if self._flow is None:
             return
         with self._flow:
@@ -197,7 +197,7 @@ class ServedCall:
                         self._paused = True
                         return
                     self._credit -= 1
-                context.renew()
+                context._renew()
                 try:
                     item = next(generator)
                 except StopIteration:
@@ -257,7 +257,7 @@ class ServedCall:
         self._credit = WINDOW
         self.link.answer(Kind.STREAM, self.number)
         async for item in items:
-            context.renew()
+            context._renew()
             while self._credit <= 0:
                 granted.clear()
                 if self._credit <= 0:

@@ -119,7 +119,7 @@ class RemoteStream(ItemReader):
 
     # -- called by whoever moves the link ------------------------------------------------------------------------------
 
-    def put(self, frame: Frame) -> bool:
+    def _put(self, frame: Frame) -> bool:
         """An item has come; False if nobody asked for so many."""
         if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
             return False
@@ -127,12 +127,12 @@ class RemoteStream(ItemReader):
         self._wake_reader()
         return True
 
-    def end(self, frame: Frame) -> None:
+    def _end(self, frame: Frame) -> None:
         """The last word."""
         self._last = frame
         self._wake_reader()
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """No more will come."""
         self._error = error
         self._wake_reader()
