@@ -182,6 +182,7 @@ def _server(stream: Stream, service: Any) -> CallLink:
         LIMITS,
         spin=0.0,
         pid=os.getpid(),
+        max_queue=1024,
         forget=lambda _link: None,
     )
 

@@ -23,7 +23,7 @@ from .connect import Connections
 from .context import current_call
 from .future import RpcFuture
 from .payload import FrameBody, encode_call
-from .registry import CREATE, Function, Registry
+from .registry import CREATE, Registry
 from .remote_object import RemoteObject
 
 if TYPE_CHECKING:
@@ -289,7 +289,9 @@ class Agent:
         try:
             link = self._connections.link_to(dst, deadline)
             self._check_size(outgoing)
-            return link.call(PendingCall(name, deadline, self._type_of(name, target, returns)), outgoing)
+            if returns is None and target == 0:
+                returns = self._registry.result_type(name)
+            return link.call(PendingCall(name, deadline, returns), outgoing)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
 
@@ -306,7 +308,9 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
-        pending = PendingCall(name, deadline, self._type_of(name, target, returns))
+        if returns is None and target == 0:
+            returns = self._registry.result_type(name)
+        pending = PendingCall(name, deadline, returns)
         try:
             link = self._connections.link_to(dst, deadline)
             future = RpcFuture(link, pending)
@@ -360,14 +364,6 @@ class Agent:
         context = current_call()
         return Deadline(seconds if context is None else min(seconds, context.time_left))
 
-    def _type_of(self, name: str, target: int, returns: Any) -> Any:
-        if returns is None and target == 0:
-            return _returns(self._registry.find_function(name))
-        return returns
-
-    def _method_returns(self, class_name: str, method: str) -> Any:
-        return _returns(self._registry.find_method(class_name, method))
-
     def _check_size(self, outgoing: FrameBody) -> None:
         size = len(outgoing.head) + outgoing.payload
         if size > self._max_message:
@@ -379,11 +375,6 @@ def _seconds(value: float | None, default: float) -> float:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
         raise UsageError(f"timeout={value!r} is not valid (expected seconds, 0 or more)")
     return float(seconds)
-
-
-def _returns(function: Function | None) -> Any:
-    """The annotated type of what a function returns; None if it says nothing."""
-    return None if function is None or function.signature.returns is Any else function.signature.returns
 
 
 def _close(agent: weakref.ref[Agent]) -> None:

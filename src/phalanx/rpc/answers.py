@@ -12,13 +12,13 @@ from ..transports.stream import Stream
 from ..wire.calls import Kind
 from ..wire.codec import Limits
 from .event_loop import EventLoop
-from .link import MAX_QUEUED, CallLink, Frame
+from .link import MAX_QUEUED, CallLink
 from .payload import encode_error, encode_value
 from .poller import LinkPoller
 from .registry import Registry
 from .workers import Task
 
-__all__ = ["AnsweringLink"]
+__all__ = ["LONG", "AnsweringLink"]
 
 LONG = 64 << 10
 """Bytes from which a request counts for what may wait; shorter ones are bounded by their number."""
@@ -58,22 +58,14 @@ class AnsweringLink(CallLink, Generic[Served]):
 
     # -- when a call may begin -----------------------------------------------------------------------------------------
 
-    def queue(self, call: Served, frame: Frame) -> None:
-        """Has a call begin soon. Called by the mover."""
-        if frame.size > LONG:
-            with self._counting:
-                self.waiting_bytes += frame.size
-        self.poller.add_as_mover(call)
-
-    def begin(self, frame: Frame) -> None:
-        """A call that was queued begins, or is given up."""
-        if frame.size > LONG:
-            with self._counting:
-                self.waiting_bytes -= frame.size
+    def count_waiting(self, size: int) -> None:
+        """Notes that a long request waits, or no longer does: then `size` is negative."""
+        with self._counting:
+            self.waiting_bytes += size
 
     def postpone(self, call: Task) -> bool:
         """Whether a call has to wait because the caller does not take the answers of others."""
-        if self.queued_bytes <= MAX_QUEUED or self.ended is not None:
+        if self.ended is not None:
             return False
         with self._counting:
             self._postponed.append(call)

@@ -268,7 +268,8 @@ class CallerLink(CallLink):
         """Nobody waits for this call any more; False if nobody did."""
         if self.calls.pop(number, None) is None:
             return False
-        self._free_slot()
+        if self._waiting_for_slot:
+            self._free_slot()
         if self.ended is None and not self.withdraw_request(number):
             self._send_control(Kind.CANCEL, number)
         return True
@@ -294,9 +295,8 @@ class CallerLink(CallLink):
                 self._waiting_for_slot -= 1
 
     def _free_slot(self) -> None:
-        if self._waiting_for_slot:
-            with self._slots:
-                self._slots.notify()
+        with self._slots:
+            self._slots.notify()
 
     def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
         """Waits until no more than so many bytes are queued."""
@@ -384,7 +384,8 @@ class CallerLink(CallLink):
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # it was given up
-            self._free_slot()
+            if self._waiting_for_slot:
+                self._free_slot()
             if pending.stream is None:
                 pending.frame = frame
                 pending.finish()

@@ -84,6 +84,7 @@ class Connections:
         self._limits = limits
         self._max_message = max_message
         self._max_in_flight = max_in_flight
+        self._max_queue = max_queue
         self.callers: dict[int, CallerLink] = {}
         """The links over which this rank calls others, by rank."""
         self.servers: set[ServerLink] = set()
@@ -100,7 +101,7 @@ class Connections:
         everyone = range(backend.world_size)
         self.port = backend.open_port(self._context, LANE, everyone, functools.partial(_accept, weakref.ref(self)))
         self._spin = 0.0 if self.port.crowded else SPIN
-        self.poller = LinkPoller(name, workers, self._spin, functools.partial(_is_paused, self.loop, max_queue))
+        self.poller = LinkPoller(name, workers, self._spin)
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
     def start(self, on_close: Callable[[], None]) -> None:
@@ -276,6 +277,7 @@ class Connections:
             self._limits,
             spin=self._spin,
             pid=None if src == self._rank else self.port.memory_of(src),
+            max_queue=self._max_queue,
             forget=self.servers.discard,
         )
         with self._lock:
@@ -375,10 +377,3 @@ def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
 def _forget_caller(callers: dict[int, CallerLink], link: CallerLink) -> None:
     if callers.get(link.peer) is link:
         del callers[link.peer]
-
-
-def _is_paused(loop: EventLoop, max_queue: int, link: CallLink) -> bool:
-    """Whether a link's requests have to wait."""
-    if not isinstance(link, ServerLink):
-        return False
-    return link.is_paused or link.poller.waiting + loop.under_way >= max_queue

@@ -29,12 +29,8 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = 0
-
-    @property
-    def under_way(self) -> int:
+        self.under_way = 0
         """Coroutines that have not ended."""
-        return self._under_way
 
     def run(self, coroutine: Coroutine[Any, Any, None], context: CallContext) -> None:
         """Starts a coroutine; it is cancelled if the caller of `context` gives up."""
@@ -43,7 +39,7 @@ class EventLoop:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._run_loop, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
-            self._under_way += 1
+            self.under_way += 1
             loop = self._loop
 
         def start() -> None:
@@ -57,7 +53,7 @@ class EventLoop:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         with self._lock:
-            self._under_way -= 1
+            self.under_way -= 1
 
     def cancel(self) -> None:
         """Cancels what runs."""

@@ -185,6 +185,11 @@ class CallLink(ABC):
     only_poller_moves = False
     """Whether only the agent's thread moves this link."""
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the agent's thread must not read this link now."""
+        return False
+
     @abstractmethod
     def handle(self, frame: Frame) -> None:
         """Takes a frame that came. Called by the mover; must not wait."""
@@ -501,7 +506,8 @@ class CallLink(ABC):
         self.mover_lock.release()
         if self.ended is not None:
             self.dispose()
-        self._wake_another()
+        if self._waiting:
+            self._wake_another()
 
     def _wake_another(self) -> None:
         """Somebody who waits has to move the bytes."""

@@ -34,12 +34,10 @@ class LinkPoller:
     Args:
         workers: Tasks that run at the same time.
         spin: Seconds that the mover looks for bytes before it sleeps.
-        is_paused: Whether a link's requests shall wait: then it is not read.
     """
 
-    def __init__(self, name: str, workers: int, spin: float, is_paused: Callable[[CallLink], bool]) -> None:
+    def __init__(self, name: str, workers: int, spin: float) -> None:
         self._spin = spin
-        self._is_paused = is_paused
         self._links: dict[CallLink, None] = {}
         self._lock = threading.RLock()
         self._changed = True
@@ -105,7 +103,7 @@ class LinkPoller:
     @property
     def waiting(self) -> int:
         """Tasks that have not begun."""
-        return self._workers.waiting
+        return len(self._workers.tasks)
 
     def stop(self, timeout: float) -> None:
         """Ends the threads; what waits is dropped."""
@@ -171,14 +169,14 @@ class LinkPoller:
             link.stop_moving()
         if link.ended is not None or not link.needs_poller:
             self.forget(link)
-        elif link.only_poller_moves and self._is_paused(link):
+        elif link.only_poller_moves and link.is_paused:
             self._changed = True
 
     def _rebuild(self) -> None:
         with self._lock:
             self._changed = False
             links = list(self._links)
-        self._polled = [link for link in links if not self._is_paused(link)]
+        self._polled = [link for link in links if not link.is_paused]
         self._some_paused = len(self._polled) < len(links)
         pipes = [link.pipe.native for link in self._polled]
         self._lookout = None

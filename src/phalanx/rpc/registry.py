@@ -25,13 +25,16 @@ class Function(NamedTuple):
     signature: Signature
     is_coroutine: bool
     """Whether calling it gives something to await, or to iterate asynchronously: it belongs to the event loop."""
+    result_type: Any
+    """What it is annotated to return; None if that is not said."""
     takes_instance: bool = False
     """Whether it is a method that is called with its object first."""
 
 
 def _function(name: str, call: Callable[..., Any]) -> Function:
     is_coroutine = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-    return Function(name, call, Signature.of(call), is_coroutine)
+    signature = Signature.of(call)
+    return Function(name, call, signature, is_coroutine, None if signature.returns is Any else signature.returns)
 
 
 def _methods(name: str, target: type) -> dict[str, Function]:
@@ -131,14 +134,15 @@ class Registry:
             raise self._not_found(name, "function", list(self._functions))
         return function
 
-    def find_function(self, name: str) -> Function | None:
-        """A function, if it is registered here."""
-        return self._functions.get(name)
+    def result_type(self, name: str) -> Any:
+        """The annotated result of a function; None if it has none, or is not registered here."""
+        found = self._functions.get(name)
+        return None if found is None else found.result_type
 
-    def find_method(self, class_name: str, method: str) -> Function | None:
-        """A method of a class, if the class is registered here."""
-        found = self._classes.get(class_name)
-        return None if found is None else found[1].get(method)
+    def method_result_type(self, class_name: str, method: str) -> Any:
+        """The annotated result of a method; None if it has none, or its class is not registered here."""
+        found = self._classes.get(class_name, (None, {}))[1].get(method)
+        return None if found is None else found.result_type
 
     def class_of(self, name: str) -> Function:
         """A class, as the function that makes an instance.

@@ -8,6 +8,7 @@ import weakref
 from typing import Any, Protocol
 
 from .caller import CallerLink
+from .registry import Registry
 
 __all__ = ["RemoteMethod", "RemoteObject"]
 
@@ -62,7 +63,8 @@ class MethodCaller(Protocol):
         timeout: float | None,
     ) -> None: ...
 
-    def _method_returns(self, class_name: str, method: str) -> Any: ...
+    @property
+    def _registry(self) -> Registry: ...
 
 
 class RemoteObject:
@@ -126,7 +128,7 @@ class RemoteMethod:
     def _type(self, returns: Any) -> Any:
         """The type of the result: what was asked for, or what the class says, if it is registered here too."""
         remote = self._object
-        return returns if returns is not None else remote._agent._method_returns(remote._name, self._name)
+        return returns if returns is not None else remote._agent._registry.method_result_type(remote._name, self._name)
 
     def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """As `Agent.notify`."""

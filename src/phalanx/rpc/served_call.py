@@ -14,10 +14,10 @@ from typing import Any
 from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
 from ..exception_text import describe, message_of, render_traceback, type_name
 from ..wire.calls import Kind
-from .answers import AnsweringLink
+from .answers import LONG, AnsweringLink
 from .context import CallContext, _current
 from .event_loop import soon
-from .link import WINDOW, Frame
+from .link import MAX_QUEUED, WINDOW, Frame
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -74,12 +74,13 @@ class ServedCall:
             frame = self._frames.pop()
         except IndexError:
             return None
-        self.link.begin(frame)
+        if frame.size > LONG:
+            self.link.count_waiting(-frame.size)
         return frame
 
     def __call__(self) -> None:
         link = self.link
-        if link.postpone(self):
+        if link.queued_bytes > MAX_QUEUED and link.postpone(self):
             return
         frame = self._take()
         if frame is None or (link.ended is not None and self.number):

@@ -11,7 +11,7 @@ from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
 from ..wire.calls import Kind
 from ..wire.codec import Limits
-from .answers import AnsweringLink
+from .answers import LONG, AnsweringLink
 from .event_loop import EventLoop
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
@@ -29,6 +29,7 @@ class ServerLink(AnsweringLink[ServedCall]):
 
     Args:
         pid: The process of the caller, if memory can be shared with it.
+        max_queue: Calls of all ranks that may wait here before no more are read.
     """
 
     only_poller_moves = True
@@ -45,17 +46,23 @@ class ServerLink(AnsweringLink[ServedCall]):
         *,
         spin: float,
         pid: int | None,
+        max_queue: int,
         forget: Callable[[ServerLink], None],
     ) -> None:
         super().__init__(stream, peer, poller, registry, loop, max_message, limits, spin=spin)
         self._forget = forget
+        self._max_queue = max_queue
         self._agreement = None if pid is None else RingAgreement(stream, pid)
         self._agreed = False
 
     @property
     def is_paused(self) -> bool:
-        """Whether the caller does not take its answers, or has sent more than may wait: then no more is read."""
-        return self.queued_bytes > MAX_QUEUED or self.waiting_bytes > self._max_message
+        """Whether the caller does not take its answers, or more has come than may wait: then no more is read."""
+        return (
+            self.queued_bytes > MAX_QUEUED
+            or self.waiting_bytes > self._max_message
+            or self.poller.waiting + self.loop.under_way >= self._max_queue
+        )
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -70,7 +77,9 @@ class ServerLink(AnsweringLink[ServedCall]):
                     )
                     return
                 self.served[frame.call] = call
-            self.queue(call, frame)
+            if frame.size > LONG:
+                self.count_waiting(frame.size)
+            self.poller.add_as_mover(call)
         elif kind is Kind.CANCEL:
             given_up = self.served.get(frame.call)
             if given_up is not None:

@@ -47,7 +47,8 @@ class Workers:
         self._limit = limit
         self._poll = poll
         self._wake_poll = wake_poll
-        self._tasks: deque[Task] = deque()
+        self.tasks: deque[Task] = deque()
+        """Tasks that have not begun."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._mover: threading.Thread | None = None
@@ -67,14 +68,9 @@ class Workers:
             self._start_thread()
 
     @property
-    def waiting(self) -> int:
-        """Tasks that have not begun."""
-        return len(self._tasks)
-
-    @property
     def ready(self) -> bool:
         """Whether the mover has something else to do than to move: a task may begin, or all is to end."""
-        return self._stopping or (bool(self._tasks) and self._running < self._limit)
+        return self._stopping or (bool(self.tasks) and self._running < self._limit)
 
     @property
     def running(self) -> int:
@@ -88,13 +84,13 @@ class Workers:
 
     def add(self, task: Task) -> None:
         """Queues a task. From any thread; the mover takes it up itself, or another thread does."""
-        self._tasks.append(task)
+        self.tasks.append(task)
         if not self.is_mover:
             self._wake()
 
     def add_as_mover(self, task: Task) -> None:
         """Queues a task that the mover has found: it will look at the queue next."""
-        self._tasks.append(task)
+        self.tasks.append(task)
 
     def _wake(self) -> None:
         """A task came from elsewhere: somebody who is free takes it."""
@@ -114,7 +110,7 @@ class Workers:
         with self._lock:
             if self._mover is me:
                 self._replace_mover()
-            elif self._tasks:
+            elif self.tasks:
                 self._wake_or_start_thread()
             self._running -= 1
         try:
@@ -169,16 +165,16 @@ class Workers:
                         return
                     if self._mover is None:
                         self._mover = me
-                    elif self._tasks and self._running < self._limit - 1:  # the mover runs one itself
-                        task = self._tasks.popleft()
+                    elif self.tasks and self._running < self._limit - 1:  # the mover runs one itself
+                        task = self.tasks.popleft()
                         self._running += 1
                     else:
-                        if self._tasks:
+                        if self.tasks:
                             self._wake_poll()  # the mover may have a place for one now
                         self._idle += 1
                         woken = self._work.wait(IDLE)
                         self._idle -= 1
-                        if not woken and self._mover is not None and not self._tasks:
+                        if not woken and self._mover is not None and not self.tasks:
                             return
                         continue
                 if task is None:
@@ -193,7 +189,7 @@ class Workers:
 
     def _move(self, me: threading.Thread) -> None:
         """The mover's life, until another has its part. A task that it runs itself counts only once it is replaced."""
-        tasks = self._tasks
+        tasks = self.tasks
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
             if not tasks or self._running >= self._limit:
