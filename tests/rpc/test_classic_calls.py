@@ -621,13 +621,13 @@ def test_junk_is_warned_of_once_per_rank(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([result_of(1, b"x")], "without a message with its length"),
-        ([u64(16), result_of(1, b"x")], r"15 bytes \(16 were announced\)"),
+        ([result_of(1, b"x")], "without the message that announces its length"),
+        ([u64(16), result_of(1, b"x")], "15 bytes, although 16 were announced"),
         ([u64(15), result_of(1, b"x", flag=2)], "flag of a response is 02"),
         ([u64(15), result_of(1, b"\xff", flag=1)], "error text of a response is not UTF-8"),
         ([u64(14), result_of(1, b"x")[:-1]], "cut short in its result"),
         ([u64(16), result_of(1, b"x") + b"!"], "1 bytes after its end"),
-        ([u64(9), result_of(1, b"x")[:9]], "without a message with its length"),
+        ([u64(9), result_of(1, b"x")[:9]], "without the message that announces its length"),
     ],
 )
 def test_a_broken_answer_fails_its_call_alone(messages: list[bytes], words: str) -> None:

@@ -175,7 +175,7 @@ def test_a_notification_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -
 
     def act(agent: Agent) -> None:
         agent.notify(1, "fail", "no text")
-        until(lambda: "that failed: NoText" in caplog.text, "the word")
+        until(lambda: "failed: NoText" in caplog.text, "the word")
 
     run("simulated", 2, serve, act)
 

@@ -37,7 +37,7 @@ JOIN_TIMEOUT = 86400.0
 
 
 class Agent:
-    """Calls functions on any rank of a group by name, and serves those registered here. Made by all ranks.
+    """Calls functions on any rank of a group by name, and serves those registered here. All ranks make one.
 
     ```python
     agent = px.rpc.Agent(world)
@@ -49,15 +49,15 @@ class Agent:
     agent.call(1, "add", 2, 3)
     ```
 
-    A rank serves until it closes its agent. If others may still call it, wait for them first: `agent.join()`.
+    A rank serves until it closes its agent. If other ranks may still call it, wait for them first: `agent.join()`.
 
     Args:
-        group: Whose ranks talk; several agents on one group are apart from each other.
-        workers: Handlers that run at the same time. One that waits for a call of its own does not count.
-        max_message: Bytes of one request, answer or item.
-        max_in_flight: Calls to one rank that may wait for their answers; further ones wait for a place.
-        max_queue: Requests that may wait here; if there are more, their senders are held back.
-        timeout: The default of every call, in seconds; the group's, if it is not given.
+        group: The ranks that call each other. Several agents on one group do not see each other.
+        workers: Handlers that run at the same time, not counting those that wait for a call of their own.
+        max_message: The largest request, answer or item, in bytes.
+        max_in_flight: Calls to one rank that may wait for their answers; further calls block.
+        max_queue: Requests that may wait here; beyond that, this rank stops reading more.
+        timeout: The default timeout of calls, in seconds. By default that of the group.
 
     Raises:
         UsageError: An argument is not valid.
@@ -123,12 +123,12 @@ class Agent:
     def register(self, name_or_function: str, /) -> Callable[[F], F]: ...
 
     def register(self, name_or_function: Any, function: Any = None, /) -> Any:
-        """Lets others call a function, coroutine function or generator function, or make instances of a class.
+        """Registers a function, coroutine function or generator function to be called, or a class for `create`.
 
         As a decorator (`@agent.register`, `@agent.register("name")`) or with both: `agent.register("name", function)`.
 
         Raises:
-            UsageError: It cannot be called, or the name is taken.
+            UsageError: It is not callable, or the name is taken.
         """
         if isinstance(name_or_function, str):
             if function is None:
@@ -137,15 +137,15 @@ class Agent:
             return function
         name = getattr(name_or_function, "__name__", None)
         if name is None or function is not None:
-            raise UsageError(f"a name is needed to register {name_or_function!r}: register('name', function)")
+            raise UsageError(f"a name is needed to register {name_or_function!r} (use register('name', function))")
         self._registry.add(name, name_or_function)
         return name_or_function
 
     def unregister(self, name: str) -> None:
-        """Undoes `register`; calls under way go on.
+        """Undoes `register`; running calls go on.
 
         Raises:
-            FunctionNotFound: There is nothing of that name.
+            FunctionNotFound: The name is not registered.
         """
         self._registry.remove(name)
 
@@ -154,21 +154,21 @@ class Agent:
     def call(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> Any:
-        """Calls a function on a rank and waits for what it returns; of a generator, a `RemoteStream`.
+        """Calls a function on a rank and returns its result; for a generator, a `RemoteStream`.
 
         Args:
-            dst: The rank, of the group; this one, too.
-            timeout: Seconds for all of it. Inside a handler, never more than its own caller left it.
-            returns: The type of the result, if it is to be more than plain data: `returns=Point`. If a function of this
-                name is registered here with an annotation, that type is taken.
+            dst: A rank of the group. May be this rank.
+            timeout: Seconds for the whole call. Inside a handler, at most the time that its own caller has left.
+            returns: The type of the result, if it is more than plain data: `returns=Point`. By default the annotation
+                of the function that is registered here under this name, if there is one.
 
         Raises:
-            FunctionNotFound, InvalidArgument: The other side has no such function, or it does not take these arguments.
-            RemoteError: The function raised; type name, message and traceback are inside.
-            RpcTimeout: No answer came in time. The other side is told that nobody waits.
+            FunctionNotFound, InvalidArgument: The rank has no such function, or it does not take these arguments.
+            RemoteError: The function raised. Has the type name, the message and the traceback.
+            RpcTimeout: No answer came in time. The call is cancelled on the other rank.
             RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
-            Cancelled: The other side closed its agent first.
+            Cancelled: The other rank closed its agent first.
             UsageError: An argument cannot be sent.
         """
         return self._call(dst, name, 0, args, kwargs, timeout, returns)
@@ -176,13 +176,13 @@ class Agent:
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        """As `call`, but returns a future at once. The arguments travel as they were when this returned.
+        """As `call`, but returns a future at once. The arguments may be changed as soon as this returns.
 
-        Waits only if `max_in_flight` calls to that rank are under way, if it does not take what it was sent (beyond
-        8 MiB that wait here), or if this is the first call to it.
+        Blocks only if `max_in_flight` calls to that rank have no answer yet, if more than 8 MiB wait here to be sent to
+        it, or if this is the first call to it.
 
         Raises:
-            UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. All else is the future's.
+            UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. The future raises the rest.
         """
         return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
 
@@ -193,17 +193,17 @@ class Agent:
         return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
 
     def notify(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Calls a function on a rank without waiting for an answer. Returns once it is sent.
+        """Calls a function on a rank without an answer. Returns once the request is sent.
 
         Raises:
-            RpcTimeout: It could not be sent in time: the other side does not take what it was sent before.
+            RpcTimeout: It could not be sent in time, because the other rank is slow to read.
             PeerLost: The rank is gone.
             UsageError: An argument cannot be sent.
         """
         self._notify(dst, name, 0, args, kwargs, timeout)
 
     def create(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteObject:
-        """Makes an instance of a registered class on a rank, which lives there until its handle is gone.
+        """Creates an instance of a registered class on a rank. It lives there until the returned handle is gone.
 
         Raises:
             As `call`.
@@ -216,10 +216,10 @@ class Agent:
         return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
 
     def join(self, *, timeout: float | None = None) -> None:
-        """Serves until all ranks of the group have called this: then nobody will call any more.
+        """Serves until all ranks of the group have called this, so that no more calls can come.
 
         Args:
-            timeout: Seconds to wait at most; a day, if not given.
+            timeout: Seconds to wait at most; by default a day.
 
         Raises:
             Timeout: Not all ranks came in time.
@@ -231,11 +231,11 @@ class Agent:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
-        """Ends the agent. May be called twice.
+        """Closes the agent. May be called twice.
 
         Args:
-            drain: Wait for the calls under way, in both directions; else they are cancelled.
-            timeout: Seconds to wait at most; then the rest is cancelled.
+            drain: Wait for running calls, in both directions; otherwise they are cancelled.
+            timeout: Seconds to wait at most; then the remaining calls are cancelled.
         """
         if self._backend.forked:  # all of it is the parent's, and locks may be held by threads that exist only there
             return
@@ -367,7 +367,7 @@ class Agent:
     def _check_size(self, outgoing: FrameBody) -> None:
         size = len(outgoing.head) + outgoing.payload
         if size > self._max_message:
-            raise UsageError(f"a call of {size} bytes is too long (max_message is {self._max_message})")
+            raise UsageError(f"a call of {size} bytes is too large (max_message is {self._max_message})")
 
 
 def _seconds(value: float | None, default: float) -> float:
@@ -378,14 +378,14 @@ def _seconds(value: float | None, default: float) -> float:
 
 
 def _close(agent: weakref.ref[Agent]) -> None:
-    """The world is closed."""
+    """Closes an agent whose world is closed."""
     found = agent()
     if found is not None:
         found.close(drain=False)
 
 
 _open: weakref.WeakSet[Agent] = weakref.WeakSet()
-"""Agents that exist: one that is still open at the end of the program says goodbye."""
+"""Agents that exist. Those still open at the end of the program are closed, so that other ranks hear of it."""
 
 
 @atexit.register
@@ -396,9 +396,9 @@ def _close_all() -> None:
 
 
 def _drop(pid: int, connections: Connections) -> None:
-    """An agent was collected without having been closed.
+    """Shuts an agent down that was garbage collected without having been closed.
 
-    That comes in any thread, also in the middle of a lock that shutting down needs. So the agent's own thread does it.
+    Runs in any thread, which may hold a lock that shutting down needs. So the agent's own thread does it.
     """
     if os.getpid() == pid:  # in a forked child, all of it is the parent's
         connections.poller.run_soon(connections.shut_down)

@@ -1,4 +1,4 @@
-"""The answering half of a server's link: what a call that is served needs of the link on which it came."""
+"""The answering half of a server's link: sends the answers of served calls, and slows callers down that do not read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .workers import Task
 __all__ = ["LONG", "AnsweringLink"]
 
 LONG = 64 << 10
-"""Bytes from which a request counts for what may wait; shorter ones are bounded by their number."""
+"""Bytes from which a waiting request is counted by its size; shorter ones are bounded by their number."""
 
 Served = TypeVar("Served", bound=Task)
 
 
 class AnsweringLink(CallLink, Generic[Served]):
-    """Sends answers, and puts calls off while their caller does not take those of others."""
+    """Sends answers, and postpones calls while their caller does not read the answers to earlier ones."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class AnsweringLink(CallLink, Generic[Served]):
         self.served: dict[int, Served] = {}
         """The calls that are not answered yet, by number."""
         self.waiting_bytes = 0
-        """Of long requests that have not begun."""
+        """Bytes of the long requests that have not begun."""
         self.closing = False
         self._counting = threading.Lock()
         self._postponed: deque[Task] = deque()
@@ -64,12 +64,12 @@ class AnsweringLink(CallLink, Generic[Served]):
             self.waiting_bytes += size
 
     def postpone(self, call: Task) -> bool:
-        """Whether a call has to wait because the caller does not take the answers of others."""
+        """Postpones a call until the caller reads its answers; False if there is room by now."""
         if self.ended is not None:
             return False
         with self._counting:
             self._postponed.append(call)
-        if self.queued_bytes <= MAX_QUEUED or self.ended is not None:  # just now
+        if self.queued_bytes <= MAX_QUEUED or self.ended is not None:  # there is room by now
             self.on_room()
         return True
 
@@ -87,21 +87,21 @@ class AnsweringLink(CallLink, Generic[Served]):
         """Sends a result or an item.
 
         Raises:
-            UsageError: It is nothing that can be sent.
+            UsageError: The value cannot be sent.
         """
         outgoing = encode_value(value, self.limits)
         if outgoing.payload + len(outgoing.head) > self._max_message:
             size = outgoing.payload + len(outgoing.head)
-            raise UsageError(f"a result of {size} bytes is too long (max_message is {self._max_message})")
+            raise UsageError(f"a result of {size} bytes is too large (max_message is {self._max_message})")
         try:
             sent = self.send(kind, call, outgoing.head, outgoing.buffers, outgoing.payload)
         except PhalanxError:
-            return  # nobody is there to hear it
+            return  # the caller is gone
         if not sent:
             self.ask_poller()
 
     def answer_error(self, call: int, kind: str, type_name: str, message: str, trace: str = "") -> None:
-        """Sends what went wrong."""
+        """Sends an error."""
         try:
             sent = self.send(Kind.ERROR, call, encode_error(kind, type_name, message, trace))
         except PhalanxError:

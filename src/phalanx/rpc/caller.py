@@ -37,8 +37,8 @@ from .signature import convert_result
 __all__ = ["CallerLink", "ItemReader", "PendingCall"]
 
 GRACE = 1e-3
-"""Seconds until the agent's thread reads the answers of calls that were made asynchronously. Who waits for a future
-before that reads them itself, which is quicker."""
+"""Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
+that reads them itself, which is faster."""
 
 _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
@@ -46,7 +46,7 @@ _ERRORS: dict[str, type[RpcError]] = {
     "message": InvalidMessage,
     "cancelled": Cancelled,
 }
-"""What the server says went wrong, where the function itself did not raise."""
+"""The exception for each kind of error that a server reports, if the function itself did not raise."""
 
 
 class ItemReader(ABC):
@@ -57,19 +57,19 @@ class ItemReader(ABC):
 
     @abstractmethod
     def _put(self, frame: Frame) -> bool:
-        """An item has come; False if nobody asked for so many."""
+        """Adds an item; False if there are more than were asked for."""
 
     @abstractmethod
     def _end(self, frame: Frame) -> None:
-        """The last word."""
+        """Ends the stream with its last frame: a result or an error."""
 
     @abstractmethod
     def _fail(self, error: BaseException) -> None:
-        """No more will come."""
+        """Ends the stream, because the connection has."""
 
 
 class PendingCall(Waiter):
-    """A call that waits for its answer."""
+    """A call that has no answer yet."""
 
     __slots__ = ("deadline", "error", "frame", "name", "number", "on_finish", "opened", "returns", "stream")
 
@@ -82,14 +82,14 @@ class PendingCall(Waiter):
         self.frame: Frame | None = None
         self.error: BaseException | None = None
         self.on_finish: Callable[[], None] | None = None
-        """Called once the answer is there, or will not come; None if a thread waits for it."""
+        """Called once the call is finished; None if a thread waits for that instead."""
         self.stream: weakref.ref[ItemReader] | None = None
-        """Where items go; a stream that nobody holds any more takes none."""
+        """The reader of the items, if it still exists."""
         self.opened: ItemReader | None = None
-        """The same stream, until the caller has it."""
+        """Keeps the reader alive until the caller has it."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """The answer is there, or will not come."""
+        """Finishes the call: its answer is in `frame`, or `error` says why there is none."""
         self.error = error
         self.done = True
         on_finish, self.on_finish = self.on_finish, None
@@ -99,12 +99,14 @@ class PendingCall(Waiter):
 
 
 class CallerLink(CallLink):
-    """Sends calls to one rank and gives the answers to whoever waits for them.
+    """Sends calls to one rank, and gives each answer to the thread or future that waits for it.
 
     Args:
-        members: The world rank of each rank, which errors speak of.
-        why: Tells why the connection ended.
-        forget: Is told when it has.
+        rank: This rank, as a rank of the world; errors name it.
+        world_rank: The other rank, as a rank of the world.
+        max_in_flight: Calls that may wait for their answers; further ones wait for a slot.
+        why: Returns the error that explains the end of the connection.
+        forget: Called when the connection has ended.
         open_stream: Makes the reader of a call that yields items.
     """
 
@@ -136,11 +138,11 @@ class CallerLink(CallLink):
         self._numbers = itertools.count(1)
         self.calls: dict[int, PendingCall] = {}
         self._unattended = 0
-        """Calls for which no thread waits."""
+        """Calls whose answer goes to a future: no thread may be waiting for it."""
         self._in_grace = False
-        """Whether the agent's thread will look soon whether somebody reads the answers."""
+        """Whether the agent's thread will check soon if another thread reads the answers."""
         self._expire_at = float("inf")
-        """When somebody looks for calls whose deadline has come."""
+        """When `_expire_calls` runs next."""
         self._slots = threading.Condition()
         self._waiting_for_slot = 0
 
@@ -159,7 +161,7 @@ class CallerLink(CallLink):
 
     def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:
-            words = f"{pending.name!r} on rank {self.world_rank}: the caller of the handler that called it gave up"
+            words = f"{pending.name!r} on rank {self.world_rank}: given up, as was the call that made it"
             self.abandon(pending, Cancelled(words))
 
         context.on_cancel(give_up)
@@ -170,10 +172,10 @@ class CallerLink(CallLink):
             context.forget(give_up)
 
     def start(self, pending: PendingCall, outgoing: FrameBody, *, lent: bool = True) -> None:
-        """Sends a request; waits if too many are under way.
+        """Sends a request; blocks while too many calls have no answer.
 
         Args:
-            lent: Its arrays stay as they are until the call is done. If not, they are the caller's again after this.
+            lent: The caller leaves its arrays alone until the call is done. If not, it may change them after this.
         """
         if len(self.calls) >= self._max_in_flight:
             self._wait_for_slot(pending)
@@ -193,7 +195,7 @@ class CallerLink(CallLink):
             raise
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
-        """Sends a request without an answer. Its arrays are the caller's again when this returns."""
+        """Sends a request without an answer. The caller may change its arrays when this returns."""
         number = next(self._numbers)
         if self.send(Kind.NOTIFY, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=True):
             return
@@ -211,13 +213,13 @@ class CallerLink(CallLink):
         try:
             if not pending.done and not self.wait(pending, pending.deadline):
                 self.abandon(pending, self.timed_out(pending))
-        except BaseException:  # Ctrl-C: nobody will ever read the answer
+        except BaseException:  # Ctrl-C: no thread will ever read the answer
             self.abandon(pending, None)
             raise
         return self.result(pending)
 
     def result(self, pending: PendingCall) -> Any:
-        """What a finished call returns or raises."""
+        """Returns or raises the answer of a finished call."""
         if pending.error is not None:
             raise of_call(fresh(pending.error, pending.name, self.rank))
         frame = pending.frame
@@ -231,7 +233,7 @@ class CallerLink(CallLink):
         raise self.error_of(frame, pending)
 
     def error_of(self, frame: Frame, pending: PendingCall) -> RpcError:
-        """The exception that an answer tells of."""
+        """The exception for an error that the server reports."""
         kind, type_name, message, traceback = decode_error(frame.head)
         error_type = _ERRORS.get(kind)
         if error_type is not None:
@@ -248,7 +250,7 @@ class CallerLink(CallLink):
         )
 
     def timed_out(self, pending: PendingCall) -> RpcTimeout:
-        """The error of a call whose deadline has come."""
+        """The error for a call whose deadline has passed."""
         return RpcTimeout(
             f"{pending.name!r} on rank {self.world_rank}: no answer within {pending.deadline.seconds:g} s",
             missing=[self.world_rank],
@@ -259,13 +261,13 @@ class CallerLink(CallLink):
         )
 
     def abandon(self, pending: PendingCall, error: BaseException | None) -> None:
-        """Gives a call up, unless its answer has come: the other side is told, and its memory is the caller's again."""
+        """Gives a call up, unless it is finished: tells the server, and stops using the caller's memory."""
         if self._withdraw(pending.number):
             pending.finish(error)
             self.wake_mover()  # it may be the very thread that waits for this call
 
     def _withdraw(self, number: int) -> bool:
-        """Nobody waits for this call any more; False if nobody did."""
+        """Forgets a call and tells the server; False if the call was finished."""
         if self.calls.pop(number, None) is None:
             return False
         if self._waiting_for_slot:
@@ -299,7 +301,7 @@ class CallerLink(CallLink):
             self._slots.notify()
 
     def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
-        """Waits until no more than so many bytes are queued."""
+        """Blocks until at most `allowed` bytes are queued."""
         waiter = _RoomWaiter(self, allowed)
         if waiter.done and self.ended is None:
             return
@@ -311,13 +313,13 @@ class CallerLink(CallLink):
 
     @property
     def is_full(self) -> bool:
-        """Whether another call has to wait before it is sent."""
+        """True if another call would have to wait before it is sent."""
         return len(self.calls) >= self._max_in_flight or self.queued_bytes > MAX_QUEUED
 
-    # -- for calls that nobody waits for -------------------------------------------------------------------------------
+    # -- calls for which no thread waits -------------------------------------------------------------------------------
 
     def start_unattended(self, pending: PendingCall, outgoing: FrameBody) -> None:
-        """Sends a request whose answer comes to its future: the agent's thread sees to it, and to the deadline."""
+        """Sends a request whose answer goes to a future; the agent's thread reads it, and watches the deadline."""
         with self._slots:
             self._unattended += 1
         try:
@@ -334,7 +336,7 @@ class CallerLink(CallLink):
             self.poller.call_at(self._expire_at, self._expire_calls)
 
     def _poll_after_grace(self) -> None:
-        """Whoever made calls without waiting had a moment to do so: now the agent's thread reads the answers."""
+        """Has the agent's thread read the answers, unless a thread that waits for one did so just now."""
         self._in_grace = False
         if not self._unattended or self.needs_poller:
             return
@@ -345,13 +347,13 @@ class CallerLink(CallLink):
             self.poll_now()
 
     def poll_now(self) -> None:
-        """Somebody will not wait in a thread of its own."""
+        """Has the agent's thread read the answers from now on."""
         if not self.needs_poller:
             self.needs_poller = True
             self.poller.watch(self)
 
     def _expire_calls(self) -> None:
-        """Ends the calls whose deadline has come, and looks again when the next one's has."""
+        """Fails the calls whose deadline has passed, and runs again at the next deadline."""
         now = time.monotonic()
         self._expire_at = float("inf")
         for pending in list(self.calls.values()):
@@ -365,13 +367,13 @@ class CallerLink(CallLink):
             self.poller.call_at(self._expire_at, self._expire_calls)
 
     def begin_unattended(self) -> None:
-        """Something shall come for which no thread waits."""
+        """Notes that something is expected for which no thread waits."""
         with self._slots:
             self._unattended += 1
         self.poll_now()
 
     def end_unattended(self) -> None:
-        """A call that was left to the agent's thread is done."""
+        """Notes that something for which no thread waited has come."""
         with self._slots:
             self._unattended -= 1
             self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
@@ -383,7 +385,7 @@ class CallerLink(CallLink):
         if kind is Kind.RESULT or kind is Kind.ERROR:
             pending = self.calls.pop(frame.call, None)
             if pending is None:
-                return  # it was given up
+                return  # the call was given up
             if self._waiting_for_slot:
                 self._free_slot()
             if pending.stream is None:
@@ -396,7 +398,7 @@ class CallerLink(CallLink):
         elif kind is Kind.GOODBYE:
             self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
         else:
-            self.end(ProtocolError(f"{kind.name} came to the calling side"))
+            self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a server"))
 
     def _handle_stream(self, frame: Frame) -> None:
         pending = self.calls.get(frame.call)
@@ -410,9 +412,11 @@ class CallerLink(CallLink):
         elif frame.kind is Kind.ITEM and pending.stream is not None:
             stream = pending.stream()
             if stream is not None and not stream._put(frame):
-                self.end(ProtocolError("more items of a stream came than were asked for"))
+                self.end(ProtocolError(f"protocol error: more items of call {frame.call} than were asked for"))
+        elif frame.kind is Kind.ITEM:
+            self.end(ProtocolError(f"protocol error: item for call {frame.call}, which is not a stream"))
         else:
-            self.end(ProtocolError("an item came of what is no stream, or a stream began twice"))
+            self.end(ProtocolError(f"protocol error: the stream of call {frame.call} began twice"))
 
     def explain(self, error: Exception) -> PhalanxError:
         known = isinstance(error, PhalanxError) and not isinstance(error, ProtocolError)
@@ -433,21 +437,21 @@ class CallerLink(CallLink):
             self._slots.notify_all()
 
     def free(self, number: int) -> None:
-        """The handle of an object on the other side is gone."""
+        """Tells the server that the handle of one of its objects is gone."""
         if self.ended is None:
             self._send_control(Kind.FREE, 0, encode_value(number, self.limits).head)
 
     def grant(self, number: int, items: int) -> None:
-        """The reader of a stream can take more."""
+        """Tells the server that the reader of a stream can take more items."""
         self._send_control(Kind.CREDIT, number, encode_value(items, self.limits).head)
 
     def cancel_stream(self, number: int) -> None:
-        """The reader of a stream wants no more."""
+        """Tells the server that the reader of a stream wants no more items."""
         self._withdraw(number)
 
 
 class _RoomWaiter(Waiter):
-    """Done once no more than so many bytes of a link are queued."""
+    """Waits until at most `allowed` bytes of a link are queued."""
 
     __slots__ = ("_allowed", "_link")
 

@@ -1,4 +1,4 @@
-"""The links of an agent: opened to ranks that it calls, accepted from ranks that call it, and all closed at the end."""
+"""The links of an agent: opens those to ranks that it calls, accepts those of ranks that call it, closes them all."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ LANE = 3
 """The number of the agent's connections in a group; 1 and 2 are the group's own lanes."""
 LONGEST_OFFER = 4096
 VERDICT_WAIT = 0.25
-"""Seconds a broken connection waits for the directory's word on why."""
+"""Seconds to wait for the directory to say why a connection broke."""
 LONGEST_TURN = 0.1
-"""Seconds after which a thread looks again whether it may connect: whoever had to wake it may have been interrupted."""
+"""Seconds after which a thread checks again if it may connect: the thread that should wake it may be interrupted."""
 STOP_WAIT = 5.0
-"""Seconds that closing waits for threads, which may be inside a handler."""
+"""Seconds that closing waits for the threads, which may be inside a handler."""
 _IDLE = OperationStatus("", 0, 0, "", False, float("inf"))
 
 
@@ -59,7 +59,7 @@ class Connections:
     Args:
         rank: This rank of the group.
         world_ranks: The world rank of each rank of the group.
-        name: Of the threads.
+        name: The name of the threads.
         workers: Handlers that run at the same time.
     """
 
@@ -91,9 +91,9 @@ class Connections:
         """The links over which others call this rank."""
         self.closed = False
         self._dialling: dict[int, _DialTurn] = {}
-        """For each rank, who connects to it, or did so last."""
+        """For each rank, the turn of the thread that connects to it, or did so last."""
         self._found_lost: dict[int, tuple[float, PeerLost]] = {}
-        """Ranks that a connection could not be made to, because they are gone, and when that was found out."""
+        """Ranks that were found to be gone while connecting: when, and the error."""
         self._lock = threading.RLock()
         self.loop = EventLoop(f"{name}-async")
         self._context = backend.next_context("rpc")
@@ -157,8 +157,8 @@ class Connections:
                 link = self.callers.get(dst)
                 if link is not None:
                     return link
-                # If another thread found out while this one waited that the rank is gone, it need not find out again:
-                # several threads, each waiting for the one before it, would hear of a loss one after another.
+                # If another thread found the rank gone while this one waited, this one need not try again: several
+                # threads would hear of a loss one after another, each after a timeout of its own.
                 found, lost = self._found_lost.get(dst, (0.0, None))
                 if lost is not None and found >= came:
                     raise fresh(lost, "", self._world_ranks[self._rank])
@@ -171,7 +171,7 @@ class Connections:
                 turn.bell.release()
 
     def _take_turn(self, dst: int, turn: _DialTurn) -> bool:
-        """Gives the right to connect to a rank to this turn, unless another has it."""
+        """Gives this turn the right to connect to a rank; False if another thread has it."""
         with self._lock:
             first = self._dialling.get(dst)
             if first is None or first.over:
@@ -206,7 +206,7 @@ class Connections:
         )
         self.callers[dst] = link
         known = self._control.verdict(self._world_ranks[dst], (), 0.0) if dst != self._rank else None
-        if known is not None:  # it was lost just now, before the link could be told
+        if known is not None:  # the rank was lost just now, before the link could be told
             link.end(known)
             raise known
         if self.closed:
@@ -214,7 +214,7 @@ class Connections:
         return link
 
     def _agree_on_ring(self, dst: int, stream: Stream, deadline: Deadline) -> Stream:
-        """Goes over to rings in shared memory, where that is possible."""
+        """Switches to rings in shared memory, where that is possible."""
         pid = self.port.memory_of(dst) if core is not None else None
         if pid is None:
             return stream
@@ -228,7 +228,7 @@ class Connections:
             write_all(stream, pack_header(Kind.RING, len(offer), 0, 0) + offer, deadline, what, check)
             header = parse_header(read_exactly(stream, HEADER_SIZE, deadline, what, check), 0, LONGEST_OFFER)
             if header.kind is not Kind.RING:
-                raise ProtocolError(f"{header.kind.name} came before the agreement on shared memory")
+                raise ProtocolError(f"protocol error: a {header.kind.name} frame before the agreement on shared memory")
             accepted = agreement.accept(read_exactly(stream, header.head, deadline, what, check))
             answer = b"\x01" if accepted else b""
             write_all(stream, pack_header(Kind.RING, len(answer), 0, 0) + answer, deadline, what, check)
@@ -250,7 +250,7 @@ class Connections:
     def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
         rank = self._world_ranks[dst]
         return RpcTimeout(
-            f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (has it made one?)",
+            f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (does it have one?)",
             missing=[rank],
             seconds=deadline.seconds,
             rank=self._world_ranks[self._rank],
@@ -324,7 +324,7 @@ class _LossWatcher:
         self._servers = servers
 
     def fail(self, error: PhalanxError) -> None:
-        """A rank is lost, or the world has ended. From any thread; never waits."""
+        """Ends the links to a lost rank, or all if the world has ended. Called by any thread; never blocks."""
         everyone = self._control.ended is not None
         links: list[CallLink] = [*self._callers.values(), *self._servers]
         for link in links:
@@ -332,18 +332,18 @@ class _LossWatcher:
                 link.end(error)
 
     def left(self, rank: int) -> None:
-        """A rank closed its world: its connections end by themselves."""
+        """Does nothing: the connections of a rank that has left end by themselves."""
 
     def status(self, sequence: int = 0) -> OperationStatus:
-        """Remote calls are not in lockstep."""
+        """Remote calls are not collectives: there is never one to report."""
         return _IDLE
 
 
 class _DialTurn:
     """One thread's right to connect to a rank, from when it is given until `over` is set.
 
-    Not a lock: Ctrl-C may come between taking one and noting that, and then nobody would ever release it. Here the
-    thread enters the block that ends the turn before it has it.
+    Not a lock: Ctrl-C may come right after a thread has taken one, and then the lock would never be released. Here the
+    thread enters the block that ends its turn before it gets the turn.
     """
 
     __slots__ = ("bell", "over")
@@ -355,9 +355,9 @@ class _DialTurn:
         self.bell.acquire()
 
     def wait(self, deadline: Deadline) -> None:
-        """Waits for the end of this turn, or a moment."""
+        """Waits for the end of this turn, but not for long."""
         if self.bell.acquire(timeout=min(deadline.remaining(), LONGEST_TURN)):
-            self.bell.release()  # the next one that waits
+            self.bell.release()  # for the next thread that waits
 
 
 def _accept(connections: weakref.ref[Connections], src: int, stream: Stream) -> None:
@@ -369,7 +369,7 @@ def _accept(connections: weakref.ref[Connections], src: int, stream: Stream) -> 
 
 
 def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
-    """In a forked child: the links are the parent's."""
+    """Leaves the links alone in a forked child: they are the parent's."""
     for link in [*callers.values(), *servers]:
         link.stream.abandon()
 

@@ -1,4 +1,4 @@
-"""The thread in which coroutine handlers run. It exists once the first one is called."""
+"""The thread in which coroutine handlers run. It is started for the first one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EventLoop", "soon"]
 
 
 def soon(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
-    """Runs something in a loop, from any thread, if it still runs."""
+    """Runs `action` in a loop that may belong to another thread, unless the loop has ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(action)
 
@@ -56,7 +56,7 @@ class EventLoop:
             self.under_way -= 1
 
     def cancel(self) -> None:
-        """Cancels what runs."""
+        """Cancels the coroutines that run."""
         loop = self._loop
         if loop is not None:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])

@@ -12,7 +12,7 @@ __all__ = ["RpcFuture"]
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
-    """The answer of a call that was made by `call_async`. `cancel` tells the other side, too."""
+    """The answer of a call that was made by `call_async`. `cancel` also tells the other rank."""
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
         super().__init__()
@@ -21,17 +21,17 @@ class RpcFuture(concurrent.futures.Future[Any]):
         pending.on_finish = self._complete
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the call returned; waits for it."""
+        """Waits for the answer; returns or raises it."""
         self._wait(timeout)
         return super().result(self._rest(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised; waits for it."""
+        """Waits for the answer; returns what the call raised, or None."""
         self._wait(timeout)
         return super().exception(self._rest(timeout))
 
     def _wait(self, timeout: float | None) -> None:
-        """Reads the answer in this thread, unless another does."""
+        """Reads the answer in this thread, unless another thread reads the link."""
         link, call = self._link, self._call
         if call.done or self.done():
             return
@@ -42,7 +42,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
             link.abandon(call, link.timed_out(call))
 
     def _rest(self, timeout: float | None) -> float | None:
-        """How long to wait yet: if the answer has come, or its time is over, until the thread that saw it says so."""
+        """Seconds to wait for the thread that has seen the answer, or the end of the call's time, to set it here."""
         return None if timeout is None or self._call.done or self._call.deadline.expired else 0
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
@@ -52,14 +52,14 @@ class RpcFuture(concurrent.futures.Future[Any]):
             self._link.poll_now()
 
     def cancel(self) -> bool:
-        """Gives the call up; False if it is done. Work that has not begun on the other side is not begun."""
+        """Gives the call up; False if it is done. If the other rank has not begun it, it never will."""
         if not super().cancel():
             return False
         self._link.abandon(self._call, None)
         return True
 
     def _complete(self) -> None:
-        """The answer is there."""
+        """Sets the result or the exception of the finished call."""
         if self.cancelled():
             self._link.end_unattended()
             return
@@ -72,7 +72,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         else:
             self._settle(value, None)
         finally:
-            self._call.frame = None  # it may be long, and the future may be kept
+            self._call.frame = None  # it may be large, and the program may keep the future
             self._link.end_unattended()
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
@@ -90,5 +90,5 @@ class RpcFuture(concurrent.futures.Future[Any]):
             return
         if self._link.ended is None:
             self._link.poller.run_soon(super()._invoke_callbacks)  # type: ignore[misc]
-        else:  # perhaps the agent is closed, and nobody would run them
+        else:  # perhaps the agent is closed, and its thread would never run them
             super()._invoke_callbacks()  # type: ignore[misc]

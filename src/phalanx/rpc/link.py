@@ -1,9 +1,11 @@
-"""One connection of remote calls: frames out, frames in, and who moves the bytes.
+"""One connection of remote calls: it sends frames, receives frames, and decides which thread moves the bytes.
 
-Whoever sends writes at once what goes at once; the rest waits in a queue, as a copy: the sender's memory is its own
-again, and what it writes there next must not show in the message. Bytes that come are read by one thread at a time, the
-*mover* of the link: the thread that waits for an answer, if there is one, else the agent's own. A mover also writes on
-what is queued. So an answer is read by the very thread that waits for it, without a switch of threads.
+The *mover* of a link is the thread that reads its bytes; there is one at a time, and it holds `mover_lock`. A thread
+that waits for an answer becomes the mover if there is none, so it reads its answer itself, without a switch of threads.
+While no thread waits, the agent's own thread is the mover (see `poller`).
+
+A sender writes as much of a frame as the connection takes at once. The rest is queued, and the mover writes it later.
+What is queued is a copy, unless the sender lends its memory: it may change its arrays as soon as `send` returns.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from .pipe import open_pipe
 __all__ = ["CallLink", "Frame", "Waiter"]
 
 BATCH = 64
-"""Frames taken from one link before others have their turn."""
+"""Frames that are read from one link before other links have their turn."""
 SLICE = 4 << 20
-"""Bytes of a long payload read before others have their turn."""
+"""Bytes of a long payload that are read before other links have their turn."""
 SCRATCH = 256 << 10
 MAX_QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
@@ -42,11 +44,11 @@ WINDOW = 16
 LONG_COPY = 64 << 10
 """Bytes from which a copy is worth releasing the GIL for."""
 SPIN = 100e-6
-"""Seconds that a mover looks for an answer before it sleeps."""
+"""Seconds that a mover looks for bytes again and again before it sleeps."""
 
 
 class Frame:
-    """Something that came."""
+    """A frame that was received."""
 
     __slots__ = ("call", "error", "head", "kind", "plan", "size", "target")
 
@@ -55,11 +57,11 @@ class Frame:
         self.call = call
         self.head = head
         self.size = size
-        """Bytes in all."""
+        """Bytes of the head and the payload."""
         self.plan: PlannedValue | PlannedCall | None = None
         self.target: memoryview | None = None
         self.error: InvalidMessage | None = None
-        """Why the head cannot be what it should be; the payload was dropped."""
+        """Why the head is not valid, if it is not; then the payload was dropped."""
 
     def value(self, limits: Limits) -> Any:
         """The value in a result or an item.
@@ -92,7 +94,7 @@ class Frame:
 
 
 class Waiter:
-    """What a thread waits for on a link."""
+    """A thread that waits for something on a link. `done` says that it has happened."""
 
     __slots__ = ("_sleep", "done")
 
@@ -101,20 +103,20 @@ class Waiter:
         self._sleep: Any = None
 
     def prepare_to_sleep(self) -> Any:
-        """From now on `wake` is heard; returns what to sleep on, until then."""
+        """Returns a lock to sleep on; `wake` releases it."""
         lock = self._sleep = threading.Lock()
         lock.acquire()
         return lock
 
     def wake(self) -> None:
-        """It is done, or somebody has to move the bytes."""
+        """Wakes the thread: it is done, or has to become the mover."""
         sleep, self._sleep = self._sleep, None
         if sleep is not None:
             sleep.release()
 
 
 class _Unsent:
-    """What is left of a frame that could not be written at once."""
+    """The rest of a frame that could not be written at once."""
 
     __slots__ = ("begun", "request", "views")
 
@@ -127,7 +129,7 @@ class _Unsent:
 
 
 class CallLink(ABC):
-    """One end of a connection.
+    """One end of a connection of remote calls.
 
     Args:
         peer: The rank at the other end.
@@ -158,17 +160,17 @@ class CallLink(ABC):
         """The head that is on its way to `_target`, if it is that, and not a payload."""
         self._waiting: list[Waiter] = []
         self._waker: Waker | None = None
-        """Of a mover that sleeps."""
+        """Wakes the mover while it sleeps."""
         self._written = self._taken = 0
-        """What of the pipe's counts this side has noted."""
+        """The pipe's counts, as far as their bytes and frames are accounted for here."""
         self._unhandled = False
-        """Whether frames were taken from the pipe that are not yet handled."""
+        """Whether frames were taken from the pipe and are not handled yet."""
         self.moved_by_waiter_at = 0.0
-        """When somebody who waited for something moved it last."""
+        """When a waiting thread was the mover last."""
         self.needs_poller = True
-        """Whether the agent's thread has to move this link: nobody waits for what comes on it."""
+        """Whether the agent's thread has to be the mover while no other thread waits."""
         self.return_to_poller = False
-        """Whether the agent's thread wants to move this link when its mover has done."""
+        """Whether the agent's thread wants to become the mover as soon as the present one stops."""
 
     @property
     def stream(self) -> Stream:
@@ -176,7 +178,7 @@ class CallLink(ABC):
         return self.pipe.stream
 
     def use(self, stream: Stream) -> None:
-        """Goes over to another stream on the same connection."""
+        """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream)
         self._written = self._taken = 0
 
@@ -192,22 +194,22 @@ class CallLink(ABC):
 
     @abstractmethod
     def handle(self, frame: Frame) -> None:
-        """Takes a frame that came. Called by the mover; must not wait."""
+        """Handles a frame that was received. Called by the mover; must not block."""
 
     def explain(self, error: Exception) -> PhalanxError:
-        """Why the connection has ended, in the words of whoever knows best."""
+        """The reason for the end of the connection, as callers should see it."""
         return error if isinstance(error, PhalanxError) else ChannelClosed(self.peer, str(error))
 
     @abstractmethod
     def on_end(self, why: PhalanxError) -> None:
-        """The connection has ended, for whatever reason. Called once."""
+        """Cleans up after the end of the connection. Called once."""
 
     def on_room(self) -> None:  # noqa: B027 - only one kind of links needs it
-        """Some of what was queued is sent, and more may be."""
+        """Called when the queue has room again."""
 
     @abstractmethod
     def ask_poller(self) -> None:
-        """Something has to be moved, and nobody waits for it: the agent's thread shall."""
+        """Has the agent's thread move this link, because no other thread waits on it."""
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -252,7 +254,7 @@ class CallLink(ABC):
                 begun = count > 0 or (tried and self.stream.must_repeat)
                 self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
                 self.queued_bytes += total - count
-                self._written += count  # at last: whatever is raised before this line finds a frame that is cut short
+                self._written += count  # last: an exception before this line means that a frame was cut short
             self.wake_mover()  # it has to look for room, too
             return False
         except (StreamEnded, ProtocolError) as ended:
@@ -265,7 +267,7 @@ class CallLink(ABC):
         raise self.ended
 
     def write_queued(self) -> bool:
-        """Writes on what is queued. True if something was written.
+        """Writes what is queued, as far as it goes. True if something was written.
 
         Raises:
             StreamEnded: The connection has ended.
@@ -285,7 +287,7 @@ class CallLink(ABC):
                 self.queued_bytes -= count
                 if not first.views:
                     self._unsent.popleft()
-                self._written += count  # at last, as in `send`
+                self._written += count  # last, as in `send`
         if moved and self.queued_bytes <= MAX_QUEUED:
             self.on_room()
         if moved and self._waiting:
@@ -295,24 +297,24 @@ class CallLink(ABC):
         return moved
 
     def try_write_queued(self) -> None:
-        """Writes on; an end of the connection ends the link."""
+        """As `write_queued`; ends the link if the connection has ended."""
         try:
             self.write_queued()
         except (StreamEnded, ProtocolError) as ended:
             self.end(ended)
 
     def copy_unsent(self, call: int) -> None:
-        """The memory that was lent for a call's request is the caller's again: what is not sent of it is copied."""
+        """Copies the unsent rest of a call's request, so that its caller has its memory back."""
         try:
             with self._sending:
                 for unsent in self._unsent:
                     if unsent.request == call:
                         unsent.views = _copy(unsent.views)
         except MemoryError:
-            self.end(ChannelClosed(self.peer, "there is no memory for what waits to be sent"))
+            self.end(ChannelClosed(self.peer, "not enough memory to copy what waits to be sent"))
 
     def withdraw_request(self, call: int) -> bool:
-        """The request of a call is not wanted any more. True if none of it was sent; else its rest is taken over."""
+        """Removes the request of a call from the queue. False if a part of it was sent; then its rest is copied."""
         with self._sending:
             for unsent in self._unsent:
                 if unsent.request == call and not unsent.begun:
@@ -325,13 +327,18 @@ class CallLink(ABC):
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def read_frames(self, spin: float, wait: float, waker: int) -> list[Frame]:
-        """Reads what is there, up to a bound; looks and then sleeps for so many seconds if nothing is.
+        """Reads the frames that are there, up to a bound. If there are none, spins and then sleeps.
 
         Called by the mover.
 
+        Args:
+            spin: Seconds to look for bytes again and again.
+            wait: Seconds to sleep after that.
+            waker: A descriptor that ends the sleep.
+
         Raises:
             StreamEnded: The connection has ended.
-            ProtocolError: What came is no frame.
+            ProtocolError: The bytes are not a frame.
         """
         frames: list[Frame] = []
         if self._frame is not None:
@@ -368,18 +375,18 @@ class CallLink(ABC):
         return frames
 
     def _begin(self, frame: Frame, head_size: int, payload: int) -> None:
-        """A frame comes that is not there at once."""
+        """Prepares to receive a frame that has a payload or a long head."""
         if frame.head is not None:
             self._plan(frame, payload)
             return
         if head_size > self.limits.max_head:
-            raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self.limits.max_head})")
+            raise ProtocolError(f"protocol error: a head of {head_size} bytes (the limit is {self.limits.max_head})")
         self._long_head = np.empty(head_size, np.uint8)
         self._target = self._long_head.data
         self._left = head_size
 
     def _plan(self, frame: Frame, payload: int) -> None:
-        """Decides where a payload goes, once the head is there. All of the head is checked first."""
+        """Checks the head and allocates memory for the payload. An invalid message is received and dropped."""
         plan = plan_call if frame.kind in (Kind.REQUEST, Kind.NOTIFY) else plan_value
         self._left = payload
         self._target = None
@@ -389,10 +396,10 @@ class CallLink(ABC):
         except InvalidMessage as error:
             frame.error = error
         except MemoryError:
-            frame.error = InvalidMessage(f"there is no memory for a message of {payload} bytes")
+            frame.error = InvalidMessage(f"not enough memory for a message of {payload} bytes")
 
     def _fill(self, frame: Frame) -> bool:
-        """Reads on into a frame that is under way; True once it is complete."""
+        """Reads more of a frame; True once it is complete."""
         enough = self._left - SLICE
         while self._left:
             if self._left < enough:
@@ -421,9 +428,11 @@ class CallLink(ABC):
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def move(self, spin: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
-        """Moves what can be moved; looks, and then sleeps, if there is nothing. True if something was moved.
+        """Writes and reads what it can, and handles the frames; True if bytes were moved.
 
-        Called by whoever holds `moving`.
+        If there is nothing to move, spins and then sleeps, as `read_frames`.
+
+        Called with `mover_lock` held.
         """
         if self.ended is not None:
             return False
@@ -446,16 +455,16 @@ class CallLink(ABC):
         return moved or bool(frames)
 
     def _end_if_cut_short(self) -> None:
-        """Ctrl-C, whatever else a signal handler raises, or a lack of memory.
+        """Ends the link if an exception came between moving bytes and accounting for them.
 
-        If it came between moving bytes and noting that, nobody knows any more where the next frame begins, or which
-        answers were lost: the link ends.
+        That is Ctrl-C, another exception of a signal handler, or a lack of memory. Then it is not known where the next
+        frame begins, or which answers were lost.
         """
         if self._unhandled or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
-            self.end(ChannelClosed(self.peer, "an interrupt, or a lack of memory, cut a message short"))
+            self.end(ChannelClosed(self.peer, "an interrupt or a lack of memory cut a message short"))
 
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
-        """Waits for a waiter, and moves the bytes if nobody else does; False if the deadline came first."""
+        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
         while not waiter.done:
             if self.mover_lock.acquire(blocking=False):
                 try:
@@ -466,7 +475,7 @@ class CallLink(ABC):
             else:
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
-                # The mover may have left just before: then nobody would wake this thread.
+                # The mover may have stopped just before: then no thread would wake this one.
                 if not waiter.done and self.mover_lock.locked():
                     woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
                 if waiter in self._waiting:
@@ -494,7 +503,7 @@ class CallLink(ABC):
             waker.give_back()
 
     def hand_over(self) -> None:
-        """Who waited has what it waited for: another that waits takes over, or the agent's thread."""
+        """Hands the link over: to another waiting thread if there is one, else to the agent's thread."""
         self.stop_moving()
         if self.return_to_poller or self._unsent or self.needs_poller:
             # The agent's thread may sleep on this link, and what would wake it was taken away here.
@@ -502,7 +511,7 @@ class CallLink(ABC):
             self.ask_poller()
 
     def stop_moving(self) -> None:
-        """The mover leaves."""
+        """Ends the mover's part, and wakes a waiting thread to take it."""
         self.mover_lock.release()
         if self.ended is not None:
             self.dispose()
@@ -510,7 +519,7 @@ class CallLink(ABC):
             self._wake_another()
 
     def _wake_another(self) -> None:
-        """Somebody who waits has to move the bytes."""
+        """Wakes a waiting thread, so that it becomes the mover."""
         while self._waiting:
             try:
                 waiter = self._waiting.pop()
@@ -521,7 +530,7 @@ class CallLink(ABC):
                 return
 
     def wake_mover(self) -> None:
-        """Something has changed that the mover has to look at."""
+        """Wakes the mover, if it is a waiting thread that sleeps: something has changed."""
         waker = self._waker
         if waker is not None:
             waker.set()
@@ -529,7 +538,7 @@ class CallLink(ABC):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def end(self, error: Exception) -> None:
-        """Ends the link, from any thread. The first reason counts."""
+        """Ends the link. May be called by any thread, and more than once: the first reason counts."""
         with self._ending:
             if self.ended is not None:
                 return
@@ -546,12 +555,12 @@ class CallLink(ABC):
         self.dispose()
 
     def say_goodbye(self) -> None:
-        """Tells the other side that this one closes on purpose, if that can be said at once."""
+        """Tells the other side that this one closes on purpose, if that can be sent at once."""
         with contextlib.suppress(PhalanxError):
             self.send(Kind.GOODBYE, 0, b"")
 
     def dispose(self) -> None:
-        """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""
+        """Closes the stream of a link that has ended. If there is a mover, it does so when it stops."""
         if self.ended is not None and self.mover_lock.acquire(blocking=False):
             with self._sending:
                 self.stream.close()
@@ -559,7 +568,7 @@ class CallLink(ABC):
 
 
 def _copy(views: deque[memoryview]) -> deque[memoryview]:
-    """The same bytes in memory that nobody else can write to."""
+    """The same bytes, in memory of their own."""
     if all(type(view.obj) is bytes for view in views):
         return views
     size = sum(map(len, views))

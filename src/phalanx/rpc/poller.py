@@ -1,4 +1,7 @@
-"""What an agent runs on: the links that its own thread moves, the threads that run handlers, and alarms."""
+"""The agent's own thread: moves the links on which no other thread waits, runs handlers, and rings alarms.
+
+`link` explains what a mover is; `workers` explains how several threads take turns to be the agent's own.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ __all__ = ["LinkPoller"]
 logger = logging.getLogger("phalanx.rpc")
 
 LONGEST = 3600.0
-"""Seconds that the mover sleeps at most."""
+"""The longest sleep, in seconds."""
 
 
 class LinkPoller:
-    """Moves the links that nobody waits on, and runs tasks.
+    """Moves the links on which no other thread waits, and runs tasks.
 
     Args:
         workers: Tasks that run at the same time.
-        spin: Seconds that the mover looks for bytes before it sleeps.
+        spin: Seconds to look for bytes again and again before sleeping.
     """
 
     def __init__(self, name: str, workers: int, spin: float) -> None:
@@ -42,9 +45,9 @@ class LinkPoller:
         self._lock = threading.RLock()
         self._changed = True
         self._polled: list[CallLink] = []
-        """The links that are read, as `_lookout` knows them."""
+        """The links that are read, in the order of `_lookout`."""
         self._some_paused = False
-        """Whether some are not."""
+        """Whether some links are paused, and so not read."""
         self._lookout: Lookout | None = None
         self._waker = Waker()
         self._asleep = False
@@ -59,7 +62,7 @@ class LinkPoller:
     # -- from any thread -----------------------------------------------------------------------------------------------
 
     def watch(self, link: CallLink) -> None:
-        """Moves this link from now on."""
+        """Moves `link` from now on."""
         with self._lock:
             if link not in self._links and link.ended is None:
                 self._links[link] = None
@@ -67,28 +70,28 @@ class LinkPoller:
         self.wake()
 
     def forget(self, link: CallLink) -> None:
-        """Moves this link no longer."""
+        """Moves `link` no longer."""
         with self._lock:
             if self._links.pop(link, self) is None:
                 self._changed = True
         self.wake()
 
     def reload_streams(self) -> None:
-        """A link has got another stream."""
+        """Notes that a link has another stream."""
         self._changed = True
 
     def run_soon(self, action: Callable[[], None]) -> None:
-        """Runs something in the mover's thread. Takes no locks: for finalizers, which may come at any point."""
+        """Runs `action` in the agent's thread. Takes no locks, so finalizers may call it at any point."""
         self._soon.append(action)
         self._waker.set()
 
     def wake(self) -> None:
-        """Has the mover look at what has changed."""
+        """Ends a sleep of the agent's thread, because something has changed."""
         if self._asleep:
             self._waker.set()
 
     def call_at(self, moment: float, alarm: Callable[[], None]) -> None:
-        """Runs something quick in the mover's thread once that time has come."""
+        """Runs `alarm`, which must be short, in the agent's thread at that moment."""
         with self._lock:
             first = not self._alarms or moment < self._alarms[0][0]
             heapq.heappush(self._alarms, (moment, next(self._order), alarm))
@@ -97,19 +100,19 @@ class LinkPoller:
 
     @property
     def running(self) -> int:
-        """Tasks that run now."""
+        """The number of tasks that run now."""
         return self._workers.running
 
     @property
     def waiting(self) -> int:
-        """Tasks that have not begun."""
+        """The number of tasks that have not begun."""
         return len(self._workers.tasks)
 
     def stop(self, timeout: float) -> None:
-        """Ends the threads; what waits is dropped."""
+        """Ends the threads. Tasks that have not begun are dropped."""
         self._workers.stop(timeout)
 
-    # -- the mover -----------------------------------------------------------------------------------------------------
+    # -- the agent's thread --------------------------------------------------------------------------------------------
 
     def _poll_once(self, wait: bool) -> None:
         while self._soon:
@@ -119,7 +122,7 @@ class LinkPoller:
             self._rebuild()
         if wait:
             self._waker.clear()
-            # From here on whoever changes something sets the waker. So it is looked at afterwards, and not before.
+            # From here on a thread that changes something sets the waker. So look for changes after this, not before.
             self._asleep = True
             try:
                 self._wait()
@@ -132,16 +135,16 @@ class LinkPoller:
             self._run_alarms()
 
     def _wait(self) -> None:
-        """Moves what there is, or waits for something."""
+        """Moves the links that have something to read, or sleeps until one has."""
         if self._changed or self._soon or self._workers.ready:
             return
         if len(self._polled) == 1 and not self._some_paused and self._polled[0].only_poller_moves:
-            # The common case: it looks and sleeps by itself.
+            # The common case: the link spins and sleeps by itself.
             self._move(self._polled[0], self._spin, self._longest_sleep())
             return
         writing = [link for link in list(self._links) if link.queued_bytes]
         for link in writing:
-            link.try_write_queued()  # to the point where there is no room: only then will a poll tell of it
+            link.try_write_queued()  # until there is no more room: only then does poll tell when there is some
         found = self._find_readable(0.0 if writing else self._spin)
         if found:
             for link in found:
@@ -152,7 +155,7 @@ class LinkPoller:
 
     def _move(self, link: CallLink, spin: float = 0.0, seconds: float = 0.0, *, polled: bool = False) -> None:
         if not link.mover_lock.acquire(blocking=False):
-            # Somebody who waits for an answer moves it, and gives it back when it has come.
+            # A thread that waits for an answer moves it, and hands it over when the answer has come.
             link.return_to_poller = True
             self.forget(link)
             if not link.mover_lock.locked():
@@ -162,8 +165,8 @@ class LinkPoller:
             if polled:
                 link.pipe.woken()
             link.move(spin, seconds, self._waker.fd)
-        except Exception as error:  # of ours: the other links still have to be served
-            logger.exception("the calls of rank %d cannot be served", link.peer)
+        except Exception as error:  # a mistake of ours: the other links must still be served
+            logger.exception("an unexpected error ended the connection to rank %d", link.peer)
             link.end(error)
         finally:
             link.stop_moving()
@@ -184,13 +187,13 @@ class LinkPoller:
             self._lookout = core.Lookout(pipes)
 
     def _find_readable(self, spin: float) -> list[CallLink]:
-        """The links that have something to read now; looks for it for so many seconds."""
+        """The links that have something to read; spins for that many seconds."""
         if self._lookout is None:
             return self._polled if not spin else []
         return [self._polled[place] for place in self._lookout.look(spin)]
 
     def _sleep(self, writing: list[CallLink]) -> list[CallLink]:
-        """Waits for something to read, or room to write; returns the links that have it."""
+        """Sleeps until there is something to read, or room to write; returns those links."""
         seconds = self._longest_sleep()
         if self._lookout is not None:
             writers = [link.stream.fd for link in writing if link.stream.write_events == select.POLLOUT]
@@ -214,9 +217,9 @@ class LinkPoller:
         return found + [link for link in polled if link not in found]
 
     def _longest_sleep(self) -> float:
-        """How long the mover may sleep."""
+        """Seconds until the next alarm; very few while links are paused."""
         seconds = max(0.0, self._alarms[0][0] - time.monotonic()) if self._alarms else LONGEST
-        return min(seconds, 1e-3) if self._some_paused else seconds  # what held links back may end without a word
+        return min(seconds, 1e-3) if self._some_paused else seconds  # the reason for a pause may end without a sign
 
     def _run_alarms(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What can be called: functions and classes by name, and the objects that others made of the classes."""
+"""The functions and classes that other ranks can call by name, and the objects that they created."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LONGEST_LIST = 20
 
 
 class Function(NamedTuple):
-    """Something that was registered."""
+    """A registered function, class or method."""
 
     name: str
     call: Callable[..., Any]
     signature: Signature
     is_coroutine: bool
-    """Whether calling it gives something to await, or to iterate asynchronously: it belongs to the event loop."""
+    """Whether it is a coroutine or asynchronous generator function, which runs in the event loop."""
     result_type: Any
-    """What it is annotated to return; None if that is not said."""
+    """The annotation of its result; None if there is none."""
     takes_instance: bool = False
-    """Whether it is a method that is called with its object first."""
+    """Whether it is a method that takes its object as the first argument."""
 
 
 def _function(name: str, call: Callable[..., Any]) -> Function:
@@ -51,10 +51,10 @@ def _methods(name: str, target: type) -> dict[str, Function]:
 
 
 class Registry:
-    """Functions and classes by name. Nothing else can be reached.
+    """Functions and classes by name. Other ranks can reach nothing else.
 
-    Only the agent holds it. What is registered mostly refers to the agent: if the agent's threads held it, too, an
-    agent that its program has dropped would live for ever.
+    Only the agent holds a reference to it. Handlers often refer to their agent: if the agent's threads held the
+    registry as well, an agent that its program has dropped would never be collected.
     """
 
     def __init__(self, rank: int) -> None:
@@ -62,17 +62,17 @@ class Registry:
         self._functions: dict[str, Function] = {}
         self._classes: dict[str, tuple[Function, dict[str, Function]]] = {}
         self.objects: dict[tuple[object, int], tuple[str, Any]] = {}
-        """What callers have made: by the link of the caller and the number of the call, the class and the instance."""
+        """The objects that callers created: class name and instance, by the caller's link and number of the call."""
 
     def find(self, owner: object, name: str, target: int, args: list[Any]) -> tuple[Function, list[Any]]:
-        """What a call means: a function, a class to make an instance of, or a method of an instance; and its arguments.
+        """The function, class or method that a call means, and the arguments for it.
 
         Args:
             owner: The link on which the call came.
             target: 0 for a function, `CREATE` for a class, else the number of an object that was made over that link.
 
         Raises:
-            FunctionNotFound: There is none.
+            FunctionNotFound: It is not registered, or the object was freed.
         """
         if target == 0:
             return self.function(name), args
@@ -80,7 +80,7 @@ class Registry:
             return self.class_of(name), args
         found = self.objects.get((owner, target))
         if found is None:
-            raise FunctionNotFound(f"the object whose method {name!r} is called is no longer there")
+            raise FunctionNotFound(f"cannot call method {name!r}: its object was freed")
         class_name, instance = found
         method = self.method(class_name, name)
         return method, [instance, *args] if method.takes_instance else args
@@ -98,12 +98,12 @@ class Registry:
         """Registers a function, a coroutine function, a generator function or a class.
 
         Raises:
-            UsageError: It cannot be called, or the name is taken by something else.
+            UsageError: It is not callable, or the name is taken by another one.
         """
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-            raise UsageError(f"a name of 1 to {LONGEST_NAME} characters is needed, not {name!r}")
+            raise UsageError(f"{name!r} is not a valid name (expected 1 to {LONGEST_NAME} characters)")
         if not callable(target):
-            raise UsageError(f"{name!r} cannot be registered: {type(target).__name__} cannot be called")
+            raise UsageError(f"{name!r} cannot be registered: a {type(target).__name__} cannot be called")
         taken = self._functions.get(name) or self._classes.get(name, (None,))[0]
         if taken is not None and taken.call is not target:
             raise UsageError(f"{name!r} is registered already (unregister it first)")
@@ -116,7 +116,7 @@ class Registry:
         """Undoes `add`.
 
         Raises:
-            FunctionNotFound: There is nothing of that name.
+            FunctionNotFound: The name is not registered.
         """
         if self._functions.pop(name, None) is None and self._classes.pop(name, None) is None:
             raise self._not_found(name, "function or class", [*self._functions, *self._classes])
@@ -125,7 +125,7 @@ class Registry:
         """A function.
 
         Raises:
-            FunctionNotFound: None of that name is registered here.
+            FunctionNotFound: It is not registered here.
         """
         function = self._functions.get(name)
         if function is None:
@@ -148,7 +148,7 @@ class Registry:
         """A class, as the function that makes an instance.
 
         Raises:
-            FunctionNotFound: None of that name is registered here.
+            FunctionNotFound: It is not registered here.
         """
         found = self._classes.get(name)
         if found is None:
@@ -159,7 +159,7 @@ class Registry:
         """A public method of a class.
 
         Raises:
-            FunctionNotFound: It has none of that name.
+            FunctionNotFound: The class has no such method.
         """
         found = self._classes.get(class_name)
         methods = {} if found is None else found[1]

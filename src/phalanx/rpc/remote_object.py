@@ -1,4 +1,4 @@
-"""Handles of objects that live on another rank."""
+"""Handles for objects that live on another rank."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MethodCaller(Protocol):
 
 
 class RemoteObject:
-    """An object on another rank. Its public methods are called there; it is freed when the handle is gone.
+    """A handle for an object on another rank. Its public methods run there. Dropping the handle frees the object.
 
     ```python
     counter = agent.create(1, "Counter", start=10)
@@ -92,7 +92,7 @@ class RemoteObject:
 
     def __getattr__(self, name: str) -> RemoteMethod:
         if name.startswith("_"):
-            raise AttributeError(f"{name!r} of a remote {self._name} cannot be reached (only its public methods can)")
+            raise AttributeError(f"{name!r} of a remote {self._name} is private (only public methods can be called)")
         return RemoteMethod(self, name)
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class RemoteMethod:
         return await remote._agent._acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     def _type(self, returns: Any) -> Any:
-        """The type of the result: what was asked for, or what the class says, if it is registered here too."""
+        """The type of the result: as asked for, else the annotation of the class, if it is registered here, too."""
         remote = self._object
         return returns if returns is not None else remote._agent._registry.method_result_type(remote._name, self._name)
 

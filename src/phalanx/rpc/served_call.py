@@ -1,4 +1,4 @@
-"""A call that is served: from when it came until it is answered."""
+"""A call that is served: from its arrival until its answer is sent."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
     ("message", InvalidMessage),
     ("cancelled", Cancelled),
 )
-"""What may go wrong before the handler is entered."""
+"""The errors that can happen before the handler is entered, and how the answer names them."""
 
 
 class ServedCall:
-    """A call from when it came until it is answered. Calling it runs it."""
+    """A call that is served, from its arrival until its answer is sent. Calling this object runs the handler."""
 
     __slots__ = (
         "_arrived_at",
@@ -53,21 +53,21 @@ class ServedCall:
     def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
         self.link = link
         self.number = number
-        """Of the call; 0 if it is not answered."""
+        """The number of the call; 0 for a notification, which has no answer."""
         self._frames = [frame]
-        """Whoever takes it out decides what becomes of the call: it is run, or it was cancelled before."""
+        """The request. The thread that takes it out decides what happens: the call is run, or cancelled."""
         self._arrived_at = time.monotonic()
         self.context: CallContext | None = None
         self._entered = False
-        """Whether the handler was entered: what is raised then is its own."""
+        """Whether the handler was entered: then an exception is its own."""
         self._generator: Generator[Any, None, Any] | None = None
         self._flow: threading.Lock | None = None
-        """Of a stream: guards the credit, and whether it rests."""
+        """Guards the credit and the pause of a stream; None if this is not a stream."""
         self._credit = 0
         self._paused = False
-        """Whether the generator waits for its reader."""
+        """Whether the generator waits for its reader to grant more credit."""
         self._on_credit: Callable[[], None] | None = None
-        """Wakes an asynchronous generator that waits for its reader."""
+        """Wakes an asynchronous generator that waits for credit."""
 
     def _take(self) -> Frame | None:
         try:
@@ -84,10 +84,10 @@ class ServedCall:
             return
         frame = self._take()
         if frame is None or (link.ended is not None and self.number):
-            return  # nobody waits for it; a notification is still meant after its sender has gone
+            return  # given up, or the caller is gone; a notification is still run after its sender has gone
         try:
             if link.closing:
-                raise Cancelled("the agent there is being closed")
+                raise Cancelled("the other rank is closing its agent")
             name, target, seconds, args, kwargs = frame.request(link.limits)
             self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
             if context.cancelled:
@@ -95,7 +95,7 @@ class ServedCall:
                 return
             registry = link.registry()
             if registry is None:
-                raise Cancelled("the agent there is being closed")
+                raise Cancelled("the other rank is closing its agent")
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
             self._entered = True
@@ -119,10 +119,10 @@ class ServedCall:
     def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
         """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
         if not self.number:
-            return  # nobody would ever name it
+            return  # the caller will never know its number
         link, number = self.link, self.number
         registry.objects[link, number] = (class_name, instance)
-        if link.ended is not None:  # just now: nobody would free it
+        if link.ended is not None:  # just now: it would never be freed
             registry.free_all(link)
         if context._cancelled:  # perhaps before it was kept
             registry.free(link, number)
@@ -137,7 +137,7 @@ class ServedCall:
     def _answer(self, result: Any) -> None:
         if not self.number:
             return
-        if self.context is None or not self.context.cancelled:  # also if it is too late
+        if self.context is None or not self.context.cancelled:  # nor if its time is over
             self.link.answer(Kind.RESULT, self.number, result)
         self._done()
 
@@ -146,10 +146,10 @@ class ServedCall:
         self._done()
         if not self.number:
             if not isinstance(error, Cancelled):
-                logger.warning("rank %d notified this rank, and that failed: %s", link.peer, describe(error))
+                logger.warning("a notification from rank %d failed: %s", link.peer, describe(error))
             return
         if context is not None and context._cancelled:
-            return  # nobody waits for it
+            return  # the caller has given up
         kind, trace = "raised", ""
         if self._entered:
             trace = render_traceback(error)
@@ -158,7 +158,7 @@ class ServedCall:
         link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
 
     def cancel(self) -> None:
-        """The caller has given up, or is gone."""
+        """Cancels the call: its caller has given up, or is gone."""
         self._done()
         if self._take() is not None:
             return
@@ -175,7 +175,7 @@ class ServedCall:
 
     def _stream(self, generator: Generator[Any, None, Any]) -> None:
         if not self.number:
-            for _ in generator:  # nobody listens, but it may do something
+            for _ in generator:  # there is no reader, but it may do something
                 pass
             return
         self._generator = generator
@@ -185,7 +185,7 @@ class ServedCall:
         self._send_items()
 
     def _send_items(self) -> None:
-        """Sends items as long as the reader can take them; the thread is free while it cannot."""
+        """Sends items while there is credit. Without credit it returns, so that the thread is free."""
         generator, context, flow = self._generator, self.context, self._flow
         assert generator is not None
         assert context is not None
@@ -217,11 +217,11 @@ class ServedCall:
             if self._generator is not None:
                 self._generator.close()
         except Exception:
-            logger.exception("a generator failed while it was closed")
+            logger.exception("a generator raised while it was being closed")
 
     def add_credit(self, items: int) -> None:
-        """The reader can take more items. Called by the mover."""
-        if self._flow is None:  # it is no stream
+        """Lets the stream send more items. Called by the mover."""
+        if self._flow is None:  # not a stream
             return
         with self._flow:
             self._credit = min(self._credit + items, WINDOW)
@@ -249,7 +249,7 @@ class ServedCall:
 
     async def _stream_async(self, items: AsyncIterator[Any], context: CallContext) -> None:
         if not self.number:
-            async for _ in items:  # nobody listens, but it may do something
+            async for _ in items:  # there is no reader, but it may do something
                 pass
             return
         granted = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The server's end of a link: requests that are run, and their answers."""
+"""The server's end of a link: handles the frames of one rank that calls this one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("phalanx.rpc")
 
 
 class ServerLink(AnsweringLink[ServedCall]):
-    """Runs what one rank calls.
+    """Serves the calls of one rank.
 
     Args:
         pid: The process of the caller, if memory can be shared with it.
@@ -57,7 +57,7 @@ class ServerLink(AnsweringLink[ServedCall]):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the caller does not take its answers, or more has come than may wait: then no more is read."""
+        """True while the caller does not read its answers, or too much waits here: then no more is read."""
         return (
             self.queued_bytes > MAX_QUEUED
             or self.waiting_bytes > self._max_message
@@ -72,9 +72,8 @@ class ServerLink(AnsweringLink[ServedCall]):
             call = ServedCall(self, frame, frame.call if kind is Kind.REQUEST else 0)
             if kind is Kind.REQUEST:
                 if frame.call in self.served or not frame.call:
-                    self.end(
-                        ProtocolError(f"call {frame.call} was made twice" if frame.call else "a call has no number")
-                    )
+                    wrong = "a second request with the number" if frame.call else "a request with the number"
+                    self.end(ProtocolError(f"protocol error: {wrong} {frame.call}"))
                     return
                 self.served[frame.call] = call
             if frame.size > LONG:
@@ -84,42 +83,42 @@ class ServerLink(AnsweringLink[ServedCall]):
             given_up = self.served.get(frame.call)
             if given_up is not None:
                 given_up.cancel()
-            self._free(frame.call)  # an object whose number the caller has not waited for
+            self._free(frame.call)  # a `create` that was given up: its caller never learned the number of the object
         elif kind is Kind.CREDIT:
             reader = self.served.get(frame.call)
             if reader is not None:
                 reader.add_credit(self._number_in(frame))
         elif kind is Kind.FREE:
-            # In its turn: calls through the handle that were made before have to find the object.
+            # Queued like a call: earlier calls through the handle must still find the object.
             self.poller.add_as_mover(functools.partial(self._free, self._number_in(frame)))
         elif kind is Kind.RING and not self._agreed:
             self._agree_on_ring(frame.head)
         elif kind is Kind.GOODBYE:
             self.end(ChannelClosed(self.peer, "it has closed its agent"))
         else:
-            self.end(ProtocolError(f"{kind.name} came to the serving side"))
+            self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a caller"))
 
     @staticmethod
     def _number_in(frame: Frame) -> int:
         value = fast_value(frame.head)
         if type(value) is not int or value < 0:
-            raise ProtocolError(f"{frame.kind.name} without a number")
+            raise ProtocolError(f"protocol error: a {frame.kind.name} frame without a number in it")
         return value
 
     def _agree_on_ring(self, words: bytes) -> None:
-        """The caller offers a ring, or says whether it could open ours."""
+        """Handles the caller's offer of a ring, or its word whether it could open ours."""
         agreement = self._agreement
         if agreement is None:
-            raise ProtocolError("it offers shared memory, but shares none with this rank")
+            raise ProtocolError("protocol error: it offers a ring, although it shares no memory with this rank")
         if words == b"\x01":
             if not agreement.complete:
-                raise ProtocolError("it goes over to a ring that was not agreed on")
+                raise ProtocolError("protocol error: it switches to a ring that was never agreed on")
             self.use(agreement.stream(self.pipe.ahead))
             self._agreed = True
             self.poller.reload_streams()
         elif words:
             if agreement.complete:
-                raise ProtocolError("it offers a second ring")
+                raise ProtocolError("protocol error: it offers a second ring")
             offer = agreement.offer() if agreement.accept(words) else b""
             self.send(Kind.RING, 0, offer)
         else:
@@ -128,7 +127,7 @@ class ServerLink(AnsweringLink[ServedCall]):
 
     def on_end(self, why: PhalanxError) -> None:
         if isinstance(why, ProtocolError):
-            logger.warning("closed the calls of rank %d: %s", self.peer, why)
+            logger.warning("closed the connection on which rank %d calls this rank: %s", self.peer, why)
         self._forget(self)
         for call in list(self.served.values()):
             call.cancel()

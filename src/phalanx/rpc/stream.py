@@ -1,4 +1,4 @@
-"""The items that a generator on another rank yields, as their reader sees them."""
+"""The reader of a generator that runs on another rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _close_stream(link: weakref.ref[CallerLink], number: int) -> None:
 class RemoteStream(ItemReader):
     """The items that a generator on another rank yields, as they come.
 
-    An iterator, also an asynchronous one. The other side runs ahead by a few items, never more. Each item has the
-    call's timeout for itself. `close` (or leaving a `with` block, or dropping it) ends the generator there.
+    An iterator, also an asynchronous one. The generator runs ahead of its reader by a few items at most. Each item has
+    the call's timeout for itself. `close` (or leaving a `with` block, or dropping the stream) ends the generator.
     """
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
@@ -48,7 +48,7 @@ class RemoteStream(ItemReader):
         self._closed = False
         self._waiter: Waiter | None = None
         self._future: concurrent.futures.Future[None] | None = None
-        # Weakly: the link may hold this stream, as an answer that nobody took, and would keep itself alive.
+        # Weakly: the link may hold this stream as an answer that was never taken, and would keep itself alive.
         dropped = functools.partial(_close_stream, weakref.ref(link), pending.number)
         weakref.finalize(self, link.poller.run_soon, dropped).atexit = False
 
@@ -84,7 +84,7 @@ class RemoteStream(ItemReader):
         return self._next(StopAsyncIteration)
 
     def close(self) -> None:
-        """Wants no more items. Another thread that waits for one is woken."""
+        """Ends the generator. Wakes another thread that waits for an item."""
         self._closed = True
         self._link.cancel_stream(self._number)
         self._wake_reader()
@@ -117,23 +117,23 @@ class RemoteStream(ItemReader):
             raise self._link.error_of(last, PendingCall(self._name, Deadline(self._seconds), None))
         raise stop
 
-    # -- called by whoever moves the link ------------------------------------------------------------------------------
+    # -- called by the link's mover ------------------------------------------------------------------------------------
 
     def _put(self, frame: Frame) -> bool:
-        """An item has come; False if nobody asked for so many."""
-        if len(self._items) >= 2 * WINDOW:  # what is taken is granted again before that is noted here
+        """Adds an item; False if there are more than were asked for."""
+        if len(self._items) >= 2 * WINDOW:  # a taken item is granted again before this side accounts for it
             return False
         self._items.append(frame)
         self._wake_reader()
         return True
 
     def _end(self, frame: Frame) -> None:
-        """The last word."""
+        """Ends the stream with its last frame: a result or an error."""
         self._last = frame
         self._wake_reader()
 
     def _fail(self, error: BaseException) -> None:
-        """No more will come."""
+        """Ends the stream, because the connection has."""
         self._error = error
         self._wake_reader()
 

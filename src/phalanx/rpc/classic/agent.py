@@ -24,17 +24,17 @@ __all__ = ["ClassicAgent"]
 
 
 class ClassicAgent:
-    """Calls functions of other ranks and serves their calls, on the classic wire. It serves as soon as it is made.
+    """Calls functions of other ranks and serves their calls, on the classic wire. It serves from the start.
 
-    Until it is closed the backend's own messages belong to it: `send`, `recv` and `barrier` of the backend must rest,
-    while groups and sub-groups on it have streams of their own. On a backend that you wrote, the other ranks must run
-    Phalanx, too: a message there cannot be received without being told its length first.
+    Until it is closed, the backend's own messages belong to it: do not use `send`, `recv` and `barrier` of the backend.
+    Groups and sub-groups on the backend have streams of their own. On a backend that you wrote, the other ranks must
+    run Phalanx, too: the length of a message must be known before it is received there.
 
     Ranks are those of the backend; errors carry ranks of the world, as everywhere.
 
     Args:
         backend: A backend, or a group, whose backend is used.
-        workers: Handlers that run at the same time. One that waits for a call of its own does not count.
+        workers: Handlers that run at the same time, not counting those that wait for a call of their own.
         max_queue: Requests that may wait for a worker or for calls of their own; more are answered with an error.
         timeout: The default of every call, in seconds; unset means the backend's.
         functions: Registered before the first request is read.
@@ -91,12 +91,12 @@ class ClassicAgent:
     def register(self, name: Handler) -> Handler: ...
 
     def register(self, name: str | Handler, fn: Handler | None = None) -> Any:
-        """Makes a function callable: `register("add", fn)`, `@register("add")`, or `@register` for its own name.
+        """Registers a function: `register("add", fn)`, `@register("add")`, or `@register` for its own name.
 
-        It gets the payload and returns the result, both as bytes. A name that is registered again gets the new one.
+        The function gets the payload and returns the result, both as bytes. Registering a name again replaces it.
 
         Raises:
-            UsageError: It is no function, or the name is no text.
+            UsageError: It is not a function, or the name is not text.
         """
         if not isinstance(name, str):
             return self.register(getattr(name, "__name__", ""), name)

@@ -41,9 +41,9 @@ class ClassicCalls:
         self.messages.thread.start()
 
     def drop(self) -> None:
-        """The agent was collected without having been closed: has the own thread close this.
+        """Has the agent's thread close this, because the agent was collected without having been closed.
 
-        That comes in any thread, also in the middle of a lock that `close` needs: so it takes none.
+        Runs in any thread, which may hold a lock that `close` needs: so it takes none.
         """
         self._dropped = True
         self.messages.waker.set()
@@ -51,14 +51,14 @@ class ClassicCalls:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """The life of the own thread: until the agent or its lane ends."""
+        """Runs in the agent's thread until the agent or its lane ends."""
         error: BaseException | None = None
         try:
             while not self._stopping and self.messages.lane.error is None:
                 self._turn()
             error = self.messages.lane.error
         except BaseException as failure:
-            logger.exception("rank %d: the agent has failed", self._backend.rank)
+            logger.exception("rank %d: an unexpected error ended the agent", self._backend.rank)
             error = failure
         if not self._stopping:  # the backend was closed, or the world is broken
             self.client.fail_everything(error or Closed("this agent has ended"))
@@ -68,7 +68,7 @@ class ClassicCalls:
         self.messages.waker.clear()
         if self._dropped:
             self.close()
-        if self._stopping:  # said just before: `clear` has forgotten the word
+        if self._stopping:  # set just before `clear`, which has cleared that signal, too
             return
         inbox = self.messages.inbox
         for _ in range(len(inbox)):
@@ -87,8 +87,8 @@ class ClassicCalls:
             except InvalidMessage as error:
                 self._complain(peer, error)
                 self.client.settle_unreadable(peer, received, error)
-            except Exception:  # such as no more threads: the next message may fare better
-                logger.exception("rank %d: a message of rank %d is lost", self._backend.rank, peer.rank)
+            except Exception:  # such as no more threads: the next message may succeed
+                logger.exception("rank %d: an error lost a message from rank %d", self._backend.rank, peer.rank)
 
     def _handle_message(self, peer: ClassicPeer, message: memoryview | bytes) -> None:
         read = peer.reader.read(message, lambda error: self._complain(peer, error))
@@ -100,7 +100,7 @@ class ClassicCalls:
     def _complain(self, peer: ClassicPeer, error: InvalidMessage) -> None:
         level = logging.DEBUG if peer.warned else logging.WARNING
         peer.warned = True
-        text = "rank %d: dropped a message of rank %d that is no remote call (more of them are logged as debug): %s"
+        text = "rank %d: dropped a message of rank %d that is not a remote call (more of them are logged as debug): %s"
         logger.log(level, text, self._backend.rank, peer.rank, error)
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class ClassicClient:
 
     Args:
         timeout: Seconds that a call may take, if it does not say so itself.
-        waiting: What a handler has to be in while it waits for a call of its own.
+        waiting: Makes the context in which a handler waits for a call of its own.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ClassicClient:
         self._pending: dict[tuple[int, int], ClassicCall] = {}
         """By rank and id."""
         self._timed: list[tuple[float, int, int]] = []
-        """A heap of the calls that nobody may be waiting for: the end of their time, id and rank."""
+        """A heap of the asynchronous calls: deadline, id and rank. Perhaps no thread waits for them."""
         self._closed = False
 
     @property
@@ -125,7 +125,7 @@ class ClassicClient:
             call.exception(call.deadline.remaining())
         except concurrent.futures.TimeoutError:
             self._expire(call)
-        except BaseException:  # Ctrl-C: nobody will ask for the answer
+        except BaseException:  # Ctrl-C: the answer will never be asked for
             self.forget(call)
             raise
         return call.result()
@@ -139,7 +139,7 @@ class ClassicClient:
                     self._timed = [entry for entry in self._timed if (entry[2], entry[1]) in self._pending]
                     heapq.heapify(self._timed)
                 heapq.heappush(self._timed, (call.deadline.at, call.id, dst))
-                if self._timed[0][1] == call.id:  # sooner than what the thread sleeps for
+                if self._timed[0][1] == call.id:  # sooner than the thread would wake up
                     self._messages.waker.set()
         return call
 
@@ -217,7 +217,7 @@ class ClassicClient:
             known = 1 <= response.id <= self._last_id
         if call is None:
             if not known:
-                raise InvalidMessage(f"a response answers call {response.id}, which was never made")
+                raise InvalidMessage(f"a response to call {response.id}, which this rank never made")
             return  # too late
         if not self.forget(call):
             return

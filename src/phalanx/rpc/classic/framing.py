@@ -33,12 +33,12 @@ class MessageReader:
         kind = wire.kind_of(message)
         if kind is wire.Kind.RESPONSE:
             if announced is None:
-                raise InvalidMessage("a response came without a message with its length before it")
+                raise InvalidMessage("a response without the message that announces its length")
             if announced != len(message):
-                raise InvalidMessage(f"a response has {len(message)} bytes ({announced} were announced)")
+                raise InvalidMessage(f"a response of {len(message)} bytes, although {announced} were announced")
             return wire.parse_response(message)
         if announced is not None:
-            complain(InvalidMessage(f"a response of {announced} bytes was announced and did not come"))
+            complain(InvalidMessage(f"a response of {announced} bytes was announced, but another message followed"))
         if kind is not wire.Kind.LENGTH:
             return wire.parse_request(message)
         length = wire.parse_response_length(message)

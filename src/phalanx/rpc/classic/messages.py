@@ -1,7 +1,7 @@
 """Messages of remote calls on the classic wire: sent to and received from every rank, in order.
 
 They go over one ordered stream per pair of ranks, the backend's own. One thread per agent drives them (see `calls`). It
-never sends, because to send may mean to connect first, and meanwhile no answer could come.
+never sends: sending may have to connect first, and meanwhile no answer could be received.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _served: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 class _MessageSink(Sink):
-    """Memory for a message of any length that is allowed."""
+    """Memory for a message of any allowed length."""
 
     def __init__(self) -> None:
         self.data = memoryview(b"")
@@ -47,13 +47,13 @@ class _MessageSink(Sink):
         try:
             self.data = np.empty(envelope.size, np.uint8).data
         except MemoryError:
-            self.refused = InvalidMessage(f"there is no memory for a message of {envelope.size} bytes")
+            self.refused = InvalidMessage(f"not enough memory for a message of {envelope.size} bytes")
             raise self.refused from None
         return self.data
 
     def take(self, envelope: Envelope, payload: memoryview) -> None:
         self._check(envelope.size)
-        self.data = payload  # it has memory of its own that nobody else needs
+        self.data = payload  # no other code uses that memory
 
     def _check(self, size: int) -> None:
         if size > MAX_REMOTE_CALL:
@@ -77,11 +77,11 @@ class ClassicPeer:
         """Only the agent's thread uses this and the next."""
         self.warned = False
         self.error: BaseException | None = None
-        """Why nothing more can be sent to it or come from it."""
+        """Why nothing more can be sent to it or received from it."""
 
 
 class Messages:
-    """Sends messages from any thread, and gathers those that come for the agent's own.
+    """Sends messages for any thread, and collects received ones for the agent's own thread.
 
     Raises:
         UsageError: Another agent uses the backend's messages.
@@ -97,10 +97,10 @@ class Messages:
         self.inbox: deque[tuple[ClassicPeer, Received]] = deque()
         self.waker = Waker()
         self.thread: threading.Thread | None = None
-        """The agent's own: it drives this."""
+        """The agent's own thread, which drives this."""
         self._lock = threading.RLock()
         self._unsent: list[tuple[Operation, Callable[[BaseException], None] | None]] = []
-        """Operations under way, and who has to know if one fails."""
+        """Messages that are being sent, and what to call if one cannot be."""
         self._stopping = False
         self.lane.add_sleeper(self.waker)
 
@@ -177,12 +177,12 @@ class Messages:
                 return
 
     def _came(self, peer: ClassicPeer, receive: Receive, sink: _MessageSink) -> None:
-        """A receive is done; in whichever thread moved the bytes."""
+        """Called when a receive is done, by the thread that moved the bytes."""
         if self._keep(peer, receive, sink):
             self._listen(peer)
 
     def _keep(self, peer: ClassicPeer, receive: Receive, sink: _MessageSink) -> bool:
-        """Puts what came into the inbox; False if no more will come."""
+        """Puts a received message or an error into the inbox; False if no more will come."""
         refused = receive.error is not None and receive.error is sink.refused
         self.inbox.append((peer, sink.data if receive.error is None else receive.error))
         if threading.current_thread() is not self.thread:

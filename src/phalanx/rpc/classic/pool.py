@@ -18,12 +18,12 @@ Item = TypeVar("Item")
 class HandlerPool(Generic[Item]):
     """Threads that run handlers: at most `workers` at a time, not counting those that wait for a call of their own.
 
-    If a handler that waits kept its place, calls that go back and forth between two ranks could take all places of
-    both, and each would wait for the other for ever.
+    If waiting handlers counted, calls that go back and forth between two ranks could use up the workers of both, and
+    each rank would wait for the other for ever.
 
     Args:
-        run: Is called with each item, and raises nothing.
-        limit: Items taken and not yet done, which also bounds the threads; None for any number.
+        run: Called with each item; raises nothing.
+        limit: Items that were submitted and are not done, which also bounds the threads; None for no limit.
     """
 
     def __init__(self, run: Callable[[Item], None], workers: int, limit: int | None) -> None:
@@ -34,14 +34,14 @@ class HandlerPool(Generic[Item]):
         self._items: deque[Item] = deque()
         self._unfinished = 0
         self._running = 0
-        """Threads with a place: those that run a handler or are about to."""
+        """Threads that run a handler, or are about to."""
         self._idle = 0
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._mine = threading.local()
 
     def submit(self, item: Item) -> bool:
-        """Has an item run soon; False if there are too many, or the pool is closed."""
+        """Queues an item; False if there are too many, or the pool is closed."""
         with self._changed:
             if self._closed or (self._limit is not None and self._unfinished >= self._limit):
                 return False
@@ -52,7 +52,7 @@ class HandlerPool(Generic[Item]):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait: a thread of the pool gives its place away meanwhile. Afterwards there may be one too many."""
+        """Surrounds code that may block: meanwhile another thread may run. Afterwards there may be one too many."""
         if not getattr(self._mine, "running", False):
             yield
             return
@@ -66,7 +66,7 @@ class HandlerPool(Generic[Item]):
                 self._running += 1
 
     def close(self) -> list[Item]:
-        """Takes nothing more and lets the threads end; returns what had not begun."""
+        """Accepts no more items and lets the threads end; returns the items that had not begun."""
         with self._changed:
             self._closed = True
             left = list(self._items)
@@ -82,7 +82,7 @@ class HandlerPool(Generic[Item]):
             thread.join(deadline.remaining())
 
     def _give_place(self) -> None:
-        """Sees that somebody takes the next item, if a place is free. Called with the lock held."""
+        """Wakes or starts a thread for the next item, if one more may run. Called with the lock held."""
         if not self._items or self._running >= self._workers:
             return
         if self._idle:
@@ -91,16 +91,16 @@ class HandlerPool(Generic[Item]):
         else:
             thread = threading.Thread(target=self._work, name="phalanx-calls", daemon=True)
             thread.start()
-            # Those that had nothing to do are gone; none takes itself out, so that `join` sees it really end.
+            # Threads without work have ended. None removes itself, so that `join` sees its real end.
             self._threads = {thread, *(other for other in self._threads if other.is_alive())}
         self._running += 1
 
     def _work(self) -> None:
-        """The life of a thread, which begins with a place."""
+        """Runs items until the pool closes or there are enough idle threads. Counts as running from the start."""
         self._mine.running = True
         while (item := self._next()) is not None:
             self._run(item[0])
-            del item  # it must not be kept until the next one comes
+            del item  # do not keep it alive until the next one comes
             with self._changed:
                 self._unfinished -= 1
 
@@ -113,5 +113,5 @@ class HandlerPool(Generic[Item]):
                 if self._idle >= self._workers:
                     break
                 self._idle += 1
-                self._changed.wait()  # whoever notifies has given it a place, or has closed
+                self._changed.wait()  # the notifying thread has counted this one as running, or closed the pool
             return None

@@ -24,11 +24,11 @@ Handler = Callable[[bytes], bytes]
 
 
 class Functions(dict[str, Handler]):
-    """What can be called here. Only the agent holds it: a handler mostly refers to its agent."""
+    """The registered functions by name. Only the agent holds them, because handlers refer to their agent."""
 
 
 class ClassicServer:
-    """Runs what other ranks call, and answers.
+    """Runs the functions that other ranks call, and sends the answers.
 
     Args:
         workers: Handlers that run at the same time; those that wait for a call of their own do not count.
@@ -55,7 +55,7 @@ class ClassicServer:
         return self._handlers.waiting()
 
     def serve(self, peer: ClassicPeer, request: Request) -> None:
-        """Has a request that has come run soon, or refuses it."""
+        """Queues a request to be run, or refuses it."""
         functions = self._functions()
         function = None if functions is None else functions.get(request.name)
         if functions is None:
