@@ -160,7 +160,7 @@ def request(
 
 def dial(agent: px.rpc.Agent, dst: int) -> socket.socket:
     """A connection to another rank's agent with the world's handshake, but nobody behind it who knows the rules."""
-    sock: socket.socket = agent._port.dial(dst, Deadline(10.0))._socket
+    sock: socket.socket = agent._connections.port.dial(dst, Deadline(10.0))._socket
     sock.settimeout(5.0)
     return sock
 

@@ -34,7 +34,7 @@ def serve(agent: Agent) -> None:
             mine = seen["calls"]
             seen["running"] += 1
             seen["most"] = max(seen["most"], seen["running"])
-            seen["waiting"] = max(seen["waiting"], agent._service.waiting)
+            seen["waiting"] = max(seen["waiting"], agent._poller.waiting)
         time.sleep(0.002)
         with lock:
             seen["running"] -= 1
@@ -132,7 +132,7 @@ def in_flight(agent: Agent) -> int:
     futures = []
     for _ in range(60):
         futures.append(agent.call_async(1, "take", 0))
-        most = max(most, len(agent._callers[1].calls))
+        most = max(most, len(agent._connections.callers[1].calls))
     assert all(future.result(10) for future in futures)
     assert agent.call(1, "seen")["calls"] == 60
     held = [agent.call_async(1, "sleep", 0.4) for _ in range(5)]
@@ -202,10 +202,10 @@ def stopped(agent: Agent) -> dict[str, Any]:
                 assert words is None or ("rank 1" in words and "take" in words), words
                 outcomes[how] += words is not None
         grown = memory() - before
-        queued = agent._callers[1].queued
+        queued = agent._connections.callers[1].queued_bytes
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: not agent._callers[1].queued, "what is left")
+    until(lambda: not agent._connections.callers[1].queued_bytes, "what is left")
     assert agent.call(1, "echo", 5) == 5
     return {**outcomes, "grown": grown, "queued": queued}
 

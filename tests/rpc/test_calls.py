@@ -115,7 +115,7 @@ def behind_an_array(agent: Agent) -> None:
     ]
     for dst in (1, 0):
         time.sleep(0.01)  # all is quiet, and nothing else will come on that link
-        assert agent._callers[dst].pipe.send_rest([b"".join(frames)]) == sum(map(len, frames))
+        assert agent._connections.callers[dst].pipe.send_rest([b"".join(frames)]) == sum(map(len, frames))
         if dst:
             agent._group.recv(np.empty(1), dst, timeout=10)
         else:

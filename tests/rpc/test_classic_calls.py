@@ -621,13 +621,13 @@ def test_junk_is_warned_of_once_per_rank(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([result_of(1, b"x")], "without a message with its length"),
-        ([u64(16), result_of(1, b"x")], r"15 bytes \(16 were announced\)"),
+        ([result_of(1, b"x")], "without the message that announces its length"),
+        ([u64(16), result_of(1, b"x")], "15 bytes, although 16 were announced"),
         ([u64(15), result_of(1, b"x", flag=2)], "flag of a response is 02"),
         ([u64(15), result_of(1, b"\xff", flag=1)], "error text of a response is not UTF-8"),
         ([u64(14), result_of(1, b"x")[:-1]], "cut short in its result"),
         ([u64(16), result_of(1, b"x") + b"!"], "1 bytes after its end"),
-        ([u64(9), result_of(1, b"x")[:9]], "without a message with its length"),
+        ([u64(9), result_of(1, b"x")[:9]], "without the message that announces its length"),
     ],
 )
 def test_a_broken_answer_fails_its_call_alone(messages: list[bytes], words: str) -> None:
@@ -754,7 +754,7 @@ def test_requests_that_never_left_are_taken_back() -> None:
         for _ in range(4):
             with pytest.raises(px.Timeout):
                 agent.call(1, "f", payload, timeout=0.05)
-        assert len(agent._calls._lane.unsent()) == 1, "the first is on its way and must go on"
+        assert len(agent._calls.messages.lane.unsent()) == 1, "the first is on its way and must go on"
         assert plain.recv(0) == request_of(1, b"f", payload)
         plain.send(request_of(1, b"echo"), 0)
         assert plain.recv(0) == u64(14)
@@ -805,8 +805,8 @@ def test_a_rank_that_closes_its_backend(kind: str) -> None:
         backends[1].close()
         with pytest.raises(PeerLost):
             agent.call(1, "echo", timeout=patience)
-        other._calls._thread.join(patience)
-        assert not other._calls._thread.is_alive(), "without its backend the agent has nothing to do"
+        other._calls.messages.thread.join(patience)
+        assert not other._calls.messages.thread.is_alive(), "without its backend the agent has nothing to do"
         with pytest.raises(px.errors.Closed):
             other.call(0, "echo")
         other.close()

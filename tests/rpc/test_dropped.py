@@ -103,7 +103,7 @@ def dropped_classic(world: px.Group) -> None:
         calls = weakref.ref(agent._calls)
         del agent
         gc.collect()
-        until(lambda: calls() is None or calls()._closed, "the end to begin")  # type: ignore[union-attr]
+        until(lambda: calls() is None or calls().client._closed, "the end to begin")  # type: ignore[union-attr]
         go.set()
         until(lambda: calls() is None or calls()._stopping, "the end", 10)  # type: ignore[union-attr]
     world.barrier()

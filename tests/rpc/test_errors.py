@@ -175,7 +175,7 @@ def test_a_notification_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -
 
     def act(agent: Agent) -> None:
         agent.notify(1, "fail", "no text")
-        until(lambda: "that failed: NoText" in caplog.text, "the word")
+        until(lambda: "failed: NoText" in caplog.text, "the word")
 
     run("simulated", 2, serve, act)
 
@@ -183,7 +183,7 @@ def test_a_notification_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -
 def give_up(agent: Agent) -> None:
     assert isinstance(error_of(agent.call, 1, "cancelled", timeout=0.1), Timeout)
     assert agent.call(1, "typed", 1) == 1  # on the same link: the callback that failed has not ended it
-    assert len(agent._callers) == 1
+    assert len(agent._connections.callers) == 1
 
 
 def test_a_callback_that_fails_does_not_end_the_link(caplog: pytest.LogCaptureFixture) -> None:

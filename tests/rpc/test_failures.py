@@ -25,6 +25,7 @@ import phalanx as px
 from phalanx.deadline import Deadline
 from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
+from phalanx.rpc.connect import Connections
 from phalanx.testing import run_ranks
 
 CONTRACT = 1.0
@@ -596,7 +597,7 @@ def threads_of_a_lost_rank(agent: Agent) -> list[float]:
         time.sleep(0.3)
         raise PeerLost(1, "nobody listens there any more")
 
-    agent._port.dial = dial  # type: ignore[method-assign]
+    agent._connections.port.dial = dial  # type: ignore[method-assign]
 
     def one(_number: int) -> float:
         began = time.monotonic()
@@ -692,9 +693,9 @@ def interrupted_before_it_connects(agent: Agent) -> int:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal reached
-        if frame.f_code is Agent._connect.__code__:
+        if frame.f_code is Connections._connect.__code__:
             sys.settrace(None)
-        if frame.f_code is not Agent._link.__code__:
+        if frame.f_code is not Connections.link_to.__code__:
             return None
         if event == "line":
             reached += 1
@@ -713,7 +714,7 @@ def interrupted_before_it_connects(agent: Agent) -> int:
         finally:
             sys.settrace(None)
         until(lambda: answers(agent), "a connection")
-        agent._callers[1].over(ChannelClosed(1, "the next call connects"))
+        agent._connections.callers[1].end(ChannelClosed(1, "the next call connects"))
     return place
 
 

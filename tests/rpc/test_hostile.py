@@ -241,7 +241,7 @@ def test_truncated_and_gone(scene: Scene, cut: int) -> None:
         sock.sendall(whole[:cut])
         sock.close()
     scene.check()
-    until(lambda: len(scene.victim._servers) <= 3, "the links of those that are gone")
+    until(lambda: len(scene.victim._connections.servers) <= 3, "the links of those that are gone")
 
 
 def test_gone_in_the_middle_of_the_agreement_on_rings(scene: Scene) -> None:
@@ -301,11 +301,11 @@ def test_calls_that_wait_are_bounded(scene: Scene) -> None:
     try:
         with contextlib.suppress(TimeoutError):
             sock.sendall(data)
-        assert scene.victim._service.waiting < 1024 + 200
-        assert len(scene.victim._servers) < 10
+        assert scene.victim._poller.waiting < 1024 + 200
+        assert len(scene.victim._connections.servers) < 10
     finally:
         release.set()
-    until(lambda: scene.victim._service.waiting < 10, "the queue")
+    until(lambda: scene.victim._poller.waiting < 10, "the queue")
     sock.close()
     scene.check()
 
@@ -320,7 +320,7 @@ class Impostor:
         self.sock, its = socket.socketpair()
         self.sock.settimeout(5.0)
         self._victim = scene.victim
-        port: Any = scene.victim._port
+        port: Any = scene.victim._connections.port
         real = port.dial
         port.dial = lambda dst, deadline: real(dst, deadline) if dst != ATTACKER else Stream(its)
 
@@ -351,9 +351,9 @@ class Impostor:
 @pytest.fixture
 def impostor(scene: Scene) -> Iterator[Impostor]:
     """Answers the victim's calls to the attacker by hand."""
-    link = scene.victim._callers.get(ATTACKER)
+    link = scene.victim._connections.callers.get(ATTACKER)
     if link is not None:
-        link.over(PhalanxError("make room"))
+        link.end(PhalanxError("make room"))
     made = Impostor(scene)
     yield made
     assert scene.witness.call(VICTIM, "echo", 7, timeout=5) == 7
@@ -427,7 +427,7 @@ def test_more_items_than_were_asked_for(impostor: Impostor) -> None:
 
 
 def test_without_the_token(scene: Scene) -> None:
-    port: Any = scene.attacker._port
+    port: Any = scene.attacker._connections.port
     address = port._world.address_of(VICTIM)
     hello = Hello(Role.CHANNEL, ATTACKER, 3, VICTIM, *port._key)
     for token in (b"a guess", None):

@@ -75,15 +75,15 @@ def extremes(value: Any) -> list[int]:
 def held_up(agent: Agent, name: str) -> tuple[int, Any]:
     """The answer of a call that nobody reads until the server's memory has changed; and what was there before."""
     before = agent.call(1, "now")
-    link = agent._callers[1]
-    link.moving.acquire()  # whoever has this reads the answers
+    link = agent._connections.callers[1]
+    link.mover_lock.acquire()  # whoever has this reads the answers
     try:
         future = agent.call_async(1, name)
         if "items" not in name:
             agent.notify(1, "coroutine's update" if name == "coroutine" else "update")
         agent._group.recv(np.empty(1, np.uint8), 1)
     finally:
-        link.release()
+        link.hand_over()
     return before, future.result(20)
 
 

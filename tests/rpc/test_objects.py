@@ -199,12 +199,12 @@ def test_freed_if_its_maker_gave_up(processes: str) -> None:
 
 def answered_too_late(agent: Agent) -> None:
     assert agent.call(1, "alive") == 0
-    link = agent._callers[1]
-    link.moving.acquire()  # so nobody reads the answer, which names the object
+    link = agent._connections.callers[1]
+    link.mover_lock.acquire()  # so nobody reads the answer, which names the object
     try:
         assert isinstance(error_of(agent.create, 1, "Counter", timeout=0.3), Timeout)
     finally:
-        link.release()
+        link.hand_over()
     until(lambda: agent.call(1, "alive") == 0, "an object that nobody has heard of to be freed")
 
 

@@ -22,17 +22,17 @@ from hypothesis import strategies as st
 from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
 from phalanx.rpc.payload import (
     MAX_NAME,
-    NOT_QUICK,
+    NOT_FAST,
+    FrameBody,
     Limits,
-    Outgoing,
     decode_error,
     encode_call,
     encode_error,
     encode_value,
+    fast_call,
+    fast_value,
     plan_call,
     plan_value,
-    quick_call,
-    quick_value,
 )
 from phalanx.wire import codec
 from phalanx.wire.packing import Code
@@ -94,23 +94,23 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def receive_value(out: Outgoing) -> Any:
+def receive_value(out: FrameBody) -> Any:
     plan = plan_value(out.head, out.payload, LIMITS)
     target = plan.allocate()
     target[:] = b"".join(out.buffers)
     value = plan.build(target)
-    quick = quick_value(out.head) if not out.payload else NOT_QUICK
-    assert quick is NOT_QUICK or same(quick, value)
+    quick = fast_value(out.head) if not out.payload else NOT_FAST
+    assert quick is NOT_FAST or same(quick, value)
     return value
 
 
-def receive_call(out: Outgoing) -> Any:
+def receive_call(out: FrameBody) -> Any:
     plan = plan_call(out.head, out.payload, LIMITS)
     target = plan.allocate()
     target[:] = b"".join(out.buffers)
     call = plan.build(target)
-    quick = quick_call(out.head) if not out.payload else NOT_QUICK
-    assert quick is NOT_QUICK or same(quick, call)
+    quick = fast_call(out.head) if not out.payload else NOT_FAST
+    assert quick is NOT_FAST or same(quick, call)
     return call
 
 
@@ -142,7 +142,7 @@ class TestValues:
     def test_round_trip(self, value: Any) -> None:
         for sent in (value, [value], {"k": value}, (value,)):
             out = encode_value(sent, LIMITS)
-            assert type(out) is Outgoing
+            assert type(out) is FrameBody
             assert out.payload == sum(map(len, out.buffers))
             assert same(receive_value(out), sent)
 
@@ -156,18 +156,18 @@ class TestValues:
 
     def test_what_is_quick(self) -> None:
         for value in QUICK + LISTS:
-            assert quick_value(encode_value(value, LIMITS).head) is not NOT_QUICK
+            assert fast_value(encode_value(value, LIMITS).head) is not NOT_FAST
         for value in (2**64, (1,), [{"k": (1,)}], dt.date(2024, 1, 1), np.float32(1)):
-            assert quick_value(encode_value(value, LIMITS).head) is NOT_QUICK
-        assert repr(NOT_QUICK) == "NOT_QUICK"
+            assert fast_value(encode_value(value, LIMITS).head) is NOT_FAST
+        assert repr(NOT_FAST) == "NOT_FAST"
 
     def test_any_buffer_can_be_read(self) -> None:
         head = encode_value([b"abc"] * 50, LIMITS).head
         buffer = bytearray(head)
-        got = quick_value(memoryview(buffer))
+        got = fast_value(memoryview(buffer))
         buffer[:] = bytes(len(buffer))
         assert got == [b"abc"] * 50
-        assert quick_value(bytearray(head)) == got
+        assert fast_value(bytearray(head)) == got
 
     def test_limits(self) -> None:
         small = Limits(max_head=10, max_payload=100)
@@ -242,11 +242,11 @@ class TestCalls:
 
     def test_quick(self) -> None:
         out = encode_call("add", 0, 5, (2, 3.5), {"k": b"v"}, LIMITS)
-        call = quick_call(memoryview(out.head))
+        call = fast_call(memoryview(out.head))
         assert same(call, ("add", 0, 5.0, [2, 3.5], {"k": b"v"}))
         assert same(receive_call(out), call)
         out = encode_call("f", 0, 0.0, ([1, [2]], {"a": [3]}, "x" * 100), {}, LIMITS)
-        assert quick_call(out.head)[3] == [[1, [2]], {"a": [3]}, "x" * 100]
+        assert fast_call(out.head)[3] == [[1, [2]], {"a": [3]}, "x" * 100]
 
     @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, -math.inf, 10**400])
     def test_seconds_that_are_none(self, seconds: Any) -> None:
@@ -353,7 +353,7 @@ class TestMalformed:
     def test_calls(self, field: str, head: bytes) -> None:
         tracemalloc.start()
         try:
-            assert quick_call(head) is NOT_QUICK
+            assert fast_call(head) is NOT_FAST
             with pytest.raises(InvalidMessage) as caught:
                 plan_call(head, 0, LIMITS)
             peak = tracemalloc.get_traced_memory()[1]
@@ -368,15 +368,15 @@ class TestMalformed:
         """The limit is the same on both ways: a call takes two levels of 64."""
         fits = nested(LIMITS.max_depth - 1)
         deep = nested(LIMITS.max_depth)
-        assert quick_value(fits) is not NOT_QUICK
-        assert plan_value(fits, 0, LIMITS).build() == quick_value(fits)
-        assert quick_value(deep) is NOT_QUICK
+        assert fast_value(fits) is not NOT_FAST
+        assert plan_value(fits, 0, LIMITS).build() == fast_value(fits)
+        assert fast_value(deep) is NOT_FAST
         with pytest.raises(InvalidMessage, match="nested deeper"):
             plan_value(deep, 0, LIMITS)
         prefix = call_head("f", 0, 1.0)[:-2]
-        assert quick_call(prefix + nested(61) + b"\x81\xa1k" + nested(61)) is not NOT_QUICK
-        assert quick_call(prefix + nested(63) + b"\x80") is NOT_QUICK
-        assert quick_call(prefix + b"\x90\x81\xa1k" + nested(63)) is NOT_QUICK
+        assert fast_call(prefix + nested(61) + b"\x81\xa1k" + nested(61)) is not NOT_FAST
+        assert fast_call(prefix + nested(63) + b"\x80") is NOT_FAST
+        assert fast_call(prefix + b"\x90\x81\xa1k" + nested(63)) is NOT_FAST
 
     def test_payload_of_another_size(self) -> None:
         out = encode_call("f", 0, 1.0, (ARRAY,), {}, LIMITS)
@@ -446,7 +446,7 @@ class TestHypothesis:
 
     @given(st.sampled_from(MESSAGES), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=3))
     @settings(max_examples=150, deadline=None)
-    def test_mutations(self, out: Outgoing, edits: list[tuple[int, int]]) -> None:
+    def test_mutations(self, out: FrameBody, edits: list[tuple[int, int]]) -> None:
         head = bytearray(out.head)
         for at, byte in edits:
             head[at % len(head)] = byte
@@ -455,16 +455,16 @@ class TestHypothesis:
     @given(st.binary(max_size=60))
     @settings(max_examples=100, deadline=None)
     def test_junk(self, head: bytes) -> None:
-        self.check(head, Outgoing(head, [], 0))
+        self.check(head, FrameBody(head, [], 0))
 
     @staticmethod
-    def check(head: bytes, out: Outgoing) -> None:
+    def check(head: bytes, out: FrameBody) -> None:
         for receive in (receive_call, receive_value):
             try:
-                receive(Outgoing(head, out.buffers, out.payload))
+                receive(FrameBody(head, out.buffers, out.payload))
             except InvalidMessage:
                 if receive is receive_call:
-                    assert quick_call(head) is NOT_QUICK or out.payload
+                    assert fast_call(head) is NOT_FAST or out.payload
         with contextlib.suppress(InvalidMessage):
             assert len(decode_error(head)) == 4
 

@@ -15,7 +15,7 @@ from tests.rpc.support import error_of, run, until
 
 from phalanx.errors import RemoteError, Timeout
 from phalanx.rpc import Agent, RemoteStream
-from phalanx.rpc.caller import WINDOW
+from phalanx.rpc.link import WINDOW
 
 SLACK = 1
 """An item that is made, but not yet sent."""
@@ -216,7 +216,7 @@ def endings(agent: Agent, name: str) -> None:
     for act in (close, unread, leave_with, break_and_drop, drop_without_a_word, drop_a_future, raise_in_the_loop):
         ended(act)
     assert agent.call(1, "one") == 1
-    assert not agent._callers[1].calls
+    assert not agent._connections.callers[1].calls
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -261,7 +261,7 @@ def longer_than_the_timeout(agent: Agent) -> None:
         agent.call(1, "through", 12, timeout=0.6),
     ):
         assert list(stream) == list(range(12))
-    assert agent._callers[1]._unattended == 0
+    assert agent._connections.callers[1]._unattended == 0
     futures = [agent.call_async(1, "one") for _ in range(5)]
     assert [future.result(3) for future in futures] == [1] * 5
 

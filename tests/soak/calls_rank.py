@@ -396,7 +396,8 @@ def work(world: px.Group, calls: int, seed: str, settle: float) -> dict[str, Any
         if served.twice:
             found.wrong.append(f"{served.twice} calls were run twice")
         served.runs.clear()
-        left = [len(link.calls) for link in agent._callers.values()] + [len(link.requests) for link in agent._servers]
+        links = agent._connections
+        left = [len(link.calls) for link in links.callers.values()] + [len(link.served) for link in links.servers]
         if any(left):
             found.wrong.append(f"calls are left in the links: {left}")
         after = _settled(before, settle)

@@ -22,11 +22,12 @@ from tests.soak.fuzz_grammar import LENGTH, PAYLOAD_LIMIT, Grammar
 from phalanx.deadline import Deadline
 from phalanx.errors import ChannelClosed, PhalanxError, ProtocolError
 from phalanx.rpc import payload
-from phalanx.rpc.caller import CallerLink, Pending
+from phalanx.rpc.caller import CallerLink, PendingCall
 from phalanx.rpc.event_loop import EventLoop
-from phalanx.rpc.link import Link
-from phalanx.rpc.registry import Registry
-from phalanx.rpc.server import CREATE, ServerLink
+from phalanx.rpc.link import CallLink
+from phalanx.rpc.registry import CREATE, Registry
+from phalanx.rpc.server import ServerLink
+from phalanx.rpc.stream import RemoteStream
 from phalanx.transports.stream import Stream
 from phalanx.wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 
@@ -45,7 +46,7 @@ class Misbehaved(Exception):
     """A link did what it must not do."""
 
 
-class _Service:
+class _Poller:
     """What an agent's threads would do.
 
     Args:
@@ -54,19 +55,19 @@ class _Service:
 
     def __init__(self, at_once: bool) -> None:
         self._tasks: deque[Callable[[], object]] = deque()
-        self.add = self.add_by_mover = self.later = (lambda task: task()) if at_once else self._tasks.append
+        self.add = self.add_as_mover = self.run_soon = (lambda task: task()) if at_once else self._tasks.append
 
-    def watch(self, _link: Link) -> None:
+    def watch(self, _link: CallLink) -> None:
         """All links are moved by hand."""
 
-    def watch_anew(self) -> None:
+    def reload_streams(self) -> None:
         """As `watch`."""
 
     def call_at(self, _moment: float, _alarm: Callable[[], None]) -> None:
         """Nothing takes so long."""
 
     @contextlib.contextmanager
-    def waits(self) -> Iterator[None]:
+    def blocking(self) -> Iterator[None]:
         yield
 
     def run(self) -> None:
@@ -103,10 +104,10 @@ _loop = EventLoop("fuzz")  # no coroutine is registered, so its thread is never 
 class _Talk:
     """A link, and the other end of its connection."""
 
-    def __init__(self, make: Callable[[Stream, Any], Link], at_once: bool = False) -> None:
+    def __init__(self, make: Callable[[Stream, Any], CallLink], at_once: bool = False) -> None:
         self.mine, its = socket.socketpair()
         self.mine.setblocking(False)
-        self.service = _Service(at_once)
+        self.service = _Poller(at_once)
         self.link = make(Stream(its), self.service)
         self.heard = b""
 
@@ -127,11 +128,11 @@ class _Talk:
         for _ in range(10_000):
             moved = False
             if self.link.ended is None:
-                self.link.moving.acquire()
+                self.link.mover_lock.acquire()
                 try:
                     moved = self.link.move()
                 finally:
-                    self.link.release()
+                    self.link.hand_over()
             self.service.run()
             moved |= self._listen()
             if not moved or self.link.ended is not None:
@@ -147,7 +148,7 @@ class _Talk:
 
     def close(self) -> None:
         self.mine.close()
-        self.link.over(ChannelClosed(0, "the test is over"))
+        self.link.end(ChannelClosed(0, "the test is over"))
         self.service.run()
 
     def frames(self) -> list[tuple[Any, bytes]]:
@@ -170,7 +171,7 @@ class _Talk:
 # -- the server's end ------------------------------------------------------------------------------------------------
 
 
-def _server(stream: Stream, service: Any) -> Link:
+def _server(stream: Stream, service: Any) -> CallLink:
     return ServerLink(
         stream,
         0,
@@ -179,8 +180,9 @@ def _server(stream: Stream, service: Any) -> Link:
         _loop,
         LONGEST,
         LIMITS,
-        look=0.0,
+        spin=0.0,
         pid=os.getpid(),
+        max_queue=1024,
         forget=lambda _link: None,
     )
 
@@ -200,8 +202,8 @@ def _serve(*pieces: bytes, at_once: bool) -> tuple[list[tuple[Any, bytes]], Phal
     finally:
         talk.close()
         _logger.disabled = False
-    registry = link._registry()
-    if link.requests or (registry is not None and any(owner is link for owner, _ in registry.objects)):
+    registry = link.registry()
+    if link.served or (registry is not None and any(owner is link for owner, _ in registry.objects)):
         raise Misbehaved("a link that has ended keeps requests or objects")
     return frames, ended
 
@@ -263,19 +265,20 @@ def generate_requests(rng: random.Random) -> bytes:
 # -- the caller's end ------------------------------------------------------------------------------------------------
 
 
-def _caller(stream: Stream, service: Any) -> Link:
+def _caller(stream: Stream, service: Any) -> CallLink:
     return CallerLink(
         stream,
         1,
         service,
         LONGEST,
         LIMITS,
-        look=0.0,
+        spin=0.0,
         rank=0,
         world_rank=1,
         max_in_flight=CALLS,
         why=lambda error: error if isinstance(error, PhalanxError) else ChannelClosed(1, str(error)),
         forget=lambda _link: None,
+        open_stream=RemoteStream,
     )
 
 
@@ -285,7 +288,7 @@ def parse_answers(data: bytes) -> object:
     link = talk.link
     assert isinstance(link, CallerLink)
     try:
-        waiting = [Pending("echo", Deadline(60.0), None) for _ in range(CALLS)]
+        waiting = [PendingCall("echo", Deadline(60.0), None) for _ in range(CALLS)]
         for pending in waiting:
             link.start(pending, payload.encode_call("echo", 0, 60.0, (1,), {}, LIMITS))
         middle = len(data) // 2

@@ -131,7 +131,7 @@ def _split_payload(data: bytes) -> tuple[int, bytes]:
     return LENGTH.unpack_from(data)[0], data[LENGTH.size :]
 
 
-def _built(plan: payload.ValuePlan, payload_bytes: int) -> Any:
+def _built(plan: payload.PlannedValue, payload_bytes: int) -> Any:
     target = plan.allocate()
     if len(target) != payload_bytes:
         raise Broken(f"{len(target)} bytes allocated for a payload of {payload_bytes}")
@@ -141,7 +141,7 @@ def _built(plan: payload.ValuePlan, payload_bytes: int) -> Any:
 
 def _check_quick(quick: Any, plan: Callable[[], Any]) -> Any:
     """What the quick way accepts, the general one reads as the same."""
-    if quick is payload.NOT_QUICK:
+    if quick is payload.NOT_FAST:
         return plan()
     try:
         general = plan()
@@ -155,7 +155,7 @@ def _check_quick(quick: Any, plan: Callable[[], Any]) -> Any:
 def parse_call(data: bytes) -> object:
     """The head of a call behind the length of its payload."""
     size, head = _split_payload(data)
-    quick = payload.quick_call(head) if not size else payload.NOT_QUICK
+    quick = payload.fast_call(head) if not size else payload.NOT_FAST
     name, target, seconds, args, kwargs = _check_quick(
         quick, lambda: _built(payload.plan_call(head, size, _LIMITS), size)
     )
@@ -168,7 +168,7 @@ def parse_call(data: bytes) -> object:
 def parse_call_value(data: bytes) -> object:
     """The head of a result or item behind the length of its payload."""
     size, head = _split_payload(data)
-    quick = payload.quick_value(head) if not size else payload.NOT_QUICK
+    quick = payload.fast_value(head) if not size else payload.NOT_FAST
     return _check_quick(quick, lambda: _built(payload.plan_value(head, size, _LIMITS), size))
 
 

@@ -12,9 +12,9 @@ agent.call(1, "add", 2, 3)
 """
 
 from .agent import Agent
-from .caller import RemoteStream
 from .classic.agent import ClassicAgent
 from .context import CallContext, current_call, time_left
 from .remote_object import RemoteObject
+from .stream import RemoteStream
 
 __all__ = ["Agent", "CallContext", "ClassicAgent", "RemoteObject", "RemoteStream", "current_call", "time_left"]

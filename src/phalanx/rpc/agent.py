@@ -9,46 +9,22 @@ import contextlib
 import contextvars
 import functools
 import os
-import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from .._native import core
-from ..backends.ports import LinkPort
 from ..deadline import Deadline
-from ..errors import (
-    Cancelled,
-    ChannelClosed,
-    Closed,
-    ConfigError,
-    NoConnection,
-    PeerLost,
-    PhalanxError,
-    ProtocolError,
-    RpcTimeout,
-    Timeout,
-    UsageError,
-    copy_for_raise,
-    of_call,
-)
+from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..group import Group
-from ..transports.duplex_ring import RingAgreement
-from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
-from ..wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 from ..wire.codec import Limits
-from ..wire.control import OperationStatus
-from .caller import CallerLink, Pending, RpcFuture
+from .caller import CallerLink, PendingCall
+from .connect import Connections
 from .context import current_call
-from .event_loop import EventLoop
-from .link import LOOK, Link
-from .payload import Outgoing, encode_call
-from .poller import Service
-from .registry import Function, Registry
+from .future import RpcFuture
+from .payload import FrameBody, encode_call
+from .registry import CREATE, Registry
 from .remote_object import RemoteObject
-from .server import CREATE, ServerLink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,21 +33,11 @@ __all__ = ["Agent"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LANE = 3
-"""The number of the agent's connections in a group; 1 and 2 are the group's own lanes."""
-LONGEST_OFFER = 4096
-VERDICT_WAIT = 0.25
-"""Seconds a broken connection waits for the directory's word on why."""
 JOIN_TIMEOUT = 86400.0
-LONGEST_TURN = 0.1
-"""Seconds after which a thread looks again whether it may connect: whoever had to wake it may have been interrupted."""
-STOP_WAIT = 5.0
-"""Seconds that closing waits for threads, which may be inside a handler."""
-_IDLE = OperationStatus("", 0, 0, "", False, float("inf"))
 
 
 class Agent:
-    """Calls functions on any rank of a group by name, and serves those registered here. Made by all ranks.
+    """Calls functions on any rank of a group by name, and serves those registered here. All ranks make one.
 
     ```python
     agent = px.rpc.Agent(world)
@@ -83,15 +49,15 @@ class Agent:
     agent.call(1, "add", 2, 3)
     ```
 
-    A rank serves until it closes its agent. If others may still call it, wait for them first: `agent.join()`.
+    A rank serves until it closes its agent. If other ranks may still call it, wait for them first: `agent.join()`.
 
     Args:
-        group: Whose ranks talk; several agents on one group are apart from each other.
-        workers: Handlers that run at the same time. One that waits for a call of its own does not count.
-        max_message: Bytes of one request, answer or item.
-        max_in_flight: Calls to one rank that may wait for their answers; further ones wait for a place.
-        max_queue: Requests that may wait here; if there are more, their senders are held back.
-        timeout: The default of every call, in seconds; the group's, if it is not given.
+        group: The ranks that call each other. Several agents on one group do not see each other.
+        workers: Handlers that run at the same time, not counting those that wait for a call of their own.
+        max_message: The largest request, answer or item, in bytes.
+        max_in_flight: Calls to one rank that may wait for their answers; further calls block.
+        max_queue: Requests that may wait here; beyond that, this rank stops reading more.
+        timeout: The default timeout of calls, in seconds. By default that of the group.
 
     Raises:
         UsageError: An argument is not valid.
@@ -122,41 +88,28 @@ class Agent:
         self._backend = backend
         self.rank = group.rank
         self.world_size = group.world_size
-        self.world_ranks = group.members
+        world_rank = group.members[group.rank]
         self._timeout = _seconds(timeout, backend.timeout)
         self._max_message = max_message
-        self._max_in_flight = max_in_flight
-        self._max_queue = max_queue
         self._limits = Limits(max_head=min(max_message, 64 << 20), max_payload=max_message)
-        self._registry = Registry(self.world_ranks[self.rank])
-        self._callers: dict[int, CallerLink] = {}
-        self._servers: set[ServerLink] = set()
-        self._dialling: dict[int, _Turn] = {}
-        """For each rank, who connects to it, or did so last."""
-        self._found_lost: dict[int, tuple[float, PeerLost]] = {}
-        """Ranks that a connection could not be made to, because they are gone, and when that was found out."""
-        self._closed = False
-        self._lock = threading.RLock()
-        name = f"phalanx-rpc-{self.world_ranks[self.rank]}"
-        self._loop = EventLoop(f"{name}-async")
-        this = weakref.ref(self)
-        context = backend.next_context("rpc")
-        self._context = context
-        self._control = backend.control
-        everyone = range(backend.world_size)
-        self._port = port = backend.open_port(context, LANE, everyone, functools.partial(_accept, this))
-        self._look = 0.0 if port.oversubscribed else LOOK
-        self._service = Service(name, workers, self._look, functools.partial(_held_back, self._loop, max_queue))
-        links = (self._callers, self._servers)
-        unwatch = functools.partial(self._control.unwatch, context)
-        self._shut_down = functools.partial(_shut_down, self._service, self._loop, port, *links, unwatch)
-        self._dropped = weakref.finalize(self, _drop, os.getpid(), self._service, self._shut_down)
+        self._registry = Registry(world_rank)
+        self._connections = Connections(
+            backend,
+            self.rank,
+            group.members,
+            self._registry,
+            f"phalanx-rpc-{world_rank}",
+            self._limits,
+            workers=workers,
+            max_message=max_message,
+            max_in_flight=max_in_flight,
+            max_queue=max_queue,
+        )
+        self._poller = self._connections.poller
+        self._dropped = weakref.finalize(self, _drop, os.getpid(), self._connections)
         self._dropped.atexit = False
         _open.add(self)
-        port.on_close = functools.partial(_close, this)
-        port.on_abandon = functools.partial(_abandon, *links)
-        self._control.watch(context, self)
-        port.start()
+        self._connections.start(functools.partial(_close, weakref.ref(self)))
 
     # -- what can be called here ---------------------------------------------------------------------------------------
 
@@ -170,12 +123,12 @@ class Agent:
     def register(self, name_or_function: str, /) -> Callable[[F], F]: ...
 
     def register(self, name_or_function: Any, function: Any = None, /) -> Any:
-        """Lets others call a function, coroutine function or generator function, or make instances of a class.
+        """Registers a function, coroutine function or generator function to be called, or a class for `create`.
 
         As a decorator (`@agent.register`, `@agent.register("name")`) or with both: `agent.register("name", function)`.
 
         Raises:
-            UsageError: It cannot be called, or the name is taken.
+            UsageError: It is not callable, or the name is taken.
         """
         if isinstance(name_or_function, str):
             if function is None:
@@ -184,15 +137,15 @@ class Agent:
             return function
         name = getattr(name_or_function, "__name__", None)
         if name is None or function is not None:
-            raise UsageError(f"a name is needed to register {name_or_function!r}: register('name', function)")
+            raise UsageError(f"a name is needed to register {name_or_function!r} (use register('name', function))")
         self._registry.add(name, name_or_function)
         return name_or_function
 
     def unregister(self, name: str) -> None:
-        """Undoes `register`; calls under way go on.
+        """Undoes `register`; running calls go on.
 
         Raises:
-            FunctionNotFound: There is nothing of that name.
+            FunctionNotFound: The name is not registered.
         """
         self._registry.remove(name)
 
@@ -201,21 +154,21 @@ class Agent:
     def call(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> Any:
-        """Calls a function on a rank and waits for what it returns; of a generator, a `RemoteStream`.
+        """Calls a function on a rank and returns its result; for a generator, a `RemoteStream`.
 
         Args:
-            dst: The rank, of the group; this one, too.
-            timeout: Seconds for all of it. Inside a handler, never more than its own caller left it.
-            returns: The type of the result, if it is to be more than plain data: `returns=Point`. If a function of this
-                name is registered here with an annotation, that type is taken.
+            dst: A rank of the group. May be this rank.
+            timeout: Seconds for the whole call. Inside a handler, at most the time that its own caller has left.
+            returns: The type of the result, if it is more than plain data: `returns=Point`. By default the annotation
+                of the function that is registered here under this name, if there is one.
 
         Raises:
-            FunctionNotFound, InvalidArgument: The other side has no such function, or it does not take these arguments.
-            RemoteError: The function raised; type name, message and traceback are inside.
-            RpcTimeout: No answer came in time. The other side is told that nobody waits.
+            FunctionNotFound, InvalidArgument: The rank has no such function, or it does not take these arguments.
+            RemoteError: The function raised. Has the type name, the message and the traceback.
+            RpcTimeout: No answer came in time. The call is cancelled on the other rank.
             RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
-            Cancelled: The other side closed its agent first.
+            Cancelled: The other rank closed its agent first.
             UsageError: An argument cannot be sent.
         """
         return self._call(dst, name, 0, args, kwargs, timeout, returns)
@@ -223,13 +176,13 @@ class Agent:
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        """As `call`, but returns a future at once. The arguments travel as they were when this returned.
+        """As `call`, but returns a future at once. The arguments may be changed as soon as this returns.
 
-        Waits only if `max_in_flight` calls to that rank are under way, if it does not take what it was sent (beyond
-        8 MiB that wait here), or if this is the first call to it.
+        Blocks only if `max_in_flight` calls to that rank have no answer yet, if more than 8 MiB wait here to be sent to
+        it, or if this is the first call to it.
 
         Raises:
-            UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. All else is the future's.
+            UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. The future raises the rest.
         """
         return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
 
@@ -240,66 +193,64 @@ class Agent:
         return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
 
     def notify(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Calls a function on a rank without waiting for an answer. Returns once it is sent.
+        """Calls a function on a rank without an answer. Returns once the request is sent.
 
         Raises:
-            RpcTimeout: It could not be sent in time: the other side does not take what it was sent before.
+            RpcTimeout: It could not be sent in time, because the other rank is slow to read.
             PeerLost: The rank is gone.
             UsageError: An argument cannot be sent.
         """
         self._notify(dst, name, 0, args, kwargs, timeout)
 
     def create(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteObject:
-        """Makes an instance of a registered class on a rank, which lives there until its handle is gone.
+        """Creates an instance of a registered class on a rank. It lives there until the returned handle is gone.
 
         Raises:
             As `call`.
         """
         deadline = self._deadline(timeout)
         try:
-            link = self._link(dst, deadline)
+            link = self._connections.link_to(dst, deadline)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
         return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
 
     def join(self, *, timeout: float | None = None) -> None:
-        """Serves until all ranks of the group have called this: then nobody will call any more.
+        """Serves until all ranks of the group have called this, so that no more calls can come.
 
         Args:
-            timeout: Seconds to wait at most; a day, if not given.
+            timeout: Seconds to wait at most; by default a day.
 
         Raises:
             Timeout: Not all ranks came in time.
             PeerLost: A rank is gone.
         """
-        with self._service.waits():
+        with self._poller.blocking():
             self._group.barrier(timeout=JOIN_TIMEOUT if timeout is None else timeout)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
-        """Ends the agent. May be called twice.
+        """Closes the agent. May be called twice.
 
         Args:
-            drain: Wait for the calls under way, in both directions; else they are cancelled.
-            timeout: Seconds to wait at most; then the rest is cancelled.
+            drain: Wait for running calls, in both directions; otherwise they are cancelled.
+            timeout: Seconds to wait at most; then the remaining calls are cancelled.
         """
         if self._backend.forked:  # all of it is the parent's, and locks may be held by threads that exist only there
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if not self._connections.refuse_more():
+            return
         deadline = Deadline(_seconds(timeout, self._timeout))
         if drain:
             self._drain(deadline)
         self._dropped.detach()
-        self._shut_down()
+        self._connections.shut_down()
 
     def _drain(self, deadline: Deadline) -> None:
-        with self._service.waits():
+        with self._poller.blocking():
             inside = current_call() is not None
-            for link in list(self._callers.values()):
+            for link in list(self._connections.callers.values()):
                 if inside and link.peer == self.rank:
                     continue  # this very handler may be what is called
                 for pending in list(link.calls.values()):
@@ -312,8 +263,8 @@ class Agent:
 
     def _busy(self) -> bool:
         inside = current_call() is not None  # a handler that closes its own agent does not wait for itself
-        running = self._service.running > inside or self._service.waiting or self._loop.under_way
-        return bool(running or any(link.queued for link in self._servers))
+        running = self._poller.running > inside or self._poller.waiting or self._connections.loop.under_way
+        return bool(running or any(link.queued_bytes for link in self._connections.servers))
 
     def __enter__(self) -> Self:
         return self
@@ -336,9 +287,11 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         try:
-            link = self._link(dst, deadline)
+            link = self._connections.link_to(dst, deadline)
             self._check_size(outgoing)
-            return link.call(Pending(name, deadline, self._type_of(name, target, returns)), outgoing)
+            if returns is None and target == 0:
+                returns = self._registry.result_type(name)
+            return link.call(PendingCall(name, deadline, returns), outgoing)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
 
@@ -355,10 +308,12 @@ class Agent:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
-        pending = Pending(name, deadline, self._type_of(name, target, returns))
+        if returns is None and target == 0:
+            returns = self._registry.result_type(name)
+        pending = PendingCall(name, deadline, returns)
         try:
-            link = self._link(dst, deadline)
-            future = pending.future = RpcFuture(link, pending)
+            link = self._connections.link_to(dst, deadline)
+            future = RpcFuture(link, pending)
             link.start_unattended(pending, outgoing)
         except (UsageError, ConfigError):
             raise
@@ -379,7 +334,7 @@ class Agent:
         returns: Any,
     ) -> Any:
         make = functools.partial(self._call_async, dst, name, target, args, kwargs, timeout, returns)
-        link = dst if isinstance(dst, CallerLink) else self._callers.get(dst)
+        link = dst if isinstance(dst, CallerLink) else self._connections.callers.get(dst)
         if link is None or link.is_full:  # it may take a while
             context = contextvars.copy_context()  # with the call that this one is made for, if it is in a handler
             future = await asyncio.get_running_loop().run_in_executor(None, context.run, make)
@@ -400,7 +355,7 @@ class Agent:
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         self._check_size(outgoing)
         try:
-            self._link(dst, deadline).notify(name, deadline, outgoing)
+            self._connections.link_to(dst, deadline).notify(name, deadline, outgoing)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
 
@@ -409,206 +364,10 @@ class Agent:
         context = current_call()
         return Deadline(seconds if context is None else min(seconds, context.time_left))
 
-    def _type_of(self, name: str, target: int, returns: Any) -> Any:
-        if returns is None and target == 0:
-            return _returns(self._registry.find_function(name))
-        return returns
-
-    def _method_returns(self, class_name: str, method: str) -> Any:
-        return _returns(self._registry.find_method(class_name, method))
-
-    def _check_size(self, outgoing: Outgoing) -> None:
+    def _check_size(self, outgoing: FrameBody) -> None:
         size = len(outgoing.head) + outgoing.payload
         if size > self._max_message:
-            raise UsageError(f"a call of {size} bytes is too long (max_message is {self._max_message})")
-
-    # -- links ---------------------------------------------------------------------------------------------------------
-
-    def _link(self, dst: int | CallerLink, deadline: Deadline) -> CallerLink:
-        if isinstance(dst, CallerLink):
-            if self._backend.forked:
-                self._backend.check_usable()
-            if dst.ended is not None:
-                raise dst.ended
-            return dst
-        link = self._callers.get(dst)
-        if link is not None and not self._closed and not self._backend.forked:
-            return link
-        self._backend.check_usable()
-        if self._closed:
-            raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
-        if dst != self.rank:
-            self._backend.check_peer(dst)
-        turn = _Turn()
-        came = time.monotonic()
-        with self._service.waits():
-            try:
-                while not self._is_next(dst, turn):
-                    if deadline.expired:
-                        raise self._no_answer(dst, deadline)
-                    self._dialling[dst].wait(deadline)
-                link = self._callers.get(dst)
-                if link is not None:
-                    return link
-                # If another thread found out while this one waited that the rank is gone, it need not find out again:
-                # several threads, each waiting for the one before it, would hear of a loss one after another.
-                found, lost = self._found_lost.get(dst, (0.0, None))
-                if lost is not None and found >= came:
-                    raise copy_for_raise(lost, "", self.world_ranks[self.rank])
-                return self._connect(dst, deadline)
-            except PeerLost as lost:
-                self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
-                raise
-            finally:
-                turn.over = True
-                turn.bell.release()
-
-    def _is_next(self, dst: int, turn: _Turn) -> bool:
-        """Gives the right to connect to a rank to this turn, unless another has it."""
-        with self._lock:
-            first = self._dialling.get(dst)
-            if first is None or first.over:
-                first = self._dialling[dst] = turn
-            return first is turn
-
-    def _connect(self, dst: int, deadline: Deadline) -> CallerLink:
-        if dst == self.rank:
-            mine, other = socket.socketpair()
-            self._accept(dst, Stream(other))
-            stream = Stream(mine)
-        else:
-            stream = self._port.dial(dst, deadline)
-            try:
-                stream = self._agree(dst, stream, deadline)
-            except BaseException:
-                stream.close()
-                raise
-        link = CallerLink(
-            stream,
-            dst,
-            self._service,
-            self._max_message,
-            self._limits,
-            look=self._look,
-            rank=self.world_ranks[self.rank],
-            world_rank=self.world_ranks[dst],
-            max_in_flight=self._max_in_flight,
-            why=functools.partial(self._port.why_ended, dst, wait=VERDICT_WAIT),
-            forget=functools.partial(_forget_caller, self._callers),
-        )
-        self._callers[dst] = link
-        known = self._control.verdict(self.world_ranks[dst], (), 0.0) if dst != self.rank else None
-        if known is not None:  # it was lost just now, before the link could be told
-            link.over(known)
-            raise known
-        if self._closed:
-            link.over(Closed("this agent was closed", rank=self.world_ranks[self.rank]))
-        return link
-
-    def _agree(self, dst: int, stream: Stream, deadline: Deadline) -> Stream:
-        """Goes over to rings in shared memory, where that is possible."""
-        pid = self._port.memory_of(dst) if core is not None else None
-        if pid is None:
-            return stream
-        agreement = RingAgreement(stream, pid)
-        try:
-            offer = agreement.offer()
-            if not offer:
-                return stream
-            what = f"the agent of rank {self.world_ranks[dst]}"
-            check = functools.partial(self._check_alive, dst)
-            write_all(stream, pack_header(CallKind.RING, len(offer), 0, 0) + offer, deadline, what, check)
-            header = parse_header(read_exactly(stream, HEADER_SIZE, deadline, what, check), 0, LONGEST_OFFER)
-            if header.kind is not CallKind.RING:
-                raise ProtocolError(f"{header.kind.name} came before the agreement on shared memory")
-            accepted = agreement.accept(read_exactly(stream, header.head, deadline, what, check))
-            answer = b"\x01" if accepted else b""
-            write_all(stream, pack_header(CallKind.RING, len(answer), 0, 0) + answer, deadline, what, check)
-            return agreement.stream() if accepted else stream
-        except Timeout:
-            raise self._no_answer(dst, deadline) from None
-        except (StreamEnded, ProtocolError) as ended:
-            raise self._port.why_ended(dst, ended, VERDICT_WAIT) from None
-        finally:
-            agreement.close()
-
-    def _check_alive(self, dst: int) -> None:
-        known = self._control.verdict(self.world_ranks[dst], (), 0.0)
-        if known is not None:
-            raise known
-        if self._closed:
-            raise Closed("this agent was closed", rank=self.world_ranks[self.rank])
-
-    def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
-        rank = self.world_ranks[dst]
-        return RpcTimeout(
-            f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (has it made one?)",
-            missing=[rank],
-            seconds=deadline.seconds,
-            rank=self.world_ranks[self.rank],
-            peer=rank,
-        )
-
-    def _accept(self, src: int, stream: Stream) -> None:
-        if src != self.rank and not self._port.oversubscribed:
-            stream.keep_in_cache()
-        link = ServerLink(
-            stream,
-            src,
-            self._service,
-            self._registry,
-            self._loop,
-            self._max_message,
-            self._limits,
-            look=self._look,
-            pid=None if src == self.rank else self._port.memory_of(src),
-            forget=self._servers.discard,
-        )
-        with self._lock:
-            if not self._closed:
-                self._servers.add(link)
-        if self._closed:
-            link.over(Closed("this agent was closed"))
-        else:
-            self._service.watch(link)
-
-    # -- losses (see backends.control_plane.Watcher) -------------------------------------------------------------------
-
-    def fail(self, error: PhalanxError) -> None:
-        """A rank is lost, or the world has ended. From any thread; never waits."""
-        everyone = self._control.ended is not None
-        links: list[Link] = [*self._callers.values(), *self._servers]
-        for link in links:
-            if everyone or self.world_ranks[link.peer] == error.peer:
-                link.over(error)
-
-    def left(self, rank: int) -> None:
-        """A rank closed its world: its connections end by themselves."""
-
-    def status(self, sequence: int = 0) -> OperationStatus:
-        """Remote calls are not in lockstep."""
-        return _IDLE
-
-
-class _Turn:
-    """One thread's right to connect to a rank, from when it is given until `over` is set.
-
-    Not a lock: Ctrl-C may come between taking one and noting that, and then nobody would ever release it. Here the
-    thread enters the block that ends the turn before it has it.
-    """
-
-    __slots__ = ("bell", "over")
-
-    def __init__(self) -> None:
-        self.over = False
-        self.bell = threading.Lock()
-        """Held until the turn is over."""
-        self.bell.acquire()
-
-    def wait(self, deadline: Deadline) -> None:
-        """Waits for the end of this turn, or a moment."""
-        if self.bell.acquire(timeout=min(deadline.remaining(), LONGEST_TURN)):
-            self.bell.release()  # the next one that waits
+            raise UsageError(f"a call of {size} bytes is too large (max_message is {self._max_message})")
 
 
 def _seconds(value: float | None, default: float) -> float:
@@ -618,46 +377,15 @@ def _seconds(value: float | None, default: float) -> float:
     return float(seconds)
 
 
-def _returns(function: Function | None) -> Any:
-    """The annotated type of what a function returns; None if it says nothing."""
-    return None if function is None or function.signature.returns is Any else function.signature.returns
-
-
-def _accept(agent: weakref.ref[Agent], src: int, stream: Stream) -> None:
-    found = agent()
-    if found is None:
-        stream.close()
-    else:
-        found._accept(src, stream)
-
-
-def _forget_caller(callers: dict[int, CallerLink], link: CallerLink) -> None:
-    if callers.get(link.peer) is link:
-        del callers[link.peer]
-
-
-def _held_back(loop: EventLoop, max_queue: int, link: Link) -> bool:
-    """Whether a link's requests have to wait."""
-    if not isinstance(link, ServerLink):
-        return False
-    return link.held_back or link.service.waiting + loop.under_way >= max_queue
-
-
 def _close(agent: weakref.ref[Agent]) -> None:
-    """The world is closed."""
+    """Closes an agent whose world is closed."""
     found = agent()
     if found is not None:
         found.close(drain=False)
 
 
-def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
-    """In a forked child: the links are the parent's."""
-    for link in [*callers.values(), *servers]:
-        link.stream.abandon()
-
-
 _open: weakref.WeakSet[Agent] = weakref.WeakSet()
-"""Agents that exist: one that is still open at the end of the program says goodbye."""
+"""Agents that exist. Those still open at the end of the program are closed, so that other ranks hear of it."""
 
 
 @atexit.register
@@ -667,34 +395,10 @@ def _close_all() -> None:
             agent.close(drain=False)
 
 
-def _drop(pid: int, service: Service, shut_down: Callable[[], None]) -> None:
-    """An agent was collected without having been closed.
+def _drop(pid: int, connections: Connections) -> None:
+    """Shuts an agent down that was garbage collected without having been closed.
 
-    That comes in any thread, also in the middle of a lock that `shut_down` needs. So the agent's own thread does it.
+    Runs in any thread, which may hold a lock that shutting down needs. So the agent's own thread does it.
     """
     if os.getpid() == pid:  # in a forked child, all of it is the parent's
-        service.later(shut_down)
-
-
-def _shut_down(
-    service: Service,
-    loop: EventLoop,
-    port: LinkPort,
-    callers: dict[int, CallerLink],
-    servers: set[ServerLink],
-    unwatch: Callable[[], None],
-) -> None:
-    """Ends what an agent holds."""
-    port.on_close = None
-    port.close()
-    for server in list(servers):
-        server.closing = True
-    for link in [*callers.values(), *servers]:
-        link.say_goodbye()
-        if isinstance(link, CallerLink):
-            link.over(Cancelled("this agent was closed"))
-        else:
-            link.over(ChannelClosed(link.peer, "this agent was closed"))
-    unwatch()
-    service.stop(STOP_WAIT)
-    loop.stop(STOP_WAIT)
+        connections.poller.run_soon(connections.shut_down)

@@ -1,4 +1,4 @@
-"""What a handler can ask about the call that it serves."""
+"""The call that a handler serves: who made it, how much time is left, and whether it was given up."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class CallContext:
 
     Attributes:
         caller: The rank that called.
-        name: What was called.
+        name: The name that was called.
     """
 
-    __slots__ = ("_callbacks", "_cancelled", "_seconds", "caller", "ends", "name")
+    __slots__ = ("_callbacks", "_cancelled", "_ends", "_seconds", "caller", "name")
 
     def __init__(self, caller: int, name: str, ends: float, seconds: float) -> None:
         self.caller = caller
         self.name = name
-        self.ends = ends
+        self._ends = ends
         self._seconds = seconds
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] | None = None
@@ -35,32 +35,32 @@ class CallContext:
     @property
     def time_left(self) -> float:
         """Seconds until the caller's deadline; 0 once it has passed."""
-        return max(0.0, self.ends - time.monotonic())
+        return max(0.0, self._ends - time.monotonic())
 
-    def renew(self) -> None:
-        """The next item of a stream has the call's time for itself."""
-        self.ends = time.monotonic() + self._seconds
+    def _renew(self) -> None:
+        """Gives the next item of a stream the whole time of the call."""
+        self._ends = time.monotonic() + self._seconds
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller has given up, or is gone: then nobody will see the result."""
-        return self._cancelled or time.monotonic() >= self.ends
+        """True once the caller has given up, is gone, or its time is over: then the result is dropped."""
+        return self._cancelled or time.monotonic() >= self._ends
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Runs something quick if the caller gives up; at once if it has."""
+        """Runs `callback` when the caller gives up, or now if it has. It must be short."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
         if self._cancelled:
-            self.cancel()
+            self._cancel()
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Undoes `on_cancel`."""
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)
 
-    def cancel(self) -> None:
-        """The caller has given up."""
+    def _cancel(self) -> None:
+        """Notes that the caller has given up, and runs the callbacks."""
         self._cancelled = True
         while self._callbacks:
             try:
@@ -69,7 +69,7 @@ class CallContext:
                 return
             try:
                 callback()
-            except Exception:  # the handler's own: it must not end what others call
+            except Exception:  # the handler's own mistake: other calls go on
                 logger.exception("a callback of a cancelled call of %r failed", self.name)
 
 

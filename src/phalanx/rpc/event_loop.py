@@ -1,4 +1,4 @@
-"""The thread in which coroutine handlers run. It exists once the first one is called."""
+"""The thread in which coroutine handlers run. It is started for the first one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EventLoop", "soon"]
 
 
 def soon(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
-    """Runs something in a loop, from any thread, if it still runs."""
+    """Runs `action` in a loop that may belong to another thread, unless the loop has ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(action)
 
@@ -30,20 +30,16 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: BackgroundThread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = 0
-
-    @property
-    def under_way(self) -> int:
+        self.under_way = 0
         """Coroutines that have not ended."""
-        return self._under_way
 
     def run(self, coroutine: Coroutine[Any, Any, None], context: CallContext) -> None:
         """Starts a coroutine; it is cancelled if the caller of `context` gives up."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = BackgroundThread(functools.partial(self._live, self._loop), self._name).start()
-            self._under_way += 1
+                self._thread = BackgroundThread(functools.partial(self._run_loop, self._loop), self._name).start()
+            self.under_way += 1
             loop = self._loop
 
         def start() -> None:
@@ -57,10 +53,10 @@ class EventLoop:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         with self._lock:
-            self._under_way -= 1
+            self.under_way -= 1
 
     def cancel(self) -> None:
-        """Cancels what runs."""
+        """Cancels the coroutines that run."""
         loop = self._loop
         if loop is not None:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
@@ -75,7 +71,7 @@ class EventLoop:
         thread.join(timeout)
 
     @staticmethod
-    def _live(loop: asyncio.AbstractEventLoop) -> None:
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()

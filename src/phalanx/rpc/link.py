@@ -1,9 +1,11 @@
-"""One connection of remote calls: frames out, frames in, and who moves the bytes.
+"""One connection of remote calls: it sends frames, receives frames, and decides which thread moves the bytes.
 
-Whoever sends writes at once what goes at once; the rest waits in a queue, as a copy: the sender's memory is its own
-again, and what it writes there next must not show in the message. Bytes that come are read by one thread at a time, the
-*mover* of the link: the thread that waits for an answer, if there is one, else the agent's own. A mover also writes on
-what is queued. So an answer is read by the very thread that waits for it, without a switch of threads.
+The *mover* of a link is the thread that reads its bytes; there is one at a time, and it holds `mover_lock`. A thread
+that waits for an answer becomes the mover if there is none, so it reads its answer itself, without a switch of threads.
+While no thread waits, the agent's own thread is the mover (see `poller`).
+
+A sender writes as much of a frame as the connection takes at once. The rest is queued, and the mover writes it later.
+What is queued is a copy, unless the sender lends its memory: it may change its arrays as soon as `send` returns.
 """
 
 from __future__ import annotations
@@ -25,26 +27,28 @@ from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
-from .payload import CallPlan, ValuePlan, plan_call, plan_value
+from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, fast_value, plan_call, plan_value
 from .pipe import open_pipe
 
-__all__ = ["Frame", "Goal", "Link"]
+__all__ = ["CallLink", "Frame", "Waiter"]
 
 BATCH = 64
-"""Frames taken from one link before others have their turn."""
+"""Frames that are read from one link before other links have their turn."""
 SLICE = 4 << 20
-"""Bytes of a long payload read before others have their turn."""
+"""Bytes of a long payload that are read before other links have their turn."""
 SCRATCH = 256 << 10
-QUEUED = 8 << 20
+MAX_QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
+WINDOW = 16
+"""Items of a stream that may be under way before its reader has taken them."""
 LONG_COPY = 64 << 10
 """Bytes from which a copy is worth releasing the GIL for."""
-LOOK = 100e-6
-"""Seconds that a mover looks for an answer before it sleeps."""
+SPIN = 100e-6
+"""Seconds that a mover looks for bytes again and again before it sleeps."""
 
 
 class Frame:
-    """Something that came."""
+    """A frame that was received."""
 
     __slots__ = ("call", "error", "head", "kind", "plan", "size", "target")
 
@@ -53,20 +57,44 @@ class Frame:
         self.call = call
         self.head = head
         self.size = size
-        """Bytes in all."""
-        self.plan: ValuePlan | CallPlan | None = None
+        """Bytes of the head and the payload."""
+        self.plan: PlannedValue | PlannedCall | None = None
         self.target: memoryview | None = None
         self.error: InvalidMessage | None = None
-        """Why the head cannot be what it should be; the payload was dropped."""
+        """Why the head is not valid, if it is not; then the payload was dropped."""
 
-    def build(self) -> Any:
-        """The value of a frame with a payload."""
-        assert self.plan is not None
-        return self.plan.build(self.target)
+    def value(self, limits: Limits) -> Any:
+        """The value in a result or an item.
+
+        Raises:
+            InvalidMessage: It is malformed.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.plan is not None:
+            return self.plan.build(self.target)
+        value = fast_value(self.head)
+        return value if value is not NOT_FAST else plan_value(self.head, 0, limits).build()
+
+    def request(self, limits: Limits) -> CallFields:
+        """Name, target, seconds, arguments and keywords of a call.
+
+        Raises:
+            InvalidMessage: It is malformed.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.plan is not None:
+            call = self.plan.build(self.target)
+        else:
+            call = fast_call(self.head)
+            if call is NOT_FAST:
+                call = plan_call(self.head, 0, limits).build()
+        return call  # type: ignore[no-any-return]
 
 
-class Goal:
-    """What a thread waits for on a link."""
+class Waiter:
+    """A thread that waits for something on a link. `done` says that it has happened."""
 
     __slots__ = ("_sleep", "done")
 
@@ -74,21 +102,21 @@ class Goal:
         self.done = False
         self._sleep: Any = None
 
-    def prepare(self) -> Any:
-        """From now on `wake` is heard; returns what to sleep on, until then."""
+    def prepare_to_sleep(self) -> Any:
+        """Returns a lock to sleep on; `wake` releases it."""
         lock = self._sleep = threading.Lock()
         lock.acquire()
         return lock
 
     def wake(self) -> None:
-        """It is done, or somebody has to move the bytes."""
+        """Wakes the thread: it is done, or has to become the mover."""
         sleep, self._sleep = self._sleep, None
         if sleep is not None:
             sleep.release()
 
 
 class _Unsent:
-    """What is left of a frame that could not be written at once."""
+    """The rest of a frame that could not be written at once."""
 
     __slots__ = ("begun", "request", "views")
 
@@ -100,49 +128,49 @@ class _Unsent:
         """Whether a part of the frame is on its way, so that the rest has to follow."""
 
 
-class Link(ABC):
-    """One end of a connection.
+class CallLink(ABC):
+    """One end of a connection of remote calls.
 
     Args:
         peer: The rank at the other end.
-        look: Seconds to look for bytes before sleeping.
+        spin: Seconds to look for bytes again and again before sleeping.
     """
 
-    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, look: float) -> None:
+    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, spin: float) -> None:
         self.pipe = open_pipe(stream)
         self.peer = peer
         self.ended: PhalanxError | None = None
-        self.moving = threading.Lock()
+        self.mover_lock = threading.Lock()
         """Held by the mover."""
         self._max_message = max_message
-        self._limits = limits
-        self._look = look
+        self.limits = limits
+        self._spin = spin
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
         self._sending = threading.RLock()
         self._ending = threading.RLock()
         self._unsent: deque[_Unsent] = deque()
-        self.queued = 0
+        self.queued_bytes = 0
         """Bytes that wait to be sent."""
         self._frame: Frame | None = None
-        self._room: memoryview | None = None
+        self._target: memoryview | None = None
         """Where the rest of `_frame` goes."""
         self._left = 0
-        """How much of it is to come; without `_room` it is dropped."""
+        """How much of it is to come; without `_target` it is dropped."""
         self._long_head: npt.NDArray[np.uint8] | None = None
-        """The head that is on its way to `_room`, if it is that, and not a payload."""
-        self._waiting: list[Goal] = []
+        """The head that is on its way to `_target`, if it is that, and not a payload."""
+        self._waiting: list[Waiter] = []
         self._waker: Waker | None = None
-        """Of a mover that sleeps."""
+        """Wakes the mover while it sleeps."""
         self._written = self._taken = 0
-        """What of the pipe's counts this side has noted."""
-        self._in_hand = False
-        """Whether frames were taken from the pipe that are not yet handled."""
-        self.driven = 0.0
-        """When somebody who waited for something moved it last."""
-        self.watched = True
-        """Whether the agent's thread has to move this link: nobody waits for what comes on it."""
-        self.handed_back = False
-        """Whether the agent's thread wants to move this link when its mover has done."""
+        """The pipe's counts, as far as their bytes and frames are accounted for here."""
+        self._unhandled = False
+        """Whether frames were taken from the pipe and are not handled yet."""
+        self.moved_by_waiter_at = 0.0
+        """When a waiting thread was the mover last."""
+        self.needs_poller = True
+        """Whether the agent's thread has to be the mover while no other thread waits."""
+        self.return_to_poller = False
+        """Whether the agent's thread wants to become the mover as soon as the present one stops."""
 
     @property
     def stream(self) -> Stream:
@@ -150,33 +178,38 @@ class Link(ABC):
         return self.pipe.stream
 
     def use(self, stream: Stream) -> None:
-        """Goes over to another stream on the same connection."""
+        """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream)
         self._written = self._taken = 0
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
 
-    exclusive = False
+    only_poller_moves = False
     """Whether only the agent's thread moves this link."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the agent's thread must not read this link now."""
+        return False
 
     @abstractmethod
     def handle(self, frame: Frame) -> None:
-        """Takes a frame that came. Called by the mover; must not wait."""
+        """Handles a frame that was received. Called by the mover; must not block."""
 
     def explain(self, error: Exception) -> PhalanxError:
-        """Why the connection has ended, in the words of whoever knows best."""
+        """The reason for the end of the connection, as callers should see it."""
         return error if isinstance(error, PhalanxError) else ChannelClosed(self.peer, str(error))
 
     @abstractmethod
     def on_end(self, why: PhalanxError) -> None:
-        """The connection has ended, for whatever reason. Called once."""
+        """Cleans up after the end of the connection. Called once."""
 
     def on_room(self) -> None:  # noqa: B027 - only one kind of links needs it
-        """Some of what was queued is sent, and more may be."""
+        """Called when the queue has room again."""
 
     @abstractmethod
-    def needs_mover(self) -> None:
-        """Something has to be moved, and nobody waits for it: the agent's thread shall."""
+    def ask_poller(self) -> None:
+        """Has the agent's thread move this link, because no other thread waits on it."""
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -193,8 +226,8 @@ class Link(ABC):
         """Sends a frame; False if a part of it waits in the queue.
 
         Args:
-            lent: The buffers stay as they are until the frame is sent, or until `take_over` or `give_up` of this call.
-                If not, they are the sender's again when this returns: what waits is a copy.
+            lent: The buffers stay as they are until the frame is sent, or until `copy_unsent` or `withdraw_request` of
+                this call. If not, they are the sender's again when this returns: what waits is a copy.
 
         Raises:
             PhalanxError: The link has ended.
@@ -220,21 +253,21 @@ class Link(ABC):
                 request = call if kind in (CallKind.REQUEST, CallKind.NOTIFY) else 0
                 begun = count > 0 or (tried and self.stream.must_repeat)
                 self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
-                self.queued += total - count
-                self._written += count  # at last: whatever is raised before this line finds a frame that is cut short
+                self.queued_bytes += total - count
+                self._written += count  # last: an exception before this line means that a frame was cut short
             self.wake_mover()  # it has to look for room, too
             return False
         except (StreamEnded, ProtocolError) as ended:
             failure = ended
         except BaseException:
-            self._interrupted()
+            self._end_if_cut_short()
             raise
-        self.over(failure)
+        self.end(failure)
         assert self.ended is not None
         raise self.ended
 
-    def push(self) -> bool:
-        """Writes on what is queued. True if something was written.
+    def write_queued(self) -> bool:
+        """Writes what is queued, as far as it goes. True if something was written.
 
         Raises:
             StreamEnded: The connection has ended.
@@ -251,61 +284,66 @@ class Link(ABC):
                     break
                 moved = first.begun = True
                 _drop(first.views, count)
-                self.queued -= count
+                self.queued_bytes -= count
                 if not first.views:
                     self._unsent.popleft()
-                self._written += count  # at last, as in `send`
-        if moved and self.queued <= QUEUED:
+                self._written += count  # last, as in `send`
+        if moved and self.queued_bytes <= MAX_QUEUED:
             self.on_room()
         if moved and self._waiting:
-            for goal in tuple(self._waiting):
-                if goal.done:  # it waits for room
-                    goal.wake()
+            for waiter in tuple(self._waiting):
+                if waiter.done:  # it waits for room
+                    waiter.wake()
         return moved
 
-    def try_push(self) -> None:
-        """Writes on; an end of the connection ends the link."""
+    def try_write_queued(self) -> None:
+        """As `write_queued`; ends the link if the connection has ended."""
         try:
-            self.push()
+            self.write_queued()
         except (StreamEnded, ProtocolError) as ended:
-            self.over(ended)
+            self.end(ended)
 
-    def take_over(self, call: int) -> None:
-        """The memory that was lent for a call's request is the caller's again: what is not sent of it is copied."""
+    def copy_unsent(self, call: int) -> None:
+        """Copies the unsent rest of a call's request, so that its caller has its memory back."""
         try:
             with self._sending:
                 for unsent in self._unsent:
                     if unsent.request == call:
                         unsent.views = _copy(unsent.views)
         except MemoryError:
-            self.over(ChannelClosed(self.peer, "there is no memory for what waits to be sent"))
+            self.end(ChannelClosed(self.peer, "not enough memory to copy what waits to be sent"))
 
-    def give_up(self, call: int) -> bool:
-        """The request of a call is not wanted any more. True if none of it was sent; else its rest is taken over."""
+    def withdraw_request(self, call: int) -> bool:
+        """Removes the request of a call from the queue. False if a part of it was sent; then its rest is copied."""
         with self._sending:
             for unsent in self._unsent:
                 if unsent.request == call and not unsent.begun:
                     self._unsent.remove(unsent)
-                    self.queued -= sum(map(len, unsent.views))
+                    self.queued_bytes -= sum(map(len, unsent.views))
                     return True
-        self.take_over(call)
+        self.copy_unsent(call)
         return False
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def pull(self, look: float, wait: float, waker: int) -> list[Frame]:
-        """Reads what is there, up to a bound; looks and then sleeps for so many seconds if nothing is.
+    def read_frames(self, spin: float, wait: float, waker: int) -> list[Frame]:
+        """Reads the frames that are there, up to a bound. If there are none, spins and then sleeps.
 
         Called by the mover.
 
+        Args:
+            spin: Seconds to look for bytes again and again.
+            wait: Seconds to sleep after that.
+            waker: A descriptor that ends the sleep.
+
         Raises:
             StreamEnded: The connection has ended.
-            ProtocolError: What came is no frame.
+            ProtocolError: The bytes are not a frame.
         """
         frames: list[Frame] = []
         if self._frame is not None:
             if self._fill(self._frame):
-                self._in_hand = True
+                self._unhandled = True
                 frames.append(self._frame)
                 self._frame = None
             elif wait > 0:
@@ -314,14 +352,14 @@ class Link(ABC):
             else:
                 return frames
         if frames:
-            look = wait = 0.0
-        found = self.pipe.pull(look, BATCH, wait, waker, bool(self._unsent))
+            spin = wait = 0.0
+        found = self.pipe.pull(spin, BATCH, wait, waker, bool(self._unsent))
         self._taken += len(found)
         if not found:
             if not frames:
                 self.pipe.check()
             return frames
-        self._in_hand = True
+        self._unhandled = True
         for kind_value, call, head, payload, *long_head in found:
             size = long_head[0] if head is None else len(head)
             kind = check_lengths(kind_value, size, payload, self._max_message)
@@ -337,36 +375,36 @@ class Link(ABC):
         return frames
 
     def _begin(self, frame: Frame, head_size: int, payload: int) -> None:
-        """A frame comes that is not there at once."""
+        """Prepares to receive a frame that has a payload or a long head."""
         if frame.head is not None:
             self._plan(frame, payload)
             return
-        if head_size > self._limits.max_head:
-            raise ProtocolError(f"a head of {head_size} bytes is announced (at most {self._limits.max_head})")
+        if head_size > self.limits.max_head:
+            raise ProtocolError(f"protocol error: a head of {head_size} bytes (the limit is {self.limits.max_head})")
         self._long_head = np.empty(head_size, np.uint8)
-        self._room = self._long_head.data
+        self._target = self._long_head.data
         self._left = head_size
 
     def _plan(self, frame: Frame, payload: int) -> None:
-        """Decides where a payload goes, once the head is there. All of the head is checked first."""
+        """Checks the head and allocates memory for the payload. An invalid message is received and dropped."""
         plan = plan_call if frame.kind in (CallKind.REQUEST, CallKind.NOTIFY) else plan_value
         self._left = payload
-        self._room = None
+        self._target = None
         try:
-            made = frame.plan = plan(frame.head, payload, self._limits)
-            frame.target = self._room = made.allocate()
+            made = frame.plan = plan(frame.head, payload, self.limits)
+            frame.target = self._target = made.allocate()
         except InvalidMessage as error:
             frame.error = error
         except MemoryError:
-            frame.error = InvalidMessage(f"there is no memory for a message of {payload} bytes")
+            frame.error = InvalidMessage(f"not enough memory for a message of {payload} bytes")
 
     def _fill(self, frame: Frame) -> bool:
-        """Reads on into a frame that is under way; True once it is complete."""
+        """Reads more of a frame; True once it is complete."""
         enough = self._left - SLICE
         while self._left:
             if self._left < enough:
                 return False
-            room = self._room
+            room = self._target
             if room is None:  # it is dropped
                 room = memoryview(bytearray(min(self._left, SCRATCH)))
             count = self.pipe.fill(room[:SLICE])
@@ -375,9 +413,9 @@ class Link(ABC):
                 self.pipe.check()
                 return False
             self._left -= count
-            if self._room is not None:
-                self._room = room[count:]
-        self._room = None
+            if self._target is not None:
+                self._target = room[count:]
+        self._target = None
         if self._long_head is None:
             return True
         frame.head, self._long_head = self._long_head.tobytes(), None
@@ -389,72 +427,74 @@ class Link(ABC):
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
-    def move(self, look: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
-        """Moves what can be moved; looks, and then sleeps, if there is nothing. True if something was moved.
+    def move(self, spin: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
+        """Writes and reads what it can, and handles the frames; True if bytes were moved.
 
-        Called by whoever holds `moving`.
+        If there is nothing to move, spins and then sleeps, as `read_frames`.
+
+        Called with `mover_lock` held.
         """
         if self.ended is not None:
             return False
         try:
-            moved = bool(self._unsent) and self.push()
+            moved = bool(self._unsent) and self.write_queued()
             if self._unsent:
-                look = 0.0  # the other side waits for the rest
-            frames = self.pull(look, 0.0 if moved else wait, waker)
+                spin = 0.0  # the other side waits for the rest
+            frames = self.read_frames(spin, 0.0 if moved else wait, waker)
             for frame in frames:
                 if self.ended is not None:  # by the frame before it
                     break
                 self.handle(frame)
         except (StreamEnded, ProtocolError) as ended:
-            self.over(ended)
+            self.end(ended)
             return True
         except BaseException:
-            self._interrupted()
+            self._end_if_cut_short()
             raise
-        self._in_hand = False
+        self._unhandled = False
         return moved or bool(frames)
 
-    def _interrupted(self) -> None:
-        """Ctrl-C, whatever else a signal handler raises, or a lack of memory.
+    def _end_if_cut_short(self) -> None:
+        """Ends the link if an exception came between moving bytes and accounting for them.
 
-        If it came between moving bytes and noting that, nobody knows any more where the next frame begins, or which
-        answers were lost: the link ends.
+        That is Ctrl-C, another exception of a signal handler, or a lack of memory. Then it is not known where the next
+        frame begins, or which answers were lost.
         """
-        if self._in_hand or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
-            self.over(ChannelClosed(self.peer, "an interrupt, or a lack of memory, cut a message short"))
+        if self._unhandled or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
+            self.end(ChannelClosed(self.peer, "an interrupt or a lack of memory cut a message short"))
 
-    def wait(self, goal: Goal, deadline: Deadline) -> bool:
-        """Waits for a goal, and moves the bytes if nobody else does; False if the deadline came first."""
-        while not goal.done:
-            if self.moving.acquire(blocking=False):
+    def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
+        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
+        while not waiter.done:
+            if self.mover_lock.acquire(blocking=False):
                 try:
-                    self._move_until(goal, deadline)
+                    self._move_until(waiter, deadline)
                 finally:
-                    self.driven = time.monotonic()
-                    self.release()
+                    self.moved_by_waiter_at = time.monotonic()
+                    self.hand_over()
             else:
-                woken = goal.prepare()
-                self._waiting.append(goal)
-                # The mover may have left just before: then nobody would wake this thread.
-                if not goal.done and self.moving.locked():
+                woken = waiter.prepare_to_sleep()
+                self._waiting.append(waiter)
+                # The mover may have stopped just before: then no thread would wake this one.
+                if not waiter.done and self.mover_lock.locked():
                     woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
-                if goal in self._waiting:
-                    self._waiting.remove(goal)
-            if not goal.done and deadline.expired:
-                if not self.moving.locked():  # perhaps it was this thread that was woken to move
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+            if not waiter.done and deadline.expired:
+                if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
                     self._wake_another()
                 return False
         return True
 
-    def _move_until(self, goal: Goal, deadline: Deadline) -> None:
-        if self.move(self._look) and goal.done:
+    def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
+        if self.move(self._spin) and waiter.done:
             return
         waker = Waker.take()
         try:
             self._waker = waker
-            while not goal.done and self.ended is None:
+            while not waiter.done and self.ended is None:
                 waker.clear()
-                if goal.done:
+                if waiter.done:
                     return
                 if not self.move(0.0, deadline.remaining(), waker.fd) and deadline.expired:
                     return
@@ -462,42 +502,43 @@ class Link(ABC):
             self._waker = None
             waker.give_back()
 
-    def release(self) -> None:
-        """Who waited has what it waited for: another that waits takes over, or the agent's thread."""
-        self.let_go()
-        if self.handed_back or self._unsent or self.watched:
+    def hand_over(self) -> None:
+        """Hands the link over: to another waiting thread if there is one, else to the agent's thread."""
+        self.stop_moving()
+        if self.return_to_poller or self._unsent or self.needs_poller:
             # The agent's thread may sleep on this link, and what would wake it was taken away here.
-            self.handed_back = False
-            self.needs_mover()
+            self.return_to_poller = False
+            self.ask_poller()
 
-    def let_go(self) -> None:
-        """The mover leaves."""
-        self.moving.release()
+    def stop_moving(self) -> None:
+        """Ends the mover's part, and wakes a waiting thread to take it."""
+        self.mover_lock.release()
         if self.ended is not None:
             self.dispose()
-        self._wake_another()
+        if self._waiting:
+            self._wake_another()
 
     def _wake_another(self) -> None:
-        """Somebody who waits has to move the bytes."""
+        """Wakes a waiting thread, so that it becomes the mover."""
         while self._waiting:
             try:
-                goal = self._waiting.pop()
+                waiter = self._waiting.pop()
             except IndexError:
                 return
-            goal.wake()
-            if not goal.done:
+            waiter.wake()
+            if not waiter.done:
                 return
 
     def wake_mover(self) -> None:
-        """Something has changed that the mover has to look at."""
+        """Wakes the mover, if it is a waiting thread that sleeps: something has changed."""
         waker = self._waker
         if waker is not None:
             waker.set()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def over(self, error: Exception) -> None:
-        """Ends the link, from any thread. The first reason counts."""
+    def end(self, error: Exception) -> None:
+        """Ends the link. May be called by any thread, and more than once: the first reason counts."""
         with self._ending:
             if self.ended is not None:
                 return
@@ -505,29 +546,29 @@ class Link(ABC):
             with self._sending:
                 self.ended = why
                 self._unsent.clear()
-                self.queued = 0
+                self.queued_bytes = 0
         self.on_end(why)
         self.stream.sever()
         self.wake_mover()
-        for goal in list(self._waiting):
-            goal.wake()
+        for waiter in list(self._waiting):
+            waiter.wake()
         self.dispose()
 
     def say_goodbye(self) -> None:
-        """Tells the other side that this one closes on purpose, if that can be said at once."""
+        """Tells the other side that this one closes on purpose, if that can be sent at once."""
         with contextlib.suppress(PhalanxError):
             self.send(CallKind.GOODBYE, 0, b"")
 
     def dispose(self) -> None:
-        """Gives the connection of a link that has ended back, unless somebody moves it: then that one does."""
-        if self.ended is not None and self.moving.acquire(blocking=False):
+        """Closes the stream of a link that has ended. If there is a mover, it does so when it stops."""
+        if self.ended is not None and self.mover_lock.acquire(blocking=False):
             with self._sending:
                 self.stream.close()
-            self.moving.release()
+            self.mover_lock.release()
 
 
 def _copy(views: deque[memoryview]) -> deque[memoryview]:
-    """The same bytes in memory that nobody else can write to."""
+    """The same bytes, in memory of their own."""
     if all(type(view.obj) is bytes for view in views):
         return views
     size = sum(map(len, views))

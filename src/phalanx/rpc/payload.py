@@ -1,19 +1,19 @@
-"""What travels in a remote call, as bytes, and back without trust. No I/O.
+"""Remote calls and their results as bytes, and back without trust. No I/O.
 
 A call is the list `[name, target, seconds, arguments, keywords]` in the object codec; `target` is the number of a
-remote object, or 0 for a plain function. A result and an item of a stream are one value. Both have a quick way and a
-general one:
+remote object, or 0 for a plain function. A result and an item of a stream are one value. Both have a fast path and
+a general one:
 
 ```python
 out = encode_call("add", 0, 5.0, (2, 3), {}, limits)     # send out.head, then each of out.buffers
-call = quick_call(head) if not payload else NOT_QUICK    # one pass in C: numbers, text, short bytes, lists, dicts
-if call is NOT_QUICK:
+call = fast_call(head) if not payload else NOT_FAST    # one pass in C: numbers, text, short bytes, lists, dicts
+if call is NOT_FAST:
     plan = plan_call(head, payload, limits)              # everything is checked here
     target = plan.allocate()                             # receive the payload straight into this
     call = plan.build(target)
 ```
 
-The bytes are the same whichever way they were written, and the object is the same whichever way it was read.
+Both paths write the same bytes, and read the same objects.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ..wire.unpacking import HeadReader, check_depth
 
 __all__ = [
     "MAX_NAME",
-    "NOT_QUICK",
-    "Call",
-    "CallPlan",
+    "NOT_FAST",
+    "CallFields",
+    "FrameBody",
     "Limits",
-    "Outgoing",
-    "ValuePlan",
+    "PlannedCall",
+    "PlannedValue",
     "decode_error",
     "encode_call",
     "encode_error",
     "encode_value",
+    "fast_call",
+    "fast_value",
     "plan_call",
     "plan_value",
-    "quick_call",
-    "quick_value",
 ]
 
 MAX_NAME = 1024
 """Characters of a function's name."""
 
-Call: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
+CallFields: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
 """Name, target, seconds left, arguments, keywords."""
 
 _FIELDS = ("name", "target", "seconds", "arguments", "keywords")
@@ -62,17 +62,17 @@ _MAX_ERROR = 4 * (_MAX_KIND + _MAX_TYPE + _MAX_MESSAGE + _MAX_TRACEBACK) + 32  #
 _SHOWN = 40
 
 
-class _NotQuick:
+class _NotFast:
     def __repr__(self) -> str:
-        return "NOT_QUICK"
+        return "NOT_FAST"
 
 
-NOT_QUICK: Any = _NotQuick()
-"""What the quick ways of reading give when the general one has to decide; no object that was sent is this one."""
+NOT_FAST: Any = _NotFast()
+"""Returned by the fast path for what only the general path can read. Never a value that was sent."""
 
 
-class Outgoing(NamedTuple):
-    """What is ready to be sent: the head, then the buffers in order."""
+class FrameBody(NamedTuple):
+    """The head and the payload of a frame, ready to be sent: the head, then the buffers in order."""
 
     head: bytes
     buffers: list[memoryview]
@@ -89,17 +89,17 @@ _new = tuple.__new__  # a named tuple without the Python function that its const
 
 def encode_call(
     name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
-) -> Outgoing:
+) -> FrameBody:
     """Turns a call into bytes.
 
     Args:
         target: The number of a remote object; 0 for a plain function.
         seconds: How long the caller will wait from now.
-        args, kwargs: What `codec.encode` takes, and dataclasses, Structs, members of an enum and named tuples.
+        args, kwargs: Anything that `codec.encode` takes, and dataclasses, Structs, members of an enum, named tuples.
 
     Raises:
         UsageError: An argument cannot be sent (the message says which, and where in it), the name is empty or too long,
-            the seconds are no finite time, or all is larger than the limits. `UnsupportedArray` for arrays of objects.
+            the seconds are not finite, or the call exceeds the limits. `UnsupportedArray` for arrays of objects.
     """
     if not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
         _refuse_call(name, seconds)
@@ -108,24 +108,24 @@ def encode_call(
         if kind not in SIMPLE and (kind is not bytes or len(value) > INLINE):
             break
     else:
-        if not kwargs or _are_quick(kwargs):
+        if not kwargs or _are_fast(kwargs):
             try:
                 head = pack((name, target, seconds, args, kwargs))
             except (OverflowError, UnicodeEncodeError):
                 pass  # an integer beyond 64 bits or a lone surrogate, for which the codec has extensions
             else:
                 if len(head) <= limits.max_head:
-                    return _new(Outgoing, (head, [], 0))
+                    return _new(FrameBody, (head, [], 0))
     return _encode_any_call(name, target, seconds, args, kwargs, limits)
 
 
 def _refuse_call(name: str, seconds: float) -> NoReturn:
     if not 0 <= seconds <= _LONGEST:
-        raise UsageError(f"{seconds!r} seconds is not a time to wait (expected a finite number, 0 or more)")
+        raise UsageError(f"{seconds!r} seconds is not a time to wait (expected a finite number of at least 0)")
     raise UsageError(f"a function's name must have 1 to {MAX_NAME} characters, got {len(name)}")
 
 
-def _are_quick(kwargs: dict[str, Any]) -> bool:
+def _are_fast(kwargs: dict[str, Any]) -> bool:
     for key, value in kwargs.items():
         kind = type(value)
         if type(key) is not str or (kind not in SIMPLE and (kind is not bytes or len(value) > INLINE)):
@@ -135,15 +135,15 @@ def _are_quick(kwargs: dict[str, Any]) -> bool:
 
 def _encode_any_call(
     name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
-) -> Outgoing:
+) -> FrameBody:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the function's name {name[:_SHOWN]!r} is no text: it has a lone surrogate") from None
+        raise UsageError(f"the function's name {name[:_SHOWN]!r} is not valid text: it has a lone surrogate") from None
     try:
         return _encode_any([name, target, seconds, list(args), dict(kwargs)], limits)
     except UsageError:
-        # Which argument it is says more than a path through the whole call.
+        # The name of the argument says more than a path through the whole call.
         for label, value in [*enumerate(args, 1), *((repr(key), kwargs[key]) for key in kwargs)]:
             try:
                 _encode_any(value, limits)
@@ -152,12 +152,12 @@ def _encode_any_call(
         raise
 
 
-def _encode_any(value: Any, limits: Limits) -> Outgoing:
+def _encode_any(value: Any, limits: Limits) -> FrameBody:
     encoded = codec.encode(value, limits=limits, structs=True)
-    return Outgoing(encoded.head, encoded.buffers, encoded.payload_bytes)
+    return FrameBody(encoded.head, encoded.buffers, encoded.payload_bytes)
 
 
-def encode_value(value: Any, limits: Limits) -> Outgoing:
+def encode_value(value: Any, limits: Limits) -> FrameBody:
     """Turns one value, such as a result or an item of a stream, into bytes.
 
     Raises:
@@ -172,15 +172,15 @@ def encode_value(value: Any, limits: Limits) -> Outgoing:
             pass
         else:
             if len(head) <= limits.max_head:
-                return _new(Outgoing, (head, [], 0))
+                return _new(FrameBody, (head, [], 0))
     return _encode_any(value, limits)
 
 
-# -- reading, the quick way ------------------------------------------------------------------------------------------
+# -- reading, the fast path ------------------------------------------------------------------------------------------
 
 
 class _Extension(Exception):
-    """There is something that MessagePack alone cannot say."""
+    """The message contains an extension of MessagePack, which only the general path reads."""
 
 
 def _no_extension(_code: int, _data: memoryview) -> NoReturn:
@@ -200,24 +200,24 @@ _decode_call = msgspec.msgpack.Decoder(
 ).decode
 
 
-def quick_value(head: bytes | bytearray | memoryview) -> Any:
-    """The value of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+def fast_value(head: bytes | bytearray | memoryview) -> Any:
+    """The value of a head that has no payload, if one pass in C can read it; otherwise `NOT_FAST`. Never raises.
 
-    What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
+    Values nested deeper than the codec's default are left to the general path. The caller bounds the head's length.
     """
     try:
         value = _decode_value(head)
         if type(value) in _NESTED and len(head) > _MAX_DEPTH:  # each level takes a byte: a short head cannot be deep
             check_depth(bytes(head), value, _MAX_DEPTH)
-    except Exception:  # whatever it is, the general way will say so
-        return NOT_QUICK
+    except Exception:  # the general path will say what is wrong
+        return NOT_FAST
     return value
 
 
-def quick_call(head: bytes | bytearray | memoryview) -> Any:
-    """The `Call` of a head that has no payload, if one pass in C can read it; otherwise `NOT_QUICK`. Never raises.
+def fast_call(head: bytes | bytearray | memoryview) -> Any:
+    """The `CallFields` of a head that has no payload, if one pass in C can read it; otherwise `NOT_FAST`. Never raises.
 
-    What is nested deeper than the codec's default allows is not quick; the length of the head is the caller's to bound.
+    Values nested deeper than the codec's default are left to the general path. The caller bounds the head's length.
     """
     try:
         call = _decode_call(head)
@@ -225,16 +225,16 @@ def quick_call(head: bytes | bytearray | memoryview) -> Any:
             _NESTED.isdisjoint(map(type, call[3])) and _NESTED.isdisjoint(map(type, call[4].values()))
         ):
             check_depth(bytes(head), call, _MAX_DEPTH)
-    except Exception:  # whatever it is, the general way will say so
-        return NOT_QUICK
+    except Exception:  # the general path will say what is wrong
+        return NOT_FAST
     return call
 
 
-# -- reading, the general way ----------------------------------------------------------------------------------------
+# -- reading, the general path ---------------------------------------------------------------------------------------
 
 
-class ValuePlan:
-    """A head that was checked, and where its arrays will lie. Made by `plan_value`; used as a `codec.DecodePlan`."""
+class PlannedValue:
+    """A checked head, and the layout of its arrays. Made by `plan_value`; used like a `codec.Plan`."""
 
     __slots__ = ("_plan", "payload_bytes")
 
@@ -247,52 +247,52 @@ class ValuePlan:
         return self._plan.allocate()
 
     def build(self, target: memoryview | bytearray | None = None) -> Any:
-        """The value. Its arrays are views of the target, which is theirs from now on. To be called once.
+        """The value. Its arrays are views of the target, which must not be used for anything else. To be called once.
 
         Raises:
-            InvalidMessage: The payload is not one of such arrays.
-            UsageError: The target has another size than was planned.
-            BackendUnavailable: A tensor came of a dtype that needs torch, which is not installed here.
+            InvalidMessage: The payload does not fit the arrays.
+            UsageError: The target does not have `payload_bytes` bytes.
+            BackendUnavailable: A tensor has a dtype that needs torch, which is not installed here.
         """
         try:
             return self._plan.build(target)
         except ProtocolError as error:
-            raise InvalidMessage(f"the arrays of a remote call's message are not valid: {error}") from None
+            raise InvalidMessage(f"the arrays in a remote call are not valid: {error}") from None
 
 
-class CallPlan(ValuePlan):
-    """The head of a call that was checked. Made by `plan_call`."""
+class PlannedCall(PlannedValue):
+    """The checked head of a call. Made by `plan_call`."""
 
     __slots__ = ()
 
-    def build(self, target: memoryview | bytearray | None = None) -> Call:
-        """The call. Its arrays are views of the target, which is theirs from now on. To be called once.
+    def build(self, target: memoryview | bytearray | None = None) -> CallFields:
+        """The call. Its arrays are views of the target, which must not be used for anything else. To be called once.
 
         Raises:
-            InvalidMessage, UsageError, BackendUnavailable: As `ValuePlan.build`.
+            InvalidMessage, UsageError, BackendUnavailable: As `PlannedValue.build`.
         """
         name, number, seconds, args, kwargs = super().build(target)
         return name, number, float(seconds), args, kwargs
 
 
-def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> ValuePlan:
+def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedValue:
     """Checks the head of one value; nothing is allocated for its arrays yet.
 
     Raises:
         InvalidMessage: The head is malformed, does not fit the payload, or exceeds the limits.
     """
     try:
-        return ValuePlan(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
+        return PlannedValue(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
     except (ProtocolError, UsageError) as error:
         raise InvalidMessage(f"the value of a remote call cannot be read: {_why(error)}") from None
 
 
-def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> CallPlan:
+def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedCall:
     """Checks the head of a call; nothing is allocated for its arrays yet.
 
     Raises:
-        InvalidMessage: The head is malformed, is no call, does not fit the payload, or exceeds the limits. The message
-            names the field: name, target, seconds, arguments or keywords.
+        InvalidMessage: The head is malformed, is not a call, does not fit the payload, or exceeds the limits. The
+            message names the field: name, target, seconds, arguments or keywords.
     """
     try:
         plan = codec.decode_head(head, payload_bytes=payload_bytes, limits=limits)
@@ -303,18 +303,18 @@ def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: 
     wrong = _wrong_field(plan.outline)
     if wrong:
         raise InvalidMessage(f"a remote call is not valid: {wrong}")
-    return CallPlan(plan)
+    return PlannedCall(plan)
 
 
 def _why(error: Exception) -> str:
     # The codec's own words would offer allow_pickle, which remote calls do not have.
     return (
-        str(error) if isinstance(error, ProtocolError) else "something in it is pickled, which is never accepted here"
+        str(error) if isinstance(error, ProtocolError) else "it contains pickled data, which remote calls never accept"
     )
 
 
 def _wrong_field(call: Any) -> str:
-    """What is wrong with the fields of a call; empty if nothing is."""
+    """A description of the first invalid field of a call; empty if all are valid."""
     if type(call) is not list or len(call) != len(_FIELDS):
         what = f"a list of {len(call)}" if type(call) is list else type(call).__name__
         return f"expected a list of {', '.join(_FIELDS)}, got {what}"
@@ -344,7 +344,7 @@ def _is_text(name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message: short whatever it is, and nothing of it is called that could be slow."""
+    """A value as an error message shows it: always short, and without running code of its type."""
     kind = type(value)
     if kind is str or kind is bytes:
         text = repr(value[:_SHOWN])
@@ -355,7 +355,7 @@ def _shown(value: Any) -> str:
 
 
 class _Field:
-    """A type that msgspec does not know: it calls a function each time it has read one."""
+    """A type that msgspec does not know, so that it calls a hook for each one that it reads."""
 
 
 _OPENING = b"\x95"  # the first byte of a list of five
@@ -363,7 +363,7 @@ _five_fields = tuple[_Field, _Field, _Field, _Field, _Field]
 
 
 def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> str | None:
-    """The field of a broken call in which reading ends; None if the fault lies in no single one."""
+    """The field of an unreadable call that is to blame; None if it is not a single one."""
     done: list[Any] = []
 
     def note(_kind: type, value: Any) -> Any:
@@ -373,11 +373,11 @@ def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> s
     try:
         msgspec.msgpack.decode(head, type=_five_fields, dec_hook=note, ext_hook=lambda _code, _data: None)
     except msgspec.ValidationError:
-        return None  # no list of five
+        return None  # not a list of five
     except Exception:  # cut short or nested too deep, which C reports in several ways
         begun = done or head[:1] == _OPENING  # otherwise it is not even a list
         return _FIELDS[len(done)] if begun and len(done) < len(_FIELDS) else None
-    # Well formed so far: it must be an extension, or what all fields need together.
+    # Well-formed MessagePack: an extension must be wrong, or the limit of all fields together is exceeded.
     for name, raw in zip(_FIELDS, msgspec.msgpack.decode(head, type=list[msgspec.Raw]), strict=True):
         reader = HeadReader(limits)
         try:
@@ -395,10 +395,10 @@ _decode_error = msgspec.msgpack.Decoder(tuple[str, str, str, str]).decode
 
 
 def encode_error(kind: str, type_name: str, message: str, traceback: str) -> bytes:
-    """What went wrong, as bytes; long texts are cut, and what is no UTF-8 is escaped. Never raises.
+    """Encodes an error. Long texts are cut, and characters outside UTF-8 are escaped. Never raises.
 
     Args:
-        kind: Which error of Phalanx the caller shall raise.
+        kind: Says which exception the caller is to raise.
         type_name: The type of the exception that the function raised.
     """
     parts = _cut_error(kind, type_name, message, traceback)
@@ -410,10 +410,10 @@ def encode_error(kind: str, type_name: str, message: str, traceback: str) -> byt
 
 
 def decode_error(head: bytes | bytearray | memoryview) -> tuple[str, str, str, str]:
-    """Kind, type name, message and traceback of an error; what is too long is cut.
+    """Kind, type name, message and traceback of an error; long texts are cut.
 
     Raises:
-        InvalidMessage: The bytes are no error, or more than the longest one has.
+        InvalidMessage: The bytes are not an error, or too many.
     """
     if len(head) > _MAX_ERROR:
         raise InvalidMessage(f"the error of a remote call takes {len(head)} bytes (at most {_MAX_ERROR} are allowed)")

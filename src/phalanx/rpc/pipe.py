@@ -1,4 +1,4 @@
-"""Frames on a stream: in one native call each, where there is a core and a plain connection; else in Python."""
+"""Frames on a stream: with one call of the core each where there is one, else in Python."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
 
 READ_AHEAD = 64 << 10
-"""Bytes read at once where a frame is expected: many small ones cost one call."""
+"""Bytes that are read at once where a frame is expected, so that many small frames cost one call."""
 _CLOSED, _SEVERED, _BROKEN, _BESIDE = -1, -2, -3, -4  # see cpp/phalanx/frame_pipe.hpp
 
 Found = tuple[Any, ...]
-"""Kind, call, head and length of the payload, as they came. A head too long to be read ahead is None, its length comes
-last."""
+"""Kind, call number, head and payload length of a frame. A head that is too long to be read ahead is None, and its
+length comes last."""
 
 
 class Pipe(ABC):
-    """Frames out and in. One thread may write while another reads."""
+    """Sends and receives frames. One thread may write while another reads."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -37,74 +37,75 @@ class Pipe(ABC):
 
     @abstractmethod
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
-        """Writes as much of a frame as goes now; returns how many bytes."""
+        """Writes as much of a frame as the connection takes; returns the number of bytes."""
 
     @abstractmethod
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
-        """Writes on with what is left of a frame."""
+        """Writes more of a frame that `send` did not write wholly; returns the number of bytes."""
 
     @abstractmethod
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
-        """The frames that are there. If there is none, looks for so many seconds, and then sleeps.
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+        """The frames that are there, at most `most`. If there are none, spins and then sleeps.
 
-        After one with a payload, or a long head, `fill` has to be called until it is complete.
+        After a frame with a payload or a long head, call `fill` until that is complete.
 
         Args:
-            wait: Seconds to sleep at most, until something comes or can be written.
+            spin: Seconds to look for bytes again and again.
+            wait: Seconds to sleep at most, until something can be read or written.
             waker: A descriptor that ends the sleep.
-            writes: Whether there is something to write.
+            writes: Whether to wake up when something can be written.
 
         Raises:
-            ProtocolError: What came is no frame.
+            ProtocolError: The bytes are not a frame.
             StreamEnded: The connection has ended.
         """
 
     @abstractmethod
     def fill(self, view: memoryview) -> int:
-        """Reads what follows into memory; returns how many bytes came."""
+        """Reads the bytes that follow into `view`; returns their number."""
 
     @abstractmethod
     def may_sleep(self) -> bool:
-        """Whether a poll will tell of everything that comes from now on. If not, there is something to read.
+        """True if poll will report everything that comes from now on; False if there is something to read.
 
-        What is read ahead counts: no poll tells of a frame that lies here already.
+        A frame that was read ahead counts as something to read, because poll does not report it.
         """
 
     @abstractmethod
     def sleep(self, seconds: float, waker: int, writes: bool) -> None:
-        """Until something comes, there is room to write (if that is wanted), or the waker is set."""
+        """Sleeps until something can be read, or written if `writes`, or the waker is set."""
 
     @abstractmethod
     def woken(self) -> None:
-        """Poll has found something; to be called by the reader, before it reads."""
+        """To be called by the reader after poll has reported something, before it reads."""
 
     @property
     @abstractmethod
     def ahead(self) -> bytes:
-        """What was read and not yet looked at."""
+        """The bytes that were read ahead and not returned yet."""
 
     @property
     @abstractmethod
     def written(self) -> int:
-        """Bytes that were ever written."""
+        """The number of bytes that were ever written."""
 
     @property
     @abstractmethod
     def taken(self) -> int:
-        """Frames that `pull` and bytes that `fill` ever gave."""
+        """The number of frames that `pull`, plus the bytes that `fill`, ever returned."""
 
     @abstractmethod
     def check(self) -> None:
-        """After something that did less than it could.
+        """To be called after a method returned less than it was asked for: raises if the connection has ended.
 
         Raises:
-            StreamEnded: Because the connection has ended.
+            StreamEnded: The connection has ended.
             ProtocolError: The other side broke the rules of shared memory.
         """
 
 
 def open_pipe(stream: Stream) -> Pipe:
-    """The quickest pipe for a stream."""
+    """The fastest pipe for a stream."""
     if core is not None and type(stream) in (Stream, DuplexRing):
         return _NativePipe(stream)
     return _StreamPipe(stream)
@@ -141,11 +142,11 @@ class _NativePipe(Pipe):
     def woken(self) -> None:
         raise NotImplementedError
 
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         assert self.native is not None
-        found = self.native.pull(look, most, wait, waker, writes)
+        found = self.native.pull(spin, most, wait, waker, writes)
         if isinstance(found, bytes):
-            raise ProtocolError(f"not a frame of a remote call: {found.hex()}")
+            raise ProtocolError(f"protocol error: expected the header of a frame, got {found.hex()}")
         return found
 
     @property
@@ -169,9 +170,9 @@ class _NativePipe(Pipe):
         if ended == 0:
             return
         if ended == _BROKEN:
-            raise ProtocolError("the counters of its ring are not possible")
+            raise ProtocolError("corrupt ring: its read and write counters contradict each other")
         if ended == _BESIDE:
-            raise ProtocolError("bytes came beside its ring")
+            raise ProtocolError("protocol error: bytes on the socket, although a ring was agreed on")
         if ended == _SEVERED:
             raise StreamEnded("the connection was reset")
         raise ended_with(0 if ended == _CLOSED else ended)
@@ -193,7 +194,7 @@ class _StreamPipe(Pipe):
         self._written += count
         return count
 
-    def pull(self, look: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
+    def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         frames = self._pull(most)
         if not frames and wait > 0:
             self.sleep(wait, waker, writes)
@@ -282,4 +283,4 @@ class _StreamPipe(Pipe):
         return self._taken
 
     def check(self) -> None:
-        """Its methods raise by themselves."""
+        """Does nothing: the methods raise by themselves."""

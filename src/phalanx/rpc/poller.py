@@ -1,4 +1,7 @@
-"""What an agent runs on: the links that its own thread moves, the threads that run handlers, and alarms."""
+"""The agent's own thread: moves the links on which no other thread waits, runs handlers, and rings alarms.
+
+`link` explains what a mover is; `workers` explains how several threads take turns to be the agent's own.
+"""
 
 from __future__ import annotations
 
@@ -14,137 +17,135 @@ from typing import TYPE_CHECKING
 
 from .._native import core
 from ..transports.waker import Waker
-from .link import Link
+from .link import CallLink
 from .workers import Workers
 
 if TYPE_CHECKING:
     from .._core import Lookout
 
-__all__ = ["Service"]
+__all__ = ["LinkPoller"]
 
 logger = logging.getLogger("phalanx.rpc")
 
 LONGEST = 3600.0
-"""Seconds that the mover sleeps at most."""
+"""The longest sleep, in seconds."""
 
 
-class Service:
-    """Moves the links that nobody waits on, and runs tasks.
+class LinkPoller:
+    """Moves the links on which no other thread waits, and runs tasks.
 
     Args:
         workers: Tasks that run at the same time.
-        look: Seconds that the mover looks for bytes before it sleeps.
-        held_back: Whether a link's requests shall wait: then it is not read.
+        spin: Seconds to look for bytes again and again before sleeping.
     """
 
-    def __init__(self, name: str, workers: int, look: float, held_back: Callable[[Link], bool]) -> None:
-        self._look = look
-        self._held_back = held_back
-        self._links: dict[Link, None] = {}
+    def __init__(self, name: str, workers: int, spin: float) -> None:
+        self._spin = spin
+        self._links: dict[CallLink, None] = {}
         self._lock = threading.RLock()
         self._changed = True
-        self._read: list[Link] = []
-        """The links that are read, as `_lookout` knows them."""
-        self._held = False
-        """Whether some are not."""
+        self._polled: list[CallLink] = []
+        """The links that are read, in the order of `_lookout`."""
+        self._some_paused = False
+        """Whether some links are paused, and so not read."""
         self._lookout: Lookout | None = None
         self._waker = Waker()
         self._asleep = False
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._later: deque[Callable[[], None]] = deque()
-        self._workers = Workers(name, workers, self._turn, self.interrupt)
+        self._soon: deque[Callable[[], None]] = deque()
+        self._workers = Workers(name, workers, self._poll_once, self.wake)
         self.add = self._workers.add
-        self.add_by_mover = self._workers.add_by_mover
-        self.waits = self._workers.waits
+        self.add_as_mover = self._workers.add_as_mover
+        self.blocking = self._workers.blocking
 
     # -- from any thread -----------------------------------------------------------------------------------------------
 
-    def watch(self, link: Link) -> None:
-        """Moves this link from now on."""
+    def watch(self, link: CallLink) -> None:
+        """Moves `link` from now on."""
         with self._lock:
             if link not in self._links and link.ended is None:
                 self._links[link] = None
                 self._changed = True
-        self.interrupt()
+        self.wake()
 
-    def forget(self, link: Link) -> None:
-        """Moves this link no longer."""
+    def forget(self, link: CallLink) -> None:
+        """Moves `link` no longer."""
         with self._lock:
             if self._links.pop(link, self) is None:
                 self._changed = True
-        self.interrupt()
+        self.wake()
 
-    def watch_anew(self) -> None:
-        """A link has got another stream."""
+    def reload_streams(self) -> None:
+        """Notes that a link has another stream."""
         self._changed = True
 
-    def later(self, action: Callable[[], None]) -> None:
-        """Runs something in the mover's thread. Takes no locks: for finalizers, which may come at any point."""
-        self._later.append(action)
+    def run_soon(self, action: Callable[[], None]) -> None:
+        """Runs `action` in the agent's thread. Takes no locks, so finalizers may call it at any point."""
+        self._soon.append(action)
         self._waker.set()
 
-    def interrupt(self) -> None:
-        """Has the mover look at what has changed."""
+    def wake(self) -> None:
+        """Ends a sleep of the agent's thread, because something has changed."""
         if self._asleep:
             self._waker.set()
 
     def call_at(self, moment: float, alarm: Callable[[], None]) -> None:
-        """Runs something quick in the mover's thread once that time has come."""
+        """Runs `alarm`, which must be short, in the agent's thread at that moment."""
         with self._lock:
             first = not self._alarms or moment < self._alarms[0][0]
             heapq.heappush(self._alarms, (moment, next(self._order), alarm))
         if first:
-            self.interrupt()
+            self.wake()
 
     @property
     def running(self) -> int:
-        """Tasks that run now."""
+        """The number of tasks that run now."""
         return self._workers.running
 
     @property
     def waiting(self) -> int:
-        """Tasks that have not begun."""
-        return self._workers.waiting
+        """The number of tasks that have not begun."""
+        return len(self._workers.tasks)
 
     def stop(self, timeout: float) -> None:
-        """Ends the threads; what waits is dropped."""
+        """Ends the threads. Tasks that have not begun are dropped."""
         self._workers.stop(timeout)
 
-    # -- the mover -----------------------------------------------------------------------------------------------------
+    # -- the agent's thread --------------------------------------------------------------------------------------------
 
-    def _turn(self, wait: bool) -> None:
-        while self._later:
-            if not self._workers.run_here(self._later.popleft()):
+    def _poll_once(self, wait: bool) -> None:
+        while self._soon:
+            if not self._workers.run_as_mover(self._soon.popleft()):
                 return
-        if self._changed or self._held:
+        if self._changed or self._some_paused:
             self._rebuild()
         if wait:
             self._waker.clear()
-            # From here on whoever changes something sets the waker. So it is looked at afterwards, and not before.
+            # From here on a thread that changes something sets the waker. So look for changes after this, not before.
             self._asleep = True
             try:
                 self._wait()
             finally:
                 self._asleep = False
         else:
-            for link in self._found(0.0):
+            for link in self._find_readable(0.0):
                 self._move(link)
         if self._alarms and self._alarms[0][0] <= time.monotonic():
-            self._ring_alarms()
+            self._run_alarms()
 
     def _wait(self) -> None:
-        """Moves what there is, or waits for something."""
-        if self._changed or self._later or self._workers.ready:
+        """Moves the links that have something to read, or sleeps until one has."""
+        if self._changed or self._soon or self._workers.ready:
             return
-        if len(self._read) == 1 and not self._held and self._read[0].exclusive:
-            # The common case: it looks and sleeps by itself.
-            self._move(self._read[0], self._look, self._seconds())
+        if len(self._polled) == 1 and not self._some_paused and self._polled[0].only_poller_moves:
+            # The common case: the link spins and sleeps by itself.
+            self._move(self._polled[0], self._spin, self._longest_sleep())
             return
-        writing = [link for link in list(self._links) if link.queued]
+        writing = [link for link in list(self._links) if link.queued_bytes]
         for link in writing:
-            link.try_push()  # to the point where there is no room: only then will a poll tell of it
-        found = self._found(0.0 if writing else self._look)
+            link.try_write_queued()  # until there is no more room: only then does poll tell when there is some
+        found = self._find_readable(0.0 if writing else self._spin)
         if found:
             for link in found:
                 self._move(link)
@@ -152,56 +153,56 @@ class Service:
             for link in self._sleep(writing):
                 self._move(link, polled=True)
 
-    def _move(self, link: Link, look: float = 0.0, seconds: float = 0.0, *, polled: bool = False) -> None:
-        if not link.moving.acquire(blocking=False):
-            # Somebody who waits for an answer moves it, and gives it back when it has come.
-            link.handed_back = True
+    def _move(self, link: CallLink, spin: float = 0.0, seconds: float = 0.0, *, polled: bool = False) -> None:
+        if not link.mover_lock.acquire(blocking=False):
+            # A thread that waits for an answer moves it, and hands it over when the answer has come.
+            link.return_to_poller = True
             self.forget(link)
-            if not link.moving.locked():
+            if not link.mover_lock.locked():
                 self.watch(link)
             return
         try:
             if polled:
                 link.pipe.woken()
-            link.move(look, seconds, self._waker.fd)
-        except Exception as error:  # of ours: the other links still have to be served
-            logger.exception("the calls of rank %d cannot be served", link.peer)
-            link.over(error)
+            link.move(spin, seconds, self._waker.fd)
+        except Exception as error:  # a mistake of ours: the other links must still be served
+            logger.exception("an unexpected error ended the connection to rank %d", link.peer)
+            link.end(error)
         finally:
-            link.let_go()
-        if link.ended is not None or not link.watched:
+            link.stop_moving()
+        if link.ended is not None or not link.needs_poller:
             self.forget(link)
-        elif link.exclusive and self._held_back(link):
+        elif link.only_poller_moves and link.is_paused:
             self._changed = True
 
     def _rebuild(self) -> None:
         with self._lock:
             self._changed = False
             links = list(self._links)
-        self._read = [link for link in links if not self._held_back(link)]
-        self._held = len(self._read) < len(links)
-        pipes = [link.pipe.native for link in self._read]
+        self._polled = [link for link in links if not link.is_paused]
+        self._some_paused = len(self._polled) < len(links)
+        pipes = [link.pipe.native for link in self._polled]
         self._lookout = None
         if core is not None and None not in pipes:
             self._lookout = core.Lookout(pipes)
 
-    def _found(self, look: float) -> list[Link]:
-        """The links that have something to read now; looks for it for so many seconds."""
+    def _find_readable(self, spin: float) -> list[CallLink]:
+        """The links that have something to read; spins for that many seconds."""
         if self._lookout is None:
-            return self._read if not look else []
-        return [self._read[place] for place in self._lookout.look(look)]
+            return self._polled if not spin else []
+        return [self._polled[place] for place in self._lookout.look(spin)]
 
-    def _sleep(self, writing: list[Link]) -> list[Link]:
-        """Waits for something to read, or room to write; returns the links that have it."""
-        seconds = self._seconds()
+    def _sleep(self, writing: list[CallLink]) -> list[CallLink]:
+        """Sleeps until there is something to read, or room to write; returns those links."""
+        seconds = self._longest_sleep()
         if self._lookout is not None:
             writers = [link.stream.fd for link in writing if link.stream.write_events == select.POLLOUT]
-            found = [self._read[place] for place in self._lookout.sleep(seconds, self._waker.fd, writers)]
+            found = [self._polled[place] for place in self._lookout.sleep(seconds, self._waker.fd, writers)]
             return found or writing
         events: dict[int, int] = {}
-        by_fd: dict[int, Link] = {}
-        found = [link for link in self._read if not link.pipe.may_sleep()]
-        for link in self._read:
+        by_fd: dict[int, CallLink] = {}
+        found = [link for link in self._polled if not link.pipe.may_sleep()]
+        for link in self._polled:
             events[link.stream.fd] = link.stream.read_events
             by_fd[link.stream.fd] = link
         for link in writing:
@@ -215,12 +216,12 @@ class Service:
         polled = [by_fd[fd] for fd, _ in poller.poll(0 if found else seconds * 1e3) if fd in by_fd]
         return found + [link for link in polled if link not in found]
 
-    def _seconds(self) -> float:
-        """How long the mover may sleep."""
+    def _longest_sleep(self) -> float:
+        """Seconds until the next alarm; very few while links are paused."""
         seconds = max(0.0, self._alarms[0][0] - time.monotonic()) if self._alarms else LONGEST
-        return min(seconds, 1e-3) if self._held else seconds  # what held links back may end without a word
+        return min(seconds, 1e-3) if self._some_paused else seconds  # the reason for a pause may end without a sign
 
-    def _ring_alarms(self) -> None:
+    def _run_alarms(self) -> None:
         now = time.monotonic()
         while True:
             with self._lock:

@@ -1,4 +1,4 @@
-"""What can be called: functions and classes by name, and the objects that others made of the classes."""
+"""The functions and classes that other ranks can call by name, and the objects that they created."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import Any, NamedTuple
 from ..errors import FunctionNotFound, UsageError
 from .signature import Signature
 
-__all__ = ["Function", "Registry"]
+__all__ = ["CREATE", "Function", "Registry"]
 
+CREATE = (1 << 63) - 1
+"""As the target of a call: make an instance of the class that is named."""
 LONGEST_NAME = 1024
 LONGEST_LIST = 20
 
 
 class Function(NamedTuple):
-    """Something that was registered."""
+    """A registered function, class or method."""
 
     name: str
     call: Callable[..., Any]
     signature: Signature
     is_coroutine: bool
-    """Whether calling it gives something to await, or to iterate asynchronously: it belongs to the event loop."""
+    """Whether it is a coroutine or asynchronous generator function, which runs in the event loop."""
+    result_type: Any
+    """The annotation of its result; None if there is none."""
     takes_instance: bool = False
-    """Whether it is a method that is called with its object first."""
+    """Whether it is a method that takes its object as the first argument."""
 
 
 def _function(name: str, call: Callable[..., Any]) -> Function:
     is_coroutine = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-    return Function(name, call, Signature.of(call), is_coroutine)
+    signature = Signature.of(call)
+    return Function(name, call, signature, is_coroutine, None if signature.returns is Any else signature.returns)
 
 
 def _methods(name: str, target: type) -> dict[str, Function]:
@@ -46,10 +51,10 @@ def _methods(name: str, target: type) -> dict[str, Function]:
 
 
 class Registry:
-    """Functions and classes by name. Nothing else can be reached.
+    """Functions and classes by name. Other ranks can reach nothing else.
 
-    Only the agent holds it. What is registered mostly refers to the agent: if the agent's threads held it, too, an
-    agent that its program has dropped would live for ever.
+    Only the agent holds a reference to it. Handlers often refer to their agent: if the agent's threads held the
+    registry as well, an agent that its program has dropped would never be collected.
     """
 
     def __init__(self, rank: int) -> None:
@@ -57,7 +62,32 @@ class Registry:
         self._functions: dict[str, Function] = {}
         self._classes: dict[str, tuple[Function, dict[str, Function]]] = {}
         self.objects: dict[tuple[object, int], tuple[str, Any]] = {}
-        """What callers have made: by the link of the caller and the number of the call, the class and the instance."""
+        """The objects that callers created: class name and instance, by the caller's link and number of the call."""
+
+    def find(self, owner: object, name: str, target: int, args: list[Any]) -> tuple[Function, list[Any]]:
+        """The function, class or method that a call means, and the arguments for it.
+
+        Args:
+            owner: The link on which the call came.
+            target: 0 for a function, `CREATE` for a class, else the number of an object that was made over that link.
+
+        Raises:
+            FunctionNotFound: It is not registered, or the object was freed.
+        """
+        if target == 0:
+            return self.function(name), args
+        if target == CREATE:
+            return self.class_of(name), args
+        found = self.objects.get((owner, target))
+        if found is None:
+            raise FunctionNotFound(f"cannot call method {name!r}: its object was freed")
+        class_name, instance = found
+        method = self.method(class_name, name)
+        return method, [instance, *args] if method.takes_instance else args
+
+    def free(self, owner: object, number: int) -> None:
+        """Forgets an object that was made over a link."""
+        self.objects.pop((owner, number), None)
 
     def free_all(self, link: object) -> None:
         """Forgets the objects that were made over a link."""
@@ -68,12 +98,12 @@ class Registry:
         """Registers a function, a coroutine function, a generator function or a class.
 
         Raises:
-            UsageError: It cannot be called, or the name is taken by something else.
+            UsageError: It is not callable, or the name is taken by another one.
         """
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-            raise UsageError(f"a name of 1 to {LONGEST_NAME} characters is needed, not {name!r}")
+            raise UsageError(f"{name!r} is not a valid name (expected 1 to {LONGEST_NAME} characters)")
         if not callable(target):
-            raise UsageError(f"{name!r} cannot be registered: {type(target).__name__} cannot be called")
+            raise UsageError(f"{name!r} cannot be registered: a {type(target).__name__} cannot be called")
         taken = self._functions.get(name) or self._classes.get(name, (None,))[0]
         if taken is not None and taken.call is not target:
             raise UsageError(f"{name!r} is registered already (unregister it first)")
@@ -86,7 +116,7 @@ class Registry:
         """Undoes `add`.
 
         Raises:
-            FunctionNotFound: There is nothing of that name.
+            FunctionNotFound: The name is not registered.
         """
         if self._functions.pop(name, None) is None and self._classes.pop(name, None) is None:
             raise self._not_found(name, "function or class", [*self._functions, *self._classes])
@@ -95,7 +125,7 @@ class Registry:
         """A function.
 
         Raises:
-            FunctionNotFound: None of that name is registered here.
+            FunctionNotFound: It is not registered here.
         """
         function = self._functions.get(name)
         if function is None:
@@ -104,20 +134,21 @@ class Registry:
             raise self._not_found(name, "function", list(self._functions))
         return function
 
-    def find_function(self, name: str) -> Function | None:
-        """A function, if it is registered here."""
-        return self._functions.get(name)
+    def result_type(self, name: str) -> Any:
+        """The annotated result of a function; None if it has none, or is not registered here."""
+        found = self._functions.get(name)
+        return None if found is None else found.result_type
 
-    def find_method(self, class_name: str, method: str) -> Function | None:
-        """A method of a class, if the class is registered here."""
-        found = self._classes.get(class_name)
-        return None if found is None else found[1].get(method)
+    def method_result_type(self, class_name: str, method: str) -> Any:
+        """The annotated result of a method; None if it has none, or its class is not registered here."""
+        found = self._classes.get(class_name, (None, {}))[1].get(method)
+        return None if found is None else found.result_type
 
     def class_of(self, name: str) -> Function:
         """A class, as the function that makes an instance.
 
         Raises:
-            FunctionNotFound: None of that name is registered here.
+            FunctionNotFound: It is not registered here.
         """
         found = self._classes.get(name)
         if found is None:
@@ -128,7 +159,7 @@ class Registry:
         """A public method of a class.
 
         Raises:
-            FunctionNotFound: It has none of that name.
+            FunctionNotFound: The class has no such method.
         """
         found = self._classes.get(class_name)
         methods = {} if found is None else found[1]

@@ -1,21 +1,74 @@
-"""Handles of objects that live on another rank."""
+"""Handles for objects that live on another rank."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .caller import CallerLink
+from .caller import CallerLink
+from .registry import Registry
 
 __all__ = ["RemoteMethod", "RemoteObject"]
 
 
+class MethodCaller(Protocol):
+    """The agent, as far as the handle of an object needs it.
+
+    Its methods take the link to the object's rank, the name of the method, the number of the object, and then what
+    `Agent.call` takes.
+    """
+
+    def _call(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> Any: ...
+
+    def _call_async(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> concurrent.futures.Future[Any]: ...
+
+    async def _acall(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        returns: Any,
+    ) -> Any: ...
+
+    def _notify(
+        self,
+        dst: CallerLink,
+        name: str,
+        target: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> None: ...
+
+    @property
+    def _registry(self) -> Registry: ...
+
+
 class RemoteObject:
-    """An object on another rank. Its public methods are called there; it is freed when the handle is gone.
+    """A handle for an object on another rank. Its public methods run there. Dropping the handle frees the object.
 
     ```python
     counter = agent.create(1, "Counter", start=10)
@@ -28,18 +81,18 @@ class RemoteObject:
 
     __slots__ = ("__weakref__", "_agent", "_free", "_link", "_name", "_number")
 
-    def __init__(self, agent: Agent, link: CallerLink, name: str, number: int) -> None:
+    def __init__(self, agent: MethodCaller, link: CallerLink, name: str, number: int) -> None:
         self._agent = agent
         self._link = link
         self._name = name
         self._number = number
         free = functools.partial(link.free, number)
-        self._free = weakref.finalize(self, link.service.later, free)
+        self._free = weakref.finalize(self, link.poller.run_soon, free)
         self._free.atexit = False
 
     def __getattr__(self, name: str) -> RemoteMethod:
         if name.startswith("_"):
-            raise AttributeError(f"{name!r} of a remote {self._name} cannot be reached (only its public methods can)")
+            raise AttributeError(f"{name!r} of a remote {self._name} is private (only public methods can be called)")
         return RemoteMethod(self, name)
 
     def __repr__(self) -> str:
@@ -73,9 +126,9 @@ class RemoteMethod:
         return await remote._agent._acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     def _type(self, returns: Any) -> Any:
-        """The type of the result: what was asked for, or what the class says, if it is registered here too."""
+        """The type of the result: as asked for, else the annotation of the class, if it is registered here, too."""
         remote = self._object
-        return returns if returns is not None else remote._agent._method_returns(remote._name, self._name)
+        return returns if returns is not None else remote._agent._registry.method_result_type(remote._name, self._name)
 
     def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """As `Agent.notify`."""

@@ -1,8 +1,8 @@
 """The arguments of a remote call, checked against the annotations of the function that is called.
 
-What arrives is plain data: a dataclass comes as a dict, a member of an enum as its value. The annotations say what it
-was. msgspec converts, strictly: an int passes for a float, but neither text for a number nor a bool for an int. What
-msgspec has no way to convert (a union with arrays in it, and what contains one) is converted here, piece by piece.
+Arguments arrive as plain data: a dataclass as a dict, a member of an enum as its value. The annotations say what to
+make of them. msgspec converts strictly: an int passes for a float, but text does not pass for a number, nor a bool for
+an int. What msgspec cannot convert (unions with arrays, and types that contain one) is converted here, piece by piece.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..exception_text import describe
 __all__ = ["Signature", "convert_result"]
 
 _NATIVE = (bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID, decimal.Decimal)
-"""Types that the codec sends as they are: no text is taken for one of them."""
+"""Types that the codec sends as they are, so text is never converted to one of them."""
 _SHOWN = 40  # characters of a value that a message repeats
 _MANY = sys.maxsize
 _EMPTY = inspect.Parameter.empty
 
 _Check = Callable[[Any], Any]
-"""Gives the value as the annotation wants it, or raises `_Mismatch`."""
+"""Converts a value to the type of the annotation, or raises `_Mismatch`."""
 
 
 class _Mismatch(Exception):
@@ -51,9 +51,9 @@ class _Mismatch(Exception):
 class _Parameter(NamedTuple):
     name: str
     check: _Check | None
-    """None: anything will do."""
+    """None if any value is accepted."""
     exact: frozenset[type] | None
-    """Values of exactly these types need no check; None: no value needs one."""
+    """Values of exactly these types need no check; None if no value needs one."""
 
     def convert(self, function: str, value: Any, step: str = "") -> Any:
         if self.exact is None or type(value) in self.exact:
@@ -67,7 +67,7 @@ class _Parameter(NamedTuple):
 
 
 class Signature:
-    """What a function takes. Made once, by `Signature.of`, and used for each call."""
+    """The parameters of a function. Made once, by `Signature.of`, and used for each call."""
 
     __slots__ = (
         "_exact",
@@ -106,7 +106,7 @@ class Signature:
                 self._keywords[parameter.name] = known
             if parameter.default is _EMPTY:
                 self._required.append(parameter.name)
-        # For the quick way: how many arguments may come by position alone, and the types that pass as they are.
+        # For the fast path: how many arguments may come by position alone, and the types that need no conversion.
         self._least = sum(parameter.name in self._required for parameter in self._positional)
         self._most = len(self._positional) if self._rest is None or self._rest.check else _MANY
         if needs_keyword:
@@ -132,10 +132,10 @@ class Signature:
         return cls(signature.parameters.values(), hints, returns)
 
     def bind(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with which to call the function: checked, and converted to what its annotations say.
+        """Checks the arguments of a call, and converts them to the types of the annotations.
 
         Args:
-            name: What the function is called in messages.
+            name: The name of the function in error messages.
 
         Raises:
             InvalidArgument: One is missing, unknown, too many, or not of its annotation's type; the message says which.
@@ -198,11 +198,11 @@ class Signature:
 
 
 def convert_result(value: Any, type: Any, name: str) -> Any:  # noqa: A002 - the caller knows it as the type
-    """A result as an object of the type that the caller expects.
+    """Converts a result to the type that the caller expects.
 
     Args:
         type: Any annotation.
-        name: What the function is called in messages.
+        name: The name of the function in error messages.
 
     Raises:
         InvalidArgument: It is not of that type.
@@ -242,11 +242,11 @@ def _parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter:
 
 
 def _hints(function: Any, annotations: dict[str, Any]) -> dict[str, Any]:
-    """Annotations as types; `Any` where there is none or it cannot be found."""
+    """The annotations as types; `Any` where there is none, or its name cannot be found."""
     if inspect.isclass(function) and (dataclasses.is_dataclass(function) or issubclass(function, msgspec.Struct)):
         try:  # fields of a base class are to be looked up in its own module
             return {**annotations, **typing.get_type_hints(function, include_extras=True)}
-        except Exception:  # one of them cannot be found: each on its own, then
+        except Exception:  # one of them cannot be found: look up each on its own
             pass
     space = _namespace(function)
     return {name: _resolve(annotation, space) for name, annotation in annotations.items()}
@@ -257,12 +257,12 @@ def _resolve(annotation: Any, space: dict[str, Any]) -> Any:
         return Any
 
     def holder() -> None:
-        """Only a function's annotations are looked up in a given namespace."""
+        """Carries the annotation: only those of a function are looked up in a given namespace."""
 
     holder.__annotations__ = {"x": annotation}
     try:
         return typing.get_type_hints(holder, space, include_extras=True)["x"]
-    except Exception:  # whatever it says in the quotes
+    except Exception:  # anything may stand in the quotes
         return Any
 
 
@@ -281,7 +281,7 @@ def _namespace(function: Any) -> dict[str, Any]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...] | None:
-    """The alternatives of a union; None if it is none."""
+    """The alternatives of a union; None if the annotation is not a union."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return None
@@ -292,7 +292,7 @@ def _is_class(annotation: Any) -> bool:
 
 
 def _exact_types(annotation: Any) -> frozenset[type]:
-    """Types whose values need no conversion, as far as that is certain without a look inside."""
+    """Types whose values certainly need no conversion, whatever they contain."""
     members = _members(annotation)
     if members is not None:
         return frozenset().union(*map(_exact_types, members))
@@ -307,11 +307,11 @@ def _exact_types(annotation: Any) -> frozenset[type]:
 
 
 def _check_for(annotation: Any) -> _Check | None:
-    """What converts to this annotation; None if anything will do."""
+    """The conversion to this annotation; None if any value is accepted."""
     if annotation is Any or annotation is object:
         return None
     if getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
-        return None  # nobody can tell whether a value follows it
+        return None  # it cannot be checked at run time
     try:
         msgspec.msgpack.Decoder(annotation)
     except Exception:  # a union that it does not take, an annotation inside a class that cannot be found, ...
@@ -342,7 +342,7 @@ def _convert(annotation: Any, value: Any) -> Any:
 
 
 def _without_numpy_scalars(value: Any) -> Any:
-    """The value itself, or a copy in which NumPy's numbers are Python's: `float` shall take a `np.float32`."""
+    """The value itself, or a copy with NumPy scalars as Python numbers, so that `float` takes a `np.float32`."""
     kind = type(value)
     if isinstance(value, np.generic):
         return value.item()
@@ -366,7 +366,7 @@ _WORDS |= {"duration": "timedelta", "numpy.ndarray": "ndarray"}
 
 
 def _explain(problem: Exception, annotation: Any, value: Any) -> _Mismatch:
-    """What msgspec said, in words of Python."""
+    """The error of msgspec, with the names of Python types."""
     if not isinstance(problem, msgspec.ValidationError):
         return _Mismatch(f"cannot be made a {_name(annotation)}: {_cut(describe(problem), 200)}")
     text, path = str(problem), ""
@@ -385,24 +385,24 @@ def _explain(problem: Exception, annotation: Any, value: Any) -> _Mismatch:
 
 
 def _own_check(annotation: Any) -> _Check | None:
-    """A check for what msgspec does not take; None if nothing is known of such an annotation."""
+    """A check for a type that msgspec does not know; None if this module does not know it either."""
     members = _members(annotation)
     if members is not None:
-        return _Union(annotation, members)
+        return _UnionCheck(annotation, members)
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
         return _check_for(arguments[0])
     if origin in (list, set, frozenset) or origin is tuple:
-        return _Items(annotation, origin, arguments)
+        return _SequenceCheck(annotation, origin, arguments)
     if origin is dict:
-        return _Table(annotation, *arguments)
+        return _DictCheck(annotation, *arguments)
     if not _is_class(annotation):
         return None
     if issubclass(annotation, enum.Enum):
         return functools.partial(_convert_member, annotation)
     if dataclasses.is_dataclass(annotation) or issubclass(annotation, msgspec.Struct):
-        return _Record(annotation)
+        return _RecordCheck(annotation)
     return functools.partial(_convert_instance, annotation)
 
 
@@ -419,8 +419,8 @@ def _convert_instance(kind: type, value: Any) -> Any:
     return value
 
 
-class _Union:
-    """The first alternative that takes the value."""
+class _UnionCheck:
+    """Converts to the first alternative of a union that accepts the value."""
 
     def __init__(self, annotation: Any, members: tuple[Any, ...]) -> None:
         self._annotation = annotation
@@ -440,8 +440,8 @@ class _Union:
         raise deepest or _Mismatch(f"expected {_name(self._annotation)}, got {_describe(value)}")
 
 
-class _Items:
-    """A list, set or tuple, item by item."""
+class _SequenceCheck:
+    """Converts a list, set or tuple item by item."""
 
     def __init__(self, annotation: Any, kind: Any, arguments: tuple[Any, ...]) -> None:
         self._annotation = annotation
@@ -461,8 +461,8 @@ class _Items:
         return self._kind(out)
 
 
-class _Table:
-    """A dict, item by item."""
+class _DictCheck:
+    """Converts a dict item by item."""
 
     def __init__(self, annotation: Any, key: Any, item: Any) -> None:
         self._annotation = annotation
@@ -475,15 +475,15 @@ class _Table:
         return {_at(".keys()", self._key, key): _at("[...]", self._item, item) for key, item in value.items()}
 
 
-class _Record:
-    """A dataclass or Struct of which msgspec does not take every field."""
+class _RecordCheck:
+    """Converts to a dataclass or Struct that has a field which msgspec does not know."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
     @functools.cached_property
     def _fields(self) -> dict[str, tuple[str, _Check]]:
-        """The attribute and the check of each name that is sent; looked up late, because a class may name itself."""
+        """The attribute and the check for each name in the message. Looked up late, because a class may name itself."""
         if issubclass(self._kind, msgspec.Struct):
             names = dict(zip(self._kind.__struct_encode_fields__, self._kind.__struct_fields__, strict=True))
         else:
@@ -510,7 +510,7 @@ class _Record:
                 found[attribute] = _at(f".{name}", check, value[name])
         try:
             return self._kind(**found)
-        except Exception as error:  # a field is missing, or whatever the class has against the values
+        except Exception as error:  # a field is missing, or the class refuses the values
             raise _explain(error, self._kind, value) from None
 
 

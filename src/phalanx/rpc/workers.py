@@ -1,9 +1,9 @@
-"""The threads of an agent: one moves the bytes and runs what is called itself, as long as that does not take long.
+"""The threads of an agent. One of them, the mover, reads the links and runs short handlers itself.
 
-To hand every call to another thread costs more than most calls take. So the mover runs handlers in its own thread. A
-watchman looks once a millisecond, while there are calls at all, whether the mover has been inside one handler all the
-time: then it takes the mover's part from it and gives it to another thread. A handler that waits for another rank gives
-the part away by itself. So short calls never change threads, and long ones run beside each other, up to `limit`.
+Handing a call to another thread takes longer than most calls do. So the mover runs handlers in its own thread. While
+there are calls, a watchdog checks once a millisecond if the mover has been inside one handler all that time: then it
+makes another thread the mover. A handler that blocks on another rank gives the mover's part away by itself. So short
+calls never change threads, and long ones run side by side, up to `limit`.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ logger = logging.getLogger("phalanx.rpc")
 LONG = 1e-3
 """Seconds inside one handler after which the mover is replaced."""
 TURN = 0.5e-3
-"""Seconds that queued handlers are run one after another without a look at what has come meanwhile."""
+"""Seconds for which queued handlers run one after another before the links are polled again."""
 QUIET = 50
-"""Looks without anything new after which the watchman sleeps."""
+"""Checks without a new handler after which the watchdog sleeps."""
 IDLE = 10.0
-"""Seconds without work after which a thread ends; the mover stays."""
+"""Seconds without work after which a thread ends, unless it is the mover."""
 MOST = 4096
-"""Threads that may exist when handlers wait for calls of their own. More would be a circle of calls without end."""
+"""The most threads, which is many because blocked handlers do not count. More would mean calls in an endless circle."""
 
 Task = Callable[[], None]
 
 
 class Workers:
-    """Threads that run tasks, and one of them that finds new ones.
+    """Threads that run tasks; one of them, the mover, also finds new ones.
 
     Args:
-        limit: Tasks that run at the same time; those that wait for a call of their own do not count.
-        turn: Moves bytes, and adds tasks by `add`. Called by the mover only, with whether it may wait.
-        interrupt: Ends a wait of `turn`, from any thread.
+        limit: Tasks that run at the same time, not counting those that wait for a call of their own.
+        poll: Moves bytes, and adds tasks. Called by the mover only; its argument says whether it may sleep.
+        wake_poll: Ends a sleep of `poll`. Called by any thread.
     """
 
-    def __init__(self, name: str, limit: int, turn: Callable[[bool], None], interrupt: Callable[[], None]) -> None:
+    def __init__(self, name: str, limit: int, poll: Callable[[bool], None], wake_poll: Callable[[], None]) -> None:
         self._name = name
         self._limit = limit
-        self._turn = turn
-        self._interrupt = interrupt
-        self._tasks: deque[Task] = deque()
+        self._poll = poll
+        self._wake_poll = wake_poll
+        self.tasks: deque[Task] = deque()
+        """Tasks that have not begun."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._mover: threading.Thread | None = None
@@ -57,25 +58,20 @@ class Workers:
         self._idle = 0
         self._running = 0
         self._since = 0.0
-        """When the mover began the handler that it is in; 0 if it is in none."""
+        """When the mover entered the handler that it runs; 0 if it runs none."""
         self._begun = 0
-        """Handlers that movers have begun."""
-        self._watchman_sleeps = True
-        self._watchman_bell = threading.Event()
+        """Counts the handlers that movers have entered."""
+        self._watchdog_sleeps = True
+        self._watchdog_bell = threading.Event()
         self._stopping = False
-        self._watchman = BackgroundThread(self._watch, f"{name}-watch").start()
+        self._watchdog = BackgroundThread(self._watch, f"{name}-watch").start()
         with self._lock:
-            self._hire()
-
-    @property
-    def waiting(self) -> int:
-        """Tasks that have not begun."""
-        return len(self._tasks)
+            self._start_thread()
 
     @property
     def ready(self) -> bool:
-        """Whether the mover has something else to do than to move: a task may begin, or all is to end."""
-        return self._stopping or (bool(self._tasks) and self._running < self._limit)
+        """True if the mover has something else to do: a task may begin, or the threads are to end."""
+        return self._stopping or (bool(self.tasks) and self._running < self._limit)
 
     @property
     def running(self) -> int:
@@ -84,39 +80,39 @@ class Workers:
 
     @property
     def is_mover(self) -> bool:
-        """Whether the calling thread moves the bytes."""
+        """True in the thread that is the mover."""
         return self._mover is threading.current_thread()
 
     def add(self, task: Task) -> None:
-        """Queues a task. From any thread; the mover takes it up itself, or another thread does."""
-        self._tasks.append(task)
+        """Queues a task. May be called by any thread."""
+        self.tasks.append(task)
         if not self.is_mover:
             self._wake()
 
-    def add_by_mover(self, task: Task) -> None:
-        """Queues a task that the mover has found: it will look at the queue next."""
-        self._tasks.append(task)
+    def add_as_mover(self, task: Task) -> None:
+        """Queues a task. Called by the mover, which looks at the queue next and need not be woken."""
+        self.tasks.append(task)
 
     def _wake(self) -> None:
-        """A task came from elsewhere: somebody who is free takes it."""
+        """Wakes a free thread, or the mover, for a task from another thread."""
         with self._lock:
             if self._idle and self._running < self._limit - 1:
                 self._work.notify()
                 return
-        self._interrupt()
+        self._wake_poll()
 
     @contextlib.contextmanager
-    def waits(self) -> Iterator[None]:
-        """Around something that the calling thread waits for, if it is one of these: others go on meanwhile."""
+    def blocking(self) -> Iterator[None]:
+        """Surrounds code that may block. If the calling thread is a worker, it does not count meanwhile."""
         me = threading.current_thread()
         if me not in self._threads:
             yield
             return
         with self._lock:
             if self._mover is me:
-                self._replace()
-            elif self._tasks:
-                self._call_another()
+                self._replace_mover()
+            elif self.tasks:
+                self._wake_or_start_thread()
             self._running -= 1
         try:
             yield
@@ -129,58 +125,58 @@ class Workers:
         with self._lock:
             self._stopping = True
             self._work.notify_all()
-        self._watchman_bell.set()
-        self._interrupt()
+        self._watchdog_bell.set()
+        self._wake_poll()
         ends = time.monotonic() + timeout
-        self._watchman.join(timeout)
+        self._watchdog.join(timeout)
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends - time.monotonic()))
 
     # -- the threads ---------------------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         """Starts a thread. Called with the lock held."""
         if len(self._threads) >= MOST or self._stopping:
             return
-        thread = threading.Thread(target=self._live, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._thread_main, name=self._name, daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _call_another(self) -> None:
-        """Gets somebody for a task or for the mover's part. Called with the lock held."""
+    def _wake_or_start_thread(self) -> None:
+        """Gets a thread for a task or for the mover's part. Called with the lock held."""
         if self._idle:
             self._work.notify()
         else:
-            self._hire()
+            self._start_thread()
 
-    def _replace(self) -> None:
+    def _replace_mover(self) -> None:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
         self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
         self._since = 0.0
-        self._call_another()
+        self._wake_or_start_thread()
 
-    def _live(self) -> None:
+    def _thread_main(self) -> None:
         me = threading.current_thread()
         try:
             while not self._stopping:
                 task: Task | None = None
                 with self._lock:
-                    if self._stopping:  # said just now, when nobody slept here who could be woken
+                    if self._stopping:  # set just now, while no thread slept here that could be woken
                         return
                     if self._mover is None:
                         self._mover = me
-                    elif self._tasks and self._running < self._limit - 1:  # the mover runs one itself
-                        task = self._tasks.popleft()
+                    elif self.tasks and self._running < self._limit - 1:  # the mover runs one itself
+                        task = self.tasks.popleft()
                         self._running += 1
                     else:
-                        if self._tasks:
-                            self._interrupt()  # the mover may have a place for one now
+                        if self.tasks:
+                            self._wake_poll()  # the mover may be free to run one now
                         self._idle += 1
                         woken = self._work.wait(IDLE)
                         self._idle -= 1
-                        if not woken and self._mover is not None and not self._tasks:
+                        if not woken and self._mover is not None and not self.tasks:
                             return
                         continue
                 if task is None:
@@ -194,12 +190,15 @@ class Workers:
                 self._threads.discard(me)
 
     def _move(self, me: threading.Thread) -> None:
-        """The mover's life, until another has its part. A task that it runs itself counts only once it is replaced."""
-        tasks = self._tasks
+        """Polls and runs tasks until another thread is the mover.
+
+        A task that the mover runs counts as running only once the mover is replaced.
+        """
+        tasks = self.tasks
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
             if not tasks or self._running >= self._limit:
-                self._turn(True)
+                self._poll(True)
                 turned = time.monotonic()
                 continue
             try:
@@ -207,24 +206,24 @@ class Workers:
             except IndexError:  # another thread took it
                 continue
             now = time.monotonic()
-            if not self.run_here(task, me):
+            if not self.run_as_mover(task, me):
                 break
             if now - turned > TURN:
-                self._turn(False)
+                self._poll(False)
                 turned = now
         with self._lock:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_here(self, task: Task, me: threading.Thread | None = None) -> bool:
-        """Runs a task in the mover's thread; False if it took so long that another moves by now."""
+    def run_as_mover(self, task: Task, me: threading.Thread | None = None) -> bool:
+        """Runs a task in the mover's thread; False if it took so long that another thread is the mover now."""
         me = me or threading.current_thread()
         self._begun += 1
         self._since = time.monotonic()
-        if self._watchman_sleeps:
-            self._watchman_bell.set()
+        if self._watchdog_sleeps:
+            self._watchdog_bell.set()
         self._run(task)
-        with self._lock:  # the watchman may be about to replace this thread
+        with self._lock:  # the watchdog may be about to replace this thread
             if self._mover is not me:
                 return False
             self._since = 0.0
@@ -233,18 +232,18 @@ class Workers:
     def _run(self, task: Task) -> None:
         try:
             task()
-        except BaseException:  # a task answers its own errors: this is one of ours
-            logger.exception("a remote call could not be answered")
+        except BaseException:  # a task reports its own errors: this one is a mistake of ours
+            logger.exception("an unexpected error while a remote call was served")
 
     def _watch(self) -> None:
         seen = quiet = 0
         while not self._stopping:
             if quiet >= QUIET:
-                self._watchman_sleeps = True
-                if self._begun == seen:  # else a handler began just now, and did not ring
-                    self._watchman_bell.wait()
-                self._watchman_bell.clear()
-                self._watchman_sleeps = False
+                self._watchdog_sleeps = True
+                if self._begun == seen:  # else a handler was entered just now, and did not ring the bell
+                    self._watchdog_bell.wait()
+                self._watchdog_bell.clear()
+                self._watchdog_sleeps = False
                 quiet = 0
             time.sleep(LONG)
             since, begun = self._since, self._begun
@@ -253,4 +252,4 @@ class Workers:
             if since and time.monotonic() - since >= LONG:
                 with self._lock:
                     if self._since == since:
-                        self._replace()
+                        self._replace_mover()

@@ -1,0 +1,269 @@
+"""A call that is served: from its arrival until its answer is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any
+
+from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
+from ..exception_text import describe, message_of, render_traceback, type_name
+from ..wire.calls import CallKind
+from .answers import LONG, AnsweringLink
+from .context import CallContext, _current
+from .event_loop import soon
+from .link import MAX_QUEUED, WINDOW, Frame
+from .registry import CREATE, Function, Registry
+
+__all__ = ["ServedCall"]
+
+logger = logging.getLogger("phalanx.rpc")
+
+_KINDS: tuple[tuple[str, type[Exception]], ...] = (
+    ("not found", FunctionNotFound),
+    ("argument", InvalidArgument),
+    ("message", InvalidMessage),
+    ("cancelled", Cancelled),
+)
+"""The errors that can happen before the handler is entered, and how the answer names them."""
+
+
+class ServedCall:
+    """A call that is served, from its arrival until its answer is sent. Calling this object runs the handler."""
+
+    __slots__ = (
+        "_arrived_at",
+        "_credit",
+        "_entered",
+        "_flow",
+        "_frames",
+        "_generator",
+        "_on_credit",
+        "_paused",
+        "context",
+        "link",
+        "number",
+    )
+
+    def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
+        self.link = link
+        self.number = number
+        """The number of the call; 0 for a notification, which has no answer."""
+        self._frames = [frame]
+        """The request. The thread that takes it out decides what happens: the call is run, or cancelled."""
+        self._arrived_at = time.monotonic()
+        self.context: CallContext | None = None
+        self._entered = False
+        """Whether the handler was entered: then an exception is its own."""
+        self._generator: Generator[Any, None, Any] | None = None
+        self._flow: threading.Lock | None = None
+        """Guards the credit and the pause of a stream; None if this is not a stream."""
+        self._credit = 0
+        self._paused = False
+        """Whether the generator waits for its reader to grant more credit."""
+        self._on_credit: Callable[[], None] | None = None
+        """Wakes an asynchronous generator that waits for credit."""
+
+    def _take(self) -> Frame | None:
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            return None
+        if frame.size > LONG:
+            self.link.count_waiting(-frame.size)
+        return frame
+
+    def __call__(self) -> None:
+        link = self.link
+        if link.queued_bytes > MAX_QUEUED and link.postpone(self):
+            return
+        frame = self._take()
+        if frame is None or (link.ended is not None and self.number):
+            return  # given up, or the caller is gone; a notification is still run after its sender has gone
+        try:
+            if link.closing:
+                raise Cancelled("the other rank is closing its agent")
+            name, target, seconds, args, kwargs = frame.request(link.limits)
+            self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
+            if context.cancelled:
+                self._done()
+                return
+            registry = link.registry()
+            if registry is None:
+                raise Cancelled("the other rank is closing its agent")
+            function, args = registry.find(link, name, target, args)
+            args, kwargs = function.signature.bind(function.name, args, kwargs)
+            self._entered = True
+            if function.is_coroutine:
+                link.loop.run(self._await(context, function, args, kwargs), context)
+                return
+            token = _current.set(context)
+            try:
+                result = function.call(*args, **kwargs)
+            finally:
+                _current.reset(token)
+            if target == CREATE:
+                self._keep(registry, name, result, context)
+            elif isinstance(result, Generator):
+                self._stream(result)
+            else:
+                self._answer(result)
+        except BaseException as error:
+            self._fail(error)
+
+    def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
+        """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
+        if not self.number:
+            return  # the caller will never know its number
+        link, number = self.link, self.number
+        registry.objects[link, number] = (class_name, instance)
+        if link.ended is not None:  # just now: it would never be freed
+            registry.free_all(link)
+        if context._cancelled:  # perhaps before it was kept
+            registry.free(link, number)
+        self._answer(number)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _done(self) -> None:
+        if self.number:
+            self.link.served.pop(self.number, None)
+
+    def _answer(self, result: Any) -> None:
+        if not self.number:
+            return
+        if self.context is None or not self.context.cancelled:  # nor if its time is over
+            self.link.answer(CallKind.RESULT, self.number, result)
+        self._done()
+
+    def _fail(self, error: BaseException) -> None:
+        link, context = self.link, self.context
+        self._done()
+        if not self.number:
+            if not isinstance(error, Cancelled):
+                logger.warning("a notification from rank %d failed: %s", link.peer, describe(error))
+            return
+        if context is not None and context._cancelled:
+            return  # the caller has given up
+        kind, trace = "raised", ""
+        if self._entered:
+            trace = render_traceback(error)
+        else:
+            kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
+        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
+
+    def cancel(self) -> None:
+        """Cancels the call: its caller has given up, or is gone."""
+        self._done()
+        if self._take() is not None:
+            return
+        if self.context is not None:
+            self.context._cancel()
+        if self._flow is None:
+            return
+        with self._flow:
+            rested, self._paused = self._paused, False
+        if rested:
+            self.link.poller.add(self._close_generator)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def _stream(self, generator: Generator[Any, None, Any]) -> None:
+        if not self.number:
+            for _ in generator:  # there is no reader, but it may do something
+                pass
+            return
+        self._generator = generator
+        self._flow = threading.Lock()
+        self._credit = WINDOW
+        self.link.answer(CallKind.STREAM, self.number)
+        self._send_items()
+
+    def _send_items(self) -> None:
+        """Sends items while there is credit. Without credit it returns, so that the thread is free."""
+        generator, context, flow = self._generator, self.context, self._flow
+        assert generator is not None
+        assert context is not None
+        assert flow is not None
+        token = _current.set(context)
+        try:
+            while not context._cancelled:
+                with flow:
+                    if self._credit <= 0:
+                        self._paused = True
+                        return
+                    self._credit -= 1
+                context._renew()
+                try:
+                    item = next(generator)
+                except StopIteration:
+                    self._answer(None)
+                    return
+                self.link.answer(CallKind.ITEM, self.number, item)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            _current.reset(token)
+        if context._cancelled:
+            self._close_generator()
+
+    def _close_generator(self) -> None:
+        try:
+            if self._generator is not None:
+                self._generator.close()
+        except Exception:
+            logger.exception("a generator raised while it was being closed")
+
+    def add_credit(self, items: int) -> None:
+        """Lets the stream send more items. Called by the mover."""
+        if self._flow is None:  # not a stream
+            return
+        with self._flow:
+            self._credit = min(self._credit + items, WINDOW)
+            rested, self._paused = self._paused, False
+        if self._on_credit is not None:
+            self._on_credit()
+        elif rested:
+            self.link.poller.add_as_mover(self._send_items)
+
+    # -- coroutines ----------------------------------------------------------------------------------------------------
+
+    async def _await(self, context: CallContext, function: Function, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Runs in the event loop."""
+        _current.set(context)
+        try:
+            made = function.call(*args, **kwargs)
+            if inspect.isasyncgen(made):
+                await self._stream_async(made, context)
+            else:
+                self._answer(await made)
+        except asyncio.CancelledError:
+            self._fail(Cancelled(f"{function.name!r} was cancelled"))
+        except BaseException as error:
+            self._fail(error)
+
+    async def _stream_async(self, items: AsyncIterator[Any], context: CallContext) -> None:
+        if not self.number:
+            async for _ in items:  # there is no reader, but it may do something
+                pass
+            return
+        granted = asyncio.Event()
+        self._on_credit = functools.partial(soon, asyncio.get_running_loop(), granted.set)
+        self._flow = threading.Lock()
+        self._credit = WINDOW
+        self.link.answer(CallKind.STREAM, self.number)
+        async for item in items:
+            context._renew()
+            while self._credit <= 0:
+                granted.clear()
+                if self._credit <= 0:
+                    await granted.wait()
+            with self._flow:
+                self._credit -= 1
+            self.link.answer(CallKind.ITEM, self.number, item)
+        self._answer(None)
