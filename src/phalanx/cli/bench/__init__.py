@@ -2,7 +2,7 @@
 
 Every contender is a set of processes (`crew`, whose ranks run `worker`) that are started once for each number of ranks.
 The driver (`measure`) walks from cell to cell, and in each the contenders take turns. `contenders` knows how each is
-started, `with_phalanx`, `with_gloo` and `with_mpi` how each is called, `operations` what is measured and whether the
+started, `with_phalanx`, `with_torch` and `with_mpi` how each is called, `operations` what is measured and whether the
 result is right; `results` holds what came out, `summary` what it means, `show` and `plot` how it looks.
 """
 

@@ -33,6 +33,10 @@ __all__ = [
 
 TRANSPORTS = ("auto", "tcp")
 
+_PHALANX = "phalanx.cli.bench.with_phalanx"
+_GLOO = "phalanx.cli.bench.with_torch:gloo"
+_MPI = "phalanx.cli.bench.with_mpi"
+
 
 class Launch(NamedTuple):
     """One process to start: a rank, or a launcher of all of them."""
@@ -78,7 +82,9 @@ class Contender:
     name: str
     label: str
     library: str
-    """Its name in `library.open_library`."""
+    """The module that calls it, as `library.open_library` takes it."""
+    is_ours: bool = False
+    """True for Phalanx."""
     worker: tuple[str, ...] = (sys.executable, "-m", "phalanx.cli.bench.worker")
     """What a rank runs."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -93,11 +99,6 @@ class Contender:
     def is_openmpi(self) -> bool:
         """Whether it is started by Open MPI's mpirun."""
         return self.mpirun is not None and "openmpi" in self.name
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is Phalanx."""
-        return self.library in ("phalanx", "plugin", "ddp", "ddp-plugin")
 
     def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
         """What to start for n ranks that run `worker`."""
@@ -119,7 +120,7 @@ def ours(transport: str) -> Contender:
     """Phalanx over one transport."""
     name, label = ("phalanx", "Phalanx") if transport == "auto" else (f"phalanx-{transport}", "Phalanx TCP")
     env = {"PHALANX_BACKEND": "mesh", "PHALANX_TRANSPORT": transport}
-    return Contender(name=name, label=label, library="phalanx", env=env)
+    return Contender(name=name, label=label, library=_PHALANX, is_ours=True, env=env)
 
 
 def ours_on(peer: Contender, transport: str) -> Contender:
@@ -128,7 +129,8 @@ def ours_on(peer: Contender, transport: str) -> Contender:
     return Contender(
         name=f"phalanx-{peer.name}{'-apart' if apart else ''}",
         label=f"Phalanx on {peer.label}{', apart' if apart else ''}",
-        library="phalanx",
+        library=_PHALANX,
+        is_ours=True,
         env={**peer.env, "PHALANX_BACKEND": "mpi", "PHALANX_TRANSPORT": transport},
         mpirun=peer.mpirun,
         options=peer.options,
@@ -197,7 +199,7 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
     if name == "gloo":
         if importlib.util.find_spec("torch") is None:
             return Missing(name, "torch is not installed (pip install torch; its CPU build is enough)")
-        return Contender(name=name, label="Gloo", library="gloo")
+        return Contender(name=name, label="Gloo", library=_GLOO)
     kind = name.removesuffix("-tcp")
     mpi = _OPENMPI if kind == "openmpi" else _MPICH
     if importlib.util.find_spec("mpi4py") is None:
@@ -212,7 +214,7 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
     return Contender(
         name=name,
         label=f"{mpi.label} TCP" if tcp else mpi.label,
-        library="mpi",
+        library=_MPI,
         env=env,
         mpirun=mpirun,
         options=(*_TCP, *_NO_SHARED_COLLECTIVES) if tcp else (),

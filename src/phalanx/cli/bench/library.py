@@ -45,22 +45,16 @@ class Library(Protocol):
         """Leaves the world."""
 
 
-_LIBRARIES: dict[str, tuple[str, dict[str, str]]] = {
-    "phalanx": (".with_phalanx", {}),
-    "plugin": (".with_torch", {"backend": "phalanx"}),
-    "gloo": (".with_torch", {"backend": "gloo"}),
-    "mpi": (".with_mpi", {}),
-    "ddp": (".training.with_ddp", {"backend": ""}),
-    "ddp-plugin": (".training.with_ddp", {"backend": "phalanx"}),
-    "ddp-gloo": (".training.with_ddp", {"backend": "gloo"}),
-}
-"""Name -> the module that knows it, and what else that is told."""
-
-
 def open_library(name: str, timeout: float) -> Library:
-    """Joins the world that this process was started for, by one of the names above. Nothing else is imported."""
-    module, more = _LIBRARIES[name]
-    library: Library = importlib.import_module(module, __package__).open_world(timeout, **more)
+    """Joins the world that this process was started for. No other library is imported.
+
+    Args:
+        name: A module with a function `open_world(timeout)`, or `module:backend` where it also takes a backend's name.
+        timeout: Seconds that the library waits for other ranks, if it has such a limit.
+    """
+    module, _, backend = name.partition(":")
+    open_world = importlib.import_module(module).open_world
+    library: Library = open_world(timeout, backend) if backend else open_world(timeout)
     return library
 
 

@@ -7,23 +7,21 @@ input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "ALONE",
     "DTYPES",
-    "LISTS",
     "OPERATIONS",
     "ROOT",
-    "TRAINING",
     "Arrays",
     "Cost",
     "Operation",
+    "add_operations",
     "element_count",
     "find_operation",
     "item_size",
@@ -230,34 +228,16 @@ _ALL = [
     ),
 ]
 
-_CUT = ("all_gather", "reduce_scatter", "all_to_all")
-
 OPERATIONS = {operation.name: operation for operation in _ALL}
-LISTS = {f"{name}_list": replace(OPERATIONS[name], name=f"{name}_list") for name in _CUT}
-"""The same on a list of one tensor per rank, which torch.distributed has beside the form on one tensor."""
+"""The operations of `phalanx bench`, by name."""
+_KNOWN = dict(OPERATIONS)
 
 
-ALONE = "-alone"
-"""Ends the name of a step of training without communication."""
-_STEPS = [
-    Operation(
-        name=f"{model}{how}",
-        sized=False,
-        shape=lambda rank, n, count: (1, None),
-        before=_nothing,
-        after=lambda rank, n, x, out: bool(np.isfinite(x[0]) and x[0] > 0),  # the loss
-        cost=lambda n: Cost(0, 0),
-        shared_cost=lambda n: Cost(0, 0),
-    )
-    for model in ("gpt", "layers")
-    for how in ("", ALONE)
-]
-TRAINING = {step.name: step for step in _STEPS if not step.name.endswith(ALONE)}
-"""Models of which a step is measured."""
-
-_EVERYTHING = {**OPERATIONS, **LISTS, **{step.name: step for step in _STEPS}}
+def add_operations(more: Iterable[Operation]) -> None:
+    """Makes operations of another benchmark known, in the driver or in a rank."""
+    _KNOWN.update((operation.name, operation) for operation in more)
 
 
 def find_operation(name: str) -> Operation:
-    """The operation of this name, of any kind."""
-    return _EVERYTHING[name]
+    """The operation of this name: one of `OPERATIONS`, or one that was added."""
+    return _KNOWN[name]

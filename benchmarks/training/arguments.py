@@ -1,4 +1,4 @@
-"""The command line of `phalanx bench training`."""
+"""The command line of `python -m benchmarks training`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from phalanx.cli.bench.operations import TRAINING
 from phalanx.cli.bench.options import command_line, end_on_signals, list_of, of_every_run, ranks_of
 from phalanx.cli.bench.session import run
 from phalanx.errors import BackendUnavailable
 
+from .operations import TRAINING
 from .plan import CONTENDERS, TrainingPlan
 from .show import all_errors, show
 
@@ -26,8 +26,8 @@ Models:
 
 \b
 Examples:
-  phalanx bench training
-  phalanx bench training --models gpt -n 2,4 --json training.json
+  python -m benchmarks training
+  python -m benchmarks training --models gpt -n 2,4 --json training.json
 """
 
 
@@ -70,10 +70,10 @@ def command(
         round_seconds=round_ms / 1000,
         limit=limit,
     )
-    report, failed = run(plan, command=command_line())
+    report, failed = run(plan, command=command_line("python -m benchmarks training"))
     show(report, sys.stdout)
     for text in all_errors(report):
-        click.echo(f"phalanx: {text}", err=True)
+        click.echo(f"benchmarks: {text}", err=True)
     if json_file is not None:
         json_file.write_bytes(report.encode())
     sys.exit(1 if failed else 0)

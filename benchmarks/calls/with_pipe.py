@@ -1,6 +1,6 @@
 """A bare `multiprocessing.Pipe`, the yardstick: bytes go to a child process and come back, and nothing is called.
 
-`python -m phalanx.cli.bench.calls.with_pipe LIBRARY SOCKET TIMEOUT` is both ranks: it starts rank 1 as its child.
+`python -m benchmarks.calls.with_pipe LIBRARY SOCKET TIMEOUT` is both ranks: it starts rank 1 as its child.
 """
 
 from __future__ import annotations

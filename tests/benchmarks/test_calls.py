@@ -1,4 +1,4 @@
-"""`phalanx bench rpc`: who takes part, whether answers are right, failures, the goals, and what is left."""
+"""`python -m benchmarks rpc`: who takes part, whether answers are right, failures, the goals, and what is left."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.__main__ import app
+from benchmarks.calls import contenders, worker
+from benchmarks.calls.contenders import PEERS, PIPE, CallContender, find_peer, ours
+from benchmarks.calls.goals import GOALS, standings
+from benchmarks.calls.plan import CELLS, CallPlan
+from benchmarks.calls.show import all_errors, show, tables
 from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
 
-from phalanx.cli import app
-from phalanx.cli.bench.calls import contenders, worker
-from phalanx.cli.bench.calls.contenders import PEERS, PIPE, CallContender, find_peer, ours
-from phalanx.cli.bench.calls.goals import GOALS, standings
-from phalanx.cli.bench.calls.plan import CELLS, CallPlan
-from phalanx.cli.bench.calls.show import all_errors, show, tables
 from phalanx.cli.bench.contenders import Missing, Site
 from phalanx.cli.bench.measure import Measuring
 from phalanx.cli.bench.plan import Cell
@@ -34,7 +34,7 @@ from phalanx.cli.bench.results import Bandwidth, CellResult, Column, Machine, Re
 
 pytestmark = pytest.mark.timeout(120)
 
-BENCH = [sys.executable, "-m", "phalanx", "bench", "rpc"]
+BENCH = [sys.executable, "-m", "benchmarks", "rpc"]
 QUICK = ["--rounds", "3", "--round-ms", "1"]
 RAY = Path(__file__).resolve().parents[2] / ".venv-ray" / "bin" / "python"
 
@@ -92,24 +92,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
     ],
 )
 def test_a_wrong_call_says_what_is_valid(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "rpc", *arguments])
+    result = CliRunner().invoke(app, ["rpc", *arguments])
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
-    assert "Usage: phalanx bench rpc" in result.output.replace("app", "phalanx")
+    assert "Usage: app rpc" in result.output
 
 
 def test_help_names_cells_and_contenders() -> None:
-    result = CliRunner().invoke(app, ["bench", "rpc", "--help"])
+    result = CliRunner().invoke(app, ["rpc", "--help"])
     assert result.exit_code == 0
     for word in [*CELLS, *PEERS, PIPE.name, "--against", "--json"]:
         assert word in result.output
-    assert "phalanx bench rpc --help" in CliRunner().invoke(app, ["bench", "--help"]).output
-
-
-def test_rpc_is_a_word_of_its_own_only_in_front() -> None:
-    result = CliRunner().invoke(app, ["bench", "-n", "2", "rpc"])
-    assert result.exit_code == 2
-    assert "'rpc' is not valid (expected all_reduce" in " ".join(result.output.split())
 
 
 # -- who takes part --------------------------------------------------------------------------------------------------
@@ -117,7 +110,7 @@ def test_rpc_is_a_word_of_its_own_only_in_front() -> None:
 
 def test_what_is_missing_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(contenders.importlib.util, "find_spec", lambda name: None)
-    for name, word in (("torch", "pip install torch"), ("zmq", "phalanx[bench]"), ("grpc", "phalanx[bench]")):
+    for name, word in (("torch", "pip install torch"), ("zmq", "pip install pyzmq"), ("grpc", "pip install grpcio")):
         found = find_peer(name)
         assert isinstance(found, Missing)
         assert found.name == name
@@ -278,7 +271,7 @@ def test_in_a_pipe_it_writes_tables_goals_and_the_file(tmp_path: Path) -> None:
     where = ["--ray", str(tmp_path / "nothing")]
     done = bench("--cells", "8,16M", "--against", "pipe,zmq,ray", *where, "--json", str(data))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("phalanx: ray is left out: --ray ")
+    assert done.stderr.startswith("benchmarks: ray is left out: --ray ")
     assert len(done.stderr.splitlines()) == 1
     assert "\x1b" not in done.stdout
     for words in ("echo of 8 B\n", "echo of an array of 16 MiB\n", "ray left out: ", "/ Phalanx TCP", "(pyzmq)"):
@@ -290,7 +283,7 @@ def test_in_a_pipe_it_writes_tables_goals_and_the_file(tmp_path: Path) -> None:
     report = Report.decode(data.read_bytes())
     assert [column.name for column in report.columns] == ["phalanx", "phalanx-tcp", "pipe", "zmq"]
     assert all(len(timing.rounds) == 3 for cell in report.cells for timing in cell.timings)
-    assert report.command == "phalanx bench rpc --cells 8,16M --against pipe,zmq,ray --rounds 3 --round-ms 1"
+    assert report.command == "python -m benchmarks rpc --cells 8,16M --against pipe,zmq,ray --rounds 3 --round-ms 1"
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
@@ -386,7 +379,7 @@ def report(**changes: Any) -> Report:
     flight.timings.append(Timing("zmq", error="it broke"))
     values: dict[str, Any] = {
         "date": "2026-01-02",
-        "command": "phalanx bench rpc",
+        "command": "python -m benchmarks rpc",
         "version": "1.2",
         "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 1e10, 1e10)]),
         "columns": [

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.checkout import with_benchmarks
 from phalanx.cli.bench.contenders import Contender, Launch, Missing, Site
 
 __all__ = ["PEERS", "PIPE", "CallContender", "find_peer", "ours"]
 
-_PACKAGE = "phalanx.cli.bench.calls"
+_PACKAGE = "benchmarks.calls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class CallContender(Contender):
 
     def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
         """Its two processes, or the one that starts the other."""
-        env = {**base, **self.env}
+        env = {**with_benchmarks(base), **self.env}
         if self.is_ours:
             env["PHALANX_TOKEN"] = secrets.token_hex(16)
         if self.starts_both:
@@ -39,7 +40,8 @@ class CallContender(Contender):
 def ours(transport: str) -> CallContender:
     """Phalanx over one transport."""
     name, label = ("phalanx", "Phalanx") if transport == "auto" else (f"phalanx-{transport}", "Phalanx TCP")
-    return CallContender(name=name, label=label, library="phalanx", env={"PHALANX_TRANSPORT": transport})
+    env = {"PHALANX_TRANSPORT": transport}
+    return CallContender(name=name, label=label, library="phalanx", is_ours=True, env=env)
 
 
 PIPE = CallContender(
@@ -70,8 +72,8 @@ _RAY = CallContender(
 
 _NEEDS = {
     "torch": (_TORCH, "torch", "torch is not installed (pip install torch; its CPU build is enough)"),
-    "zmq": (_ZMQ, "zmq", "pyzmq is not installed (pip install 'phalanx[bench]')"),
-    "grpc": (_GRPC, "grpc", "grpcio is not installed (pip install 'phalanx[bench]')"),
+    "zmq": (_ZMQ, "zmq", "pyzmq is not installed (pip install pyzmq)"),
+    "grpc": (_GRPC, "grpc", "grpcio is not installed (pip install grpcio)"),
 }
 """Name -> contender, what it imports, and what to say where that is missing."""
 

@@ -1,10 +1,10 @@
-"""Writes what `make bench` and its kin measured into docs/benchmarks.md and docs/coming-from-gloo.md.
+"""Writes what the benchmarks measured into docs/benchmarks.md and docs/coming-from-gloo.md.
 
 The pages are written by hand, but for what stands between `<!-- measured: NAME -->` and `<!-- end -->`:
 
-    python docs/benchmarks.py FOLDER
+    python -m benchmarks.pages FOLDER
 
-FOLDER holds what `phalanx bench --json` wrote, as far as it is there: `main.json`, `many.json`, `tcp.json`,
+FOLDER holds what these benchmarks wrote with `--json`, as far as it is there: `main.json`, `many.json`, `tcp.json`,
 `hosts.json`, `torch.json` and `training.json`. A part whose file is missing stays as it is.
 """
 
@@ -15,19 +15,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
+
 from phalanx.cli.bench.machine import limit
 from phalanx.cli.bench.results import Report
 from phalanx.cli.bench.show import Table, tables
 from phalanx.cli.bench.sizes import show_bytes, show_seconds, show_size
 from phalanx.cli.bench.summary import primary, summary
-from phalanx.cli.bench.training import show as steps
-from phalanx.cli.bench.under_torch import goals
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from-gloo.md")]
+from .checkout import ROOT
+from .training import show as steps
+from .under_torch import goals
+
+PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "coming-from-gloo.md")]
 BLOCK = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table; all columns but the first are aligned to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *rows])
 
@@ -36,6 +41,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def where(report: Report) -> str:
+    """The machine, the versions, the command, and the peers that were left out."""
     machine = report.machine
     versions = dict.fromkeys(column.version for column in report.columns if column.version and not column.ours)
     lines = [
@@ -52,6 +58,7 @@ def where(report: Report) -> str:
 
 
 def standing(report: Report) -> str:
+    """The summary beside the best peer."""
     rows = [[name, text] for name, text in summary(report)]
     return markdown(["", "Phalanx's speed beside the best peer's, geometric mean of the cells"], rows).replace(
         "---:", "---"
@@ -64,6 +71,7 @@ def cells(report: Report) -> str:
 
 
 def bold_rows(table: Table) -> list[list[str]]:
+    """The rows of a table, with bold ratios where Phalanx is slower."""
     rows = []
     for row, ratio in zip(table.rows, table.ratios, strict=True):
         marked = list(row)
@@ -74,6 +82,7 @@ def bold_rows(table: Table) -> list[list[str]]:
 
 
 def limits(report: Report) -> str:
+    """The speed of the machine's memory, and how near to it Phalanx comes."""
     speeds = [
         [
             "one core" if found.cores == 1 else f"{found.cores} cores at once",
@@ -103,6 +112,7 @@ def limits(report: Report) -> str:
 
 
 def memory(report: Report) -> str:
+    """The extra memory of an all_reduce."""
     labels = {column.name: column.label for column in report.columns}
     rows = [
         [labels[row.entrant], str(row.ranks), show_size(row.size), show_bytes(row.peak), show_bytes(row.kept)]
@@ -112,16 +122,19 @@ def memory(report: Report) -> str:
 
 
 def aside(report: Report) -> str:
+    """A section for a report of its own: machine, summary and cells."""
     return "\n".join([where(report), standing(report), cells(report)])
 
 
 def under_torch(report: Report) -> str:
+    """The section on torch.distributed."""
     rows = [[name, text] for name, text in goals.summary(report)]
     standing = markdown(["size", "beside Gloo, the slowest cell of all operations"], rows).replace("---:", "---")
     return "\n".join([where(report), standing, cells(report)])
 
 
 def training(report: Report) -> str:
+    """The section on steps of training."""
     found = [f"**{table.title}**\n\n{markdown(table.head, table.rows)}" for table in steps.tables(report)]
     return "\n".join([where(report), *found])
 
@@ -156,6 +169,7 @@ def renew(page: str, reports: dict[str, Report]) -> str:
 
 
 def main(folder: Path) -> None:
+    """Writes the pages, and prints the first line of each summary."""
     reports = {
         name: Report.decode((folder / f"{name}.json").read_bytes())
         for name in dict.fromkeys(name for name, _ in PARTS.values())
@@ -165,7 +179,7 @@ def main(folder: Path) -> None:
         page.write_text(renew(page.read_text(encoding="utf-8"), reports), encoding="utf-8")
     for name, report in reports.items():
         for line, text in summary(report)[:1]:
-            print(f"{name}: {primary(report).label}, {line}: {text}")
+            click.echo(f"{name}: {primary(report).label}, {line}: {text}")
 
 
 if __name__ == "__main__":

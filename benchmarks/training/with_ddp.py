@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 import phalanx as px
 from phalanx.cli.bench.library import Call
-from phalanx.cli.bench.operations import ALONE, Arrays
+from phalanx.cli.bench.operations import Arrays
 
 from .models import MODELS
+from .operations import ALONE
 
 __all__ = ["open_world"]
 
@@ -80,7 +81,7 @@ class _OfPhalanx(_Trainer):
         return px.parallel.DDP(model, self._alone if alone else self._world)
 
 
-def open_world(timeout: float, backend: str) -> _Trainer:
+def open_world(timeout: float, backend: str = "") -> _Trainer:
     """Joins by the variables of this process; with torch's DDP on its backend of this name, or with Phalanx's own."""
     torch.set_num_threads(1)
     return _OfTorch(timeout, backend) if backend else _OfPhalanx(timeout)

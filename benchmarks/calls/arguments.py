@@ -1,4 +1,4 @@
-"""The command line of `phalanx bench rpc`."""
+"""The command line of `python -m benchmarks rpc`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Each is two processes on this machine. What came back is checked once before it 
 
 \b
 Examples:
-  phalanx bench rpc
-  phalanx bench rpc --against torch,zmq,grpc --json rpc.json
-  phalanx bench rpc --cells 8,16M --transport tcp --against zmq
-  phalanx bench rpc --against ray --ray .venv-ray/bin/python
+  python -m benchmarks rpc
+  python -m benchmarks rpc --against torch,zmq,grpc --json rpc.json
+  python -m benchmarks rpc --cells 8,16M --transport tcp --against zmq
+  python -m benchmarks rpc --against ray --ray .venv-ray/bin/python
 """
 
 
@@ -106,7 +106,7 @@ def command(
     found = [find_peer(name, ray=ray) for name in against if name != PIPE.name]
     missing = [peer for peer in found if isinstance(peer, Missing)]
     for peer in missing:
-        click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
+        click.echo(f"benchmarks: {peer.name} is left out: {peer.reason}", err=True)
     plan = CallPlan(
         names=cells,
         contenders=[*map(ours, transports), PIPE, *(peer for peer in found if isinstance(peer, Contender))],
@@ -114,10 +114,10 @@ def command(
         round_seconds=round_ms / 1000,
         limit=limit,
     )
-    report, failed = run(plan, missing=missing, command=command_line())
+    report, failed = run(plan, missing=missing, command=command_line("python -m benchmarks rpc"))
     show(report, sys.stdout)
     for text in all_errors(report):
-        click.echo(f"phalanx: {text}", err=True)
+        click.echo(f"benchmarks: {text}", err=True)
     if json_file is not None:
         json_file.write_bytes(report.encode())
     if plot_file is not None:

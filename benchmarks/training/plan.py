@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from phalanx.cli.bench.contenders import Contender
-from phalanx.cli.bench.operations import ALONE, TRAINING
+from benchmarks.checkout import CheckoutContender
 from phalanx.cli.bench.orders import Prepare
 from phalanx.cli.bench.plan import Cell, Entrant, Plan
 from phalanx.cli.bench.results import Bandwidth
 
+from .operations import ALONE, TRAINING
+
 __all__ = ["CONTENDERS", "TrainingPlan", "alone"]
 
+_DDP = "benchmarks.training.with_ddp"
+
 CONTENDERS = {
-    "torch": Contender(name="torch", label="torch's DDP on Phalanx", library="ddp-plugin"),
-    "phalanx": Contender(name="phalanx", label="Phalanx's DDP", library="ddp"),
-    "gloo": Contender(name="gloo", label="torch's DDP on Gloo", library="ddp-gloo"),
+    "torch": CheckoutContender(name="torch", label="torch's DDP on Phalanx", library=f"{_DDP}:phalanx", is_ours=True),
+    "phalanx": CheckoutContender(name="phalanx", label="Phalanx's DDP", library=_DDP, is_ours=True),
+    "gloo": CheckoutContender(name="gloo", label="torch's DDP on Gloo", library=f"{_DDP}:gloo"),
 }
 
 

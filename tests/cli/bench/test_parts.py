@@ -6,13 +6,13 @@ import importlib.util
 import io
 import itertools
 import re
-import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.bench.sample_report import report
 
 import phalanx as px
 from phalanx.cli.bench import contenders
@@ -22,16 +22,13 @@ from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, Cell, Plan
 from phalanx.cli.bench.plot import check_plot, draw
-from phalanx.cli.bench.results import Bandwidth, CellResult, Column, Machine, MemoryResult, Report, Timing
+from phalanx.cli.bench.results import Bandwidth, Report, Timing
 from phalanx.cli.bench.show import all_errors, show, tables
 from phalanx.cli.bench.sizes import parse_sizes, show_bytes, show_ratio, show_seconds, show_size
 from phalanx.cli.bench.summary import geometric_mean, standings, summary
 from phalanx.cli.bench.with_phalanx import _Phalanx
 from phalanx.errors import BackendUnavailable, ConfigError
 from phalanx.testing import run_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # -- sizes and times -------------------------------------------------------------------------------------------------
 
@@ -261,38 +258,6 @@ def test_memory_is_seen() -> None:
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def report(**changes: Any) -> Report:
-    """Phalanx is twice as fast as Gloo and half as fast as Open MPI at 64 KiB; the other way round at 64 MiB."""
-
-    def cell(size: int, ranks: int, ours: float, gloo: float, openmpi: float) -> CellResult:
-        rounds = {"phalanx": ours, "phalanx-empty": ours / 2, "gloo": gloo, "openmpi": openmpi}
-        timings = [Timing(name, [0.9 * t, t, 1.3 * t], 3) for name, t in rounds.items()]
-        return CellResult("all_reduce", "float32", ranks, size, timings, 0.001 if size > 1 << 20 else None)
-
-    failed = [Timing("phalanx", [1e-6], 9), Timing("gloo", lacks="no barrier"), Timing("openmpi", error="it broke")]
-    values: dict[str, Any] = {
-        "date": "2026-01-02",
-        "command": "phalanx bench",
-        "version": "1.2",
-        "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 1e10, 1e10)]),
-        "columns": [
-            Column("phalanx", "Phalanx", True, False, "1.2"),
-            Column("phalanx-empty", "Phalanx, empty()", True, True, "1.2"),
-            Column("gloo", "Gloo", False, False, "torch 2"),
-            Column("openmpi", "Open MPI", False, False, "Open MPI 5"),
-        ],
-        "missing": {"mpich": "mpi4py is not installed"},
-        "cells": [
-            cell(64 << 10, 2, 2e-5, 4e-5, 1e-5),
-            cell(64 << 20, 2, 0.01, 0.05, 0.04),
-            CellResult("barrier", "", 2, 0, failed),
-        ],
-        "memory": [MemoryResult("phalanx", 2, 64 << 20, 1 << 20, 0)],
-        "errors": ["Open MPI on 2 ranks failed"],
-    }
-    return Report(**{**values, **changes})
-
-
 def test_json_and_back() -> None:
     made = report()
     assert Report.decode(made.encode()) == made
@@ -372,34 +337,5 @@ def test_a_picture_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         check_plot(tmp_path / "plot.svg")
 
 
-def load_writer() -> Any:
-    spec = importlib.util.spec_from_file_location("docs_benchmarks", ROOT / "docs" / "benchmarks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_pages_get_their_figures_and_keep_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = load_writer()
-    pages = [Path(shutil.copy(page, tmp_path)) for page in writer.PAGES]
-    page = pages[0]
-    (tmp_path / "main.json").write_bytes(report().encode())
-    monkeypatch.setattr(writer, "PAGES", pages)
-    writer.main(tmp_path)
-    text = page.read_text(encoding="utf-8")
-    assert "Measured on 2026-01-02 on 2 cores, A chip, Linux 6.1, with Phalanx 1.2" in text
-    assert "| all_reduce, Phalanx, empty() | 2 | 64 MiB |" in text
-    assert "**0.50**" in text
-    assert "## How it is measured" in text
-    writer.main(tmp_path)
-    assert page.read_text(encoding="utf-8") == text
-
-
-def test_the_pages_ask_for_every_part() -> None:
-    writer = load_writer()
-    texts = [page.read_text(encoding="utf-8") for page in writer.PAGES]
-    asked = [name for text in texts for _, name, _ in writer.BLOCK.findall(text)]
-    assert asked == list(writer.PARTS)
+def test_the_default_operations_are_known() -> None:
     assert set(DEFAULT_OPERATIONS) < set(OPERATIONS)

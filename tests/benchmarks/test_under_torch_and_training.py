@@ -1,4 +1,4 @@
-"""`phalanx bench torch` and `phalanx bench training`: whether they measure what they say, and what they make of it."""
+"""`python -m benchmarks torch` and `training`: whether they measure what they say, and what they make of it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.__main__ import app
+from benchmarks.training.operations import TRAINING
+from benchmarks.training.plan import CONTENDERS, TrainingPlan, alone
+from benchmarks.training.show import show, steps, tables
+from benchmarks.under_torch.goals import asked_for, missed, summary
+from benchmarks.under_torch.operations import LISTS
 from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
 
-from phalanx.cli import app
-from phalanx.cli.bench.operations import LISTS, TRAINING, find_operation
+from phalanx.cli import app as phalanx
+from phalanx.cli.bench.operations import find_operation
 from phalanx.cli.bench.results import CellResult, Column, Machine, Report, Timing
-from phalanx.cli.bench.training.plan import CONTENDERS, TrainingPlan, alone
-from phalanx.cli.bench.training.show import show, steps, tables
-from phalanx.cli.bench.under_torch.goals import asked_for, missed, summary
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,7 +28,7 @@ QUICK = ["--rounds", "3", "--round-ms", "1"]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phalanx", "bench", *arguments, *QUICK]
+    command = [sys.executable, "-m", "benchmarks", *arguments, *QUICK]
     environment = {**os.environ, "NO_COLOR": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=160, check=False)
 
@@ -65,22 +68,22 @@ def cell(operation: str, size: int, **seconds: float) -> CellResult:
     ],
 )
 def test_a_wrong_call_says_what_is_valid(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["bench", *arguments])
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(("kind", "names"), [("torch", [*LISTS, "all_reduce"]), ("training", list(TRAINING))])
 def test_help_names_what_is_measured(kind: str, names: list[str]) -> None:
-    result = CliRunner().invoke(app, ["bench", kind, "--help"])
+    result = CliRunner().invoke(app, [kind, "--help"])
     assert result.exit_code == 0
     for name in names:
         assert name in result.output
-    assert f"phalanx bench {kind} --help" in CliRunner().invoke(app, ["bench", "--help"]).output
+    assert kind in CliRunner().invoke(app, ["--help"]).output
 
 
 def test_lists_are_for_torch_only() -> None:
-    result = CliRunner().invoke(app, ["bench", "all_gather_list"])
+    result = CliRunner().invoke(phalanx, ["bench", "all_gather_list"])
     assert result.exit_code == 2
     assert find_operation("all_gather_list").shape is find_operation("all_gather").shape
 

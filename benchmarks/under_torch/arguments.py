@@ -1,4 +1,4 @@
-"""The command line of `phalanx bench torch`."""
+"""The command line of `python -m benchmarks torch`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from phalanx.cli.bench.contenders import TRANSPORTS, Contender, find_peer
-from phalanx.cli.bench.operations import DTYPES, LISTS, OPERATIONS
+from phalanx.cli.bench.contenders import TRANSPORTS
+from phalanx.cli.bench.operations import DTYPES, OPERATIONS
 from phalanx.cli.bench.options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
 from phalanx.cli.bench.plan import Plan
 from phalanx.cli.bench.plot import check_plot, draw
@@ -18,7 +18,9 @@ from phalanx.cli.bench.session import run
 from phalanx.cli.bench.show import all_errors, show
 from phalanx.errors import BackendUnavailable
 
+from .contenders import gloo, plugin
 from .goals import summary
+from .operations import LISTS
 
 __all__ = ["DEFAULT_OPERATIONS", "command"]
 
@@ -38,19 +40,13 @@ before it is timed.
 
 \b
 Examples:
-  phalanx bench torch --against gloo
-  phalanx bench torch all_reduce -n 2,4 --sizes 4,16K,1M,64M --against gloo --json torch.json
+  python -m benchmarks torch --against gloo
+  python -m benchmarks torch all_reduce -n 2,4 --sizes 4,16K,1M,64M --against gloo --json torch.json
 """
 
 
 def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[str]:
     return unique([name for word in value for name in word.split(",")], _KNOWN) or list(DEFAULT_OPERATIONS)
-
-
-def _plugin(transport: str) -> Contender:
-    """torch.distributed on Phalanx, over one transport."""
-    name, label = ("phalanx", "torch on Phalanx") if transport == "auto" else ("phalanx-tcp", "torch on Phalanx, TCP")
-    return Contender(name=name, label=label, library="plugin", env={"PHALANX_TRANSPORT": transport})
 
 
 @click.command(
@@ -117,21 +113,20 @@ def command(
         raise BackendUnavailable("torch is not installed (pip install torch; its CPU build is enough)")
     if plot_file is not None:
         check_plot(plot_file)
-    peers = [find_peer(name, {}) for name in against]
     plan = Plan(
         operations=operations,
         sizes=sizes,
         dtypes=dtypes,
         ranks=ranks,
-        contenders=[*map(_plugin, transports), *(peer for peer in peers if isinstance(peer, Contender))],
+        contenders=[*map(plugin, transports), *([gloo()] if against else [])],
         rounds=rounds,
         round_seconds=round_ms / 1000,
         limit=limit,
     )
-    report, failed = run(plan, command=command_line())
+    report, failed = run(plan, command=command_line("python -m benchmarks torch"))
     show(report, sys.stdout, list(summary(report)))
     for text in all_errors(report):
-        click.echo(f"phalanx: {text}", err=True)
+        click.echo(f"benchmarks: {text}", err=True)
     if json_file is not None:
         json_file.write_bytes(report.encode())
     if plot_file is not None:

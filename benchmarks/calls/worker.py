@@ -1,4 +1,4 @@
-"""One process of one contender: `python -m phalanx.cli.bench.calls.worker LIBRARY SOCKET TIMEOUT RANK ADDRESS`.
+"""One process of one contender: `python -m benchmarks.calls.worker LIBRARY SOCKET TIMEOUT RANK ADDRESS`.
 
 It does what the driver says, one line of JSON at a time, as `phalanx.cli.bench.worker` does. Rank 0 calls; rank 1
 answers calls in threads of its own, and the driver at once. Between two orders both are blocked in a read.
