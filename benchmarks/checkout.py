@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from phalanx.cli.bench.contenders import Contender, Launch, Site
+from phalanx.cli.bench.contenders import Contender, Site, StartCommand
 
 __all__ = ["ROOT", "CheckoutContender", "with_benchmarks"]
 
@@ -23,6 +23,6 @@ def with_benchmarks(variables: Mapping[str, str]) -> dict[str, str]:
 class CheckoutContender(Contender):
     """A contender whose library is a module of this package."""
 
-    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
+    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[StartCommand]:
         """As for any contender, with this package on the path."""
         return super().launches(worker, n, site, with_benchmarks(base))

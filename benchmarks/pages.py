@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 
 from phalanx.cli.bench.machine import limit
-from phalanx.cli.bench.results import Report
-from phalanx.cli.bench.show import Table, tables
+from phalanx.cli.bench.results import BenchReport
+from phalanx.cli.bench.show import ResultTable, tables
 from phalanx.cli.bench.sizes import show_bytes, show_seconds, show_size
 from phalanx.cli.bench.summary import primary, summary
 
@@ -40,7 +40,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 
-def where(report: Report) -> str:
+def where(report: BenchReport) -> str:
     """The machine, the versions, the command, and the peers that were left out."""
     machine = report.machine
     versions = dict.fromkeys(column.version for column in report.columns if column.version and not column.ours)
@@ -57,7 +57,7 @@ def where(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def standing(report: Report) -> str:
+def standing(report: BenchReport) -> str:
     """The summary beside the best peer."""
     rows = [[name, text] for name, text in summary(report)]
     return markdown(["", "Phalanx's speed beside the best peer's, geometric mean of the cells"], rows).replace(
@@ -65,12 +65,12 @@ def standing(report: Report) -> str:
     )
 
 
-def cells(report: Report) -> str:
+def cells(report: BenchReport) -> str:
     """Every cell. The ratio is bold where Phalanx is slower by more than the noise."""
     return "\n".join(f"**{table.title}**\n\n{markdown(table.head, bold_rows(table))}" for table in tables(report))
 
 
-def bold_rows(table: Table) -> list[list[str]]:
+def bold_rows(table: ResultTable) -> list[list[str]]:
     """The rows of a table, with bold ratios where Phalanx is slower."""
     rows = []
     for row, ratio in zip(table.rows, table.ratios, strict=True):
@@ -81,7 +81,7 @@ def bold_rows(table: Table) -> list[list[str]]:
     return rows
 
 
-def limits(report: Report) -> str:
+def limits(report: BenchReport) -> str:
     """The speed of the machine's memory, and how near to it Phalanx comes."""
     speeds = [
         [
@@ -111,7 +111,7 @@ def limits(report: Report) -> str:
     )
 
 
-def memory(report: Report) -> str:
+def memory(report: BenchReport) -> str:
     """The extra memory of an all_reduce."""
     labels = {column.name: column.label for column in report.columns}
     rows = [
@@ -121,25 +121,25 @@ def memory(report: Report) -> str:
     return markdown(["", "ranks", "all_reduce of", "more at the peak", "kept afterwards"], rows)
 
 
-def aside(report: Report) -> str:
+def aside(report: BenchReport) -> str:
     """A section for a report of its own: machine, summary and cells."""
     return "\n".join([where(report), standing(report), cells(report)])
 
 
-def under_torch(report: Report) -> str:
+def under_torch(report: BenchReport) -> str:
     """The section on torch.distributed."""
     rows = [[name, text] for name, text in goals.summary(report)]
     standing = markdown(["size", "beside Gloo, the slowest cell of all operations"], rows).replace("---:", "---")
     return "\n".join([where(report), standing, cells(report)])
 
 
-def training(report: Report) -> str:
+def training(report: BenchReport) -> str:
     """The section on steps of training."""
     found = [f"**{table.title}**\n\n{markdown(table.head, table.rows)}" for table in steps.tables(report)]
     return "\n".join([where(report), *found])
 
 
-PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+PARTS: dict[str, tuple[str, Callable[[BenchReport], str]]] = {
     "where": ("main", where),
     "summary": ("main", standing),
     "cells": ("main", cells),
@@ -154,7 +154,7 @@ PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
 """Name of the part -> file it is made of, and how."""
 
 
-def renew(page: str, reports: dict[str, Report]) -> str:
+def renew(page: str, reports: dict[str, BenchReport]) -> str:
     """The page with every part that there is a report for.
 
     Raises:
@@ -171,7 +171,7 @@ def renew(page: str, reports: dict[str, Report]) -> str:
 def main(folder: Path) -> None:
     """Writes the pages, and prints the first line of each summary."""
     reports = {
-        name: Report.decode((folder / f"{name}.json").read_bytes())
+        name: BenchReport.decode((folder / f"{name}.json").read_bytes())
         for name in dict.fromkeys(name for name, _ in PARTS.values())
         if (folder / f"{name}.json").exists()
     }

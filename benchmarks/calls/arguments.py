@@ -13,7 +13,7 @@ from phalanx.cli.bench.plot import check_plot, draw
 from phalanx.cli.bench.session import run
 
 from .contenders import PEERS, PIPE, find_peer, ours
-from .plan import CELLS, CallPlan
+from .plan import CELLS, RemoteCallPlan
 from .show import all_errors, show
 from .worker import IN_FLIGHT
 
@@ -107,7 +107,7 @@ def command(
     missing = [peer for peer in found if isinstance(peer, Missing)]
     for peer in missing:
         click.echo(f"benchmarks: {peer.name} is left out: {peer.reason}", err=True)
-    plan = CallPlan(
+    plan = RemoteCallPlan(
         names=cells,
         contenders=[*map(ours, transports), PIPE, *(peer for peer in found if isinstance(peer, Contender))],
         rounds=rounds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.checkout import with_benchmarks
-from phalanx.cli.bench.contenders import Contender, Launch, Missing, Site
+from phalanx.cli.bench.contenders import Contender, Missing, Site, StartCommand
 
 __all__ = ["PEERS", "PIPE", "CallContender", "find_peer", "ours"]
 
@@ -26,15 +26,15 @@ class CallContender(Contender):
     starts_both: bool = False
     """Whether rank 0 starts rank 1."""
 
-    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
+    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[StartCommand]:
         """Its two processes, or the one that starts the other."""
         env = {**with_benchmarks(base), **self.env}
         if self.is_ours:
             env["PHALANX_TOKEN"] = secrets.token_hex(16)
         if self.starts_both:
-            return [Launch(list(worker), env)]
+            return [StartCommand(list(worker), env)]
         address = f"{site.master}:{site.port()}"
-        return [Launch([*worker, str(rank), address], env) for rank in range(n)]
+        return [StartCommand([*worker, str(rank), address], env) for rank in range(n)]
 
 
 def ours(transport: str) -> CallContender:

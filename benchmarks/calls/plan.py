@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from phalanx.cli.bench.orders import Prepare
-from phalanx.cli.bench.plan import Cell, Entrant, Plan
+from phalanx.cli.bench.orders import PrepareOrder
+from phalanx.cli.bench.plan import BenchPlan, Cell, Entrant
 from phalanx.cli.bench.results import Bandwidth
 from phalanx.cli.bench.sizes import show_size
 
 from .worker import IN_FLIGHT
 
-__all__ = ["CELLS", "CallPlan", "title"]
+__all__ = ["CELLS", "RemoteCallPlan", "title"]
 
 CELLS = {
     "8": Cell("echo", "", 2, 8),
@@ -33,7 +33,7 @@ def title(operation: str, size: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallPlan(Plan):
+class RemoteCallPlan(BenchPlan):
     """One run."""
 
     names: Sequence[str] = tuple(CELLS)
@@ -47,9 +47,9 @@ class CallPlan(Plan):
         """The cells, in the order of `CELLS`."""
         yield from (cell for name, cell in CELLS.items() if name in self.names)
 
-    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+    def prepare(self, cell: Cell, entrant: Entrant) -> PrepareOrder:
         """The order for one contender. The size is in bytes."""
-        return Prepare(entrant.name, cell.operation, cell.size, cell.dtype, False)
+        return PrepareOrder(entrant.name, cell.operation, cell.size, cell.dtype, False)
 
     def parts(self, cell: Cell) -> int:
         """A call is there and back."""

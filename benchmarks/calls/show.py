@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from phalanx.cli.bench.results import CellResult, Report
+from phalanx.cli.bench.results import BenchReport, CellResult
 from phalanx.cli.bench.show import left_out, present, show_timing
 from phalanx.cli.bench.sizes import show_ratio
 from phalanx.cli.bench.summary import ratio
@@ -25,7 +25,7 @@ FOOTNOTES = (
 class CallTable:
     """One cell: a row for each contender, and a ratio for each transport of Phalanx."""
 
-    def __init__(self, report: Report, cell: CellResult) -> None:
+    def __init__(self, report: BenchReport, cell: CellResult) -> None:
         self.title = title(cell.operation, cell.size)
         ours = [column for column in report.columns if column.ours]
         self.head = ["", "time per call", *(f"/ {column.label}" for column in ours)]
@@ -49,24 +49,24 @@ class CallTable:
         return self._values[row][column]
 
 
-def tables(report: Report) -> Iterator[CallTable]:
+def tables(report: BenchReport) -> Iterator[CallTable]:
     """All of them, in the order in which they were measured."""
     return (CallTable(report, cell) for cell in report.cells)
 
 
-def _more(report: Report) -> Iterator[tuple[str, str]]:
+def _more(report: BenchReport) -> Iterator[tuple[str, str]]:
     yield from ((name, str(standing)) for name, standing in standings(report))
     if any(column.name == "torch" for column in report.columns):
         yield "torch.distributed.rpc", "polls without a rest, so it is stopped while others have their turn"
     yield from left_out(report)
 
 
-def show(report: Report, out: TextIO) -> None:
+def show(report: BenchReport, out: TextIO) -> None:
     """Writes it all; errors are the caller's business."""
     present(out, list(tables(report)), FOOTNOTES, list(_more(report)))
 
 
-def all_errors(report: Report) -> list[str]:
+def all_errors(report: BenchReport) -> list[str]:
     """What failed, each once, with where."""
     failed = [
         f"{title(cell.operation, cell.size)}: {timing.error}"

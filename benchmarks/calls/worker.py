@@ -79,7 +79,7 @@ def timed(call: Call, iterations: int) -> float:
     return statistics.median(times)
 
 
-class _Prepared:
+class _PreparedCall:
     """One cell on the side that calls."""
 
     def __init__(self, caller: Caller, operation: str, size: int) -> None:
@@ -121,18 +121,18 @@ class _Prepared:
             gc.enable()
 
 
-class _Worker:
+class _CallWorker:
     def __init__(self, side: Any, rank: int) -> None:
         self._side, self._rank = side, rank
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, _PreparedCall] = {}
 
-    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def handle(self, order: dict[str, Any]) -> dict[str, Any]:
         kind = order["type"]
         if self._rank != 0:
             return {}
         if kind == "prepare":
             try:
-                self._prepared[order["slot"]] = _Prepared(self._side, order["operation"], order["count"])
+                self._prepared[order["slot"]] = _PreparedCall(self._side, order["operation"], order["count"])
             except Lacks as error:
                 return {"lacks": str(error)}
             return {}
@@ -167,7 +167,7 @@ def serve(path: str, rank: int, open_side: Callable[[], Server]) -> None:
 
     try:
         side = open_side()
-        worker = _Worker(side, rank)
+        worker = _CallWorker(side, rank)
         tell({"rank": rank, "size": 2, "version": side.version})
     except Exception:
         tell({"error": traceback.format_exc()})
@@ -178,10 +178,10 @@ def serve(path: str, rank: int, open_side: Callable[[], Server]) -> None:
             if order["type"] == "end":
                 break
             try:
-                tell(worker.obey(order))
+                tell(worker.handle(order))
             except Exception:
                 tell({"error": traceback.format_exc()})
-    worker.obey({"type": "drop"})
+    worker.handle({"type": "drop"})
     side.close()
     tell({})
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["MODELS", "Setup"]
+__all__ = ["MODELS", "TrainingSetup"]
 
 _VOCABULARY, _WIDTH, _HEADS, _CONTEXT, _BLOCKS = 96, 128, 4, 64, 4
 _FEATURES, _LAYERS = 64, 120
 
 
-class Setup(NamedTuple):
+class TrainingSetup(NamedTuple):
     """A model, its optimizer, and the loss of a batch."""
 
     model: nn.Module
@@ -52,23 +52,25 @@ class _Gpt(nn.Module):  # type: ignore[misc]
         return self.head(self.blocks(self.words(words) + self.places))
 
 
-def _gpt(rank: int) -> Setup:
+def _gpt(rank: int) -> TrainingSetup:
     words = torch.randint(_VOCABULARY, (4, _CONTEXT + 1), generator=torch.Generator().manual_seed(rank))
 
     def loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
-    return Setup(_Gpt(), lambda parameters: torch.optim.AdamW(parameters, 3e-4), (words[:, :-1], words[:, 1:]), loss)
+    return TrainingSetup(
+        _Gpt(), lambda parameters: torch.optim.AdamW(parameters, 3e-4), (words[:, :-1], words[:, 1:]), loss
+    )
 
 
-def _layers(rank: int) -> Setup:
+def _layers(rank: int) -> TrainingSetup:
     layers = [
         layer for _ in range(_LAYERS) for layer in (nn.Linear(_FEATURES, _FEATURES), nn.LayerNorm(_FEATURES), nn.ReLU())
     ]
     x = torch.randn((16, _FEATURES), generator=torch.Generator().manual_seed(rank))
     model = nn.Sequential(*layers)
-    return Setup(model, lambda parameters: torch.optim.SGD(parameters, 1e-3), (x, x), functional.mse_loss)
+    return TrainingSetup(model, lambda parameters: torch.optim.SGD(parameters, 1e-3), (x, x), functional.mse_loss)
 
 
-MODELS: dict[str, Callable[[int], Setup]] = {"gpt": _gpt, "layers": _layers}
+MODELS: dict[str, Callable[[int], TrainingSetup]] = {"gpt": _gpt, "layers": _layers}
 """Name -> what makes it, with the data of a rank."""

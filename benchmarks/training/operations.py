@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cli.bench.operations import Cost, Operation, add_operations
+from phalanx.cli.bench.operations import Cost, MeasuredOperation, add_operations
 
 __all__ = ["ALONE", "TRAINING"]
 
@@ -12,8 +12,8 @@ ALONE = "-alone"
 """Ends the name of a step of training without communication."""
 
 
-def _step(name: str) -> Operation:
-    return Operation(
+def _step(name: str) -> MeasuredOperation:
+    return MeasuredOperation(
         name=name,
         sized=False,
         shape=lambda rank, n, count: (1, None),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.checkout import CheckoutContender
-from phalanx.cli.bench.orders import Prepare
-from phalanx.cli.bench.plan import Cell, Entrant, Plan
+from phalanx.cli.bench.orders import PrepareOrder
+from phalanx.cli.bench.plan import BenchPlan, Cell, Entrant
 from phalanx.cli.bench.results import Bandwidth
 
 from .operations import ALONE, TRAINING
@@ -29,7 +29,7 @@ def alone(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPlan(Plan):
+class TrainingPlan(BenchPlan):
     """One run. Its operations are the models."""
 
     operations: Sequence[str] = tuple(TRAINING)
@@ -48,10 +48,10 @@ class TrainingPlan(Plan):
             for name in (contender.name, alone(contender.name))
         ]
 
-    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+    def prepare(self, cell: Cell, entrant: Entrant) -> PrepareOrder:
         """The order for one contender."""
         how = ALONE if entrant.name.endswith(ALONE) else ""
-        return Prepare(entrant.name, f"{cell.operation}{how}", 1, "float64", False)
+        return PrepareOrder(entrant.name, f"{cell.operation}{how}", 1, "float64", False)
 
     def parts(self, cell: Cell) -> int:
         """A call is a step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TextIO
 
-from phalanx.cli.bench.results import CellResult, Column, Report
+from phalanx.cli.bench.results import BenchReport, CellResult, Column
 from phalanx.cli.bench.show import all_errors, left_out, present, show_timing
 from phalanx.cli.bench.sizes import show_ratio, show_seconds
 
@@ -35,7 +35,7 @@ def steps(cell: CellResult, name: str) -> Steps | None:
     return Steps(timing.seconds, timing.seconds - by_itself.seconds)
 
 
-def contenders(report: Report) -> list[Column]:
+def contenders(report: BenchReport) -> list[Column]:
     """The columns, each once."""
     return [column for column in report.columns if not column.name.endswith(alone(""))]
 
@@ -43,7 +43,7 @@ def contenders(report: Report) -> list[Column]:
 class StepTable:
     """One model on one number of ranks: a row for each contender."""
 
-    def __init__(self, report: Report, cell: CellResult) -> None:
+    def __init__(self, report: BenchReport, cell: CellResult) -> None:
         self.title = f"{cell.operation}, {cell.ranks} ranks"
         self.head = ["", "time per step", "without communication", "waiting", "Gloo / this", "its waiting / this"]
         self.rows: list[list[str]] = []
@@ -68,11 +68,11 @@ class StepTable:
         return self._values[row][column]
 
 
-def tables(report: Report) -> Iterator[StepTable]:
+def tables(report: BenchReport) -> Iterator[StepTable]:
     """All of them, in the order in which they were measured."""
     return (StepTable(report, cell) for cell in report.cells)
 
 
-def show(report: Report, out: TextIO) -> None:
+def show(report: BenchReport, out: TextIO) -> None:
     """Writes it all; errors are the caller's business."""
     present(out, list(tables(report)), FOOTNOTES, list(left_out(report)))

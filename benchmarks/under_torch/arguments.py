@@ -12,7 +12,7 @@ import click
 from phalanx.cli.bench.contenders import TRANSPORTS
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS
 from phalanx.cli.bench.options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
-from phalanx.cli.bench.plan import Plan
+from phalanx.cli.bench.plan import BenchPlan
 from phalanx.cli.bench.plot import check_plot, draw
 from phalanx.cli.bench.session import run
 from phalanx.cli.bench.show import all_errors, show
@@ -113,7 +113,7 @@ def command(
         raise BackendUnavailable("torch is not installed (pip install torch; its CPU build is enough)")
     if plot_file is not None:
         check_plot(plot_file)
-    plan = Plan(
+    plan = BenchPlan(
         operations=operations,
         sizes=sizes,
         dtypes=dtypes,

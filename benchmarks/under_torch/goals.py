@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phalanx.cli.bench.results import Report
+from phalanx.cli.bench.results import BenchReport
 from phalanx.cli.bench.sizes import show_ratio, show_size
 from phalanx.cli.bench.summary import Standing, place, standings
 
@@ -22,12 +22,12 @@ def asked_for(size: int) -> float:
     return 2 if size <= _LARGE else 1
 
 
-def missed(report: Report) -> list[Standing]:
+def missed(report: BenchReport) -> list[Standing]:
     """The cells in which Phalanx is not as fast as asked for."""
     return [standing for standing in standings(report) if standing.ratio < asked_for(standing.cell.size)]
 
 
-def summary(report: Report) -> Iterator[tuple[str, str]]:
+def summary(report: BenchReport) -> Iterator[tuple[str, str]]:
     """Lines of a name and a text: the least of each class of sizes, and what was missed."""
     found = standings(report)
     bounds = (("up to", 0, _SMALL), ("up to", _SMALL + 1, _MEDIUM), ("up to", _MEDIUM + 1, _LARGE))

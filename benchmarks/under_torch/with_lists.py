@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from phalanx.cli.bench.library import Call, Unsupported
+from phalanx.cli.bench.library import Call, LibraryLacks
 from phalanx.cli.bench.operations import Arrays
-from phalanx.cli.bench.with_torch import Torch
+from phalanx.cli.bench.with_torch import TorchLibrary
 
 from .operations import LISTS
 
 __all__ = ["open_world"]
 
 
-class _TorchWithLists(Torch):
+class _TorchListLibrary(TorchLibrary):
     def call(self, operation: str, arrays: Arrays) -> Call:
         return self._on_lists(operation, arrays) if operation in LISTS else super().call(operation, arrays)
 
@@ -23,7 +23,7 @@ class _TorchWithLists(Torch):
         checked: it fills them from `x`, and `out` from them.
         """
         if operation == "all_to_all_list" and self.backend == "gloo" and not hasattr(self.dist, "all_gather_single"):
-            raise Unsupported("Gloo has no all_to_all on lists before torch 2.13")
+            raise LibraryLacks("Gloo has no all_to_all on lists before torch 2.13")
         dist, x, out = self.dist, self.tensor(arrays.x), None if arrays.out is None else self.tensor(arrays.out)
         x_parts, out_parts = ([part.clone() for part in self.parts(tensor) or ()] for tensor in (x, out))
         calls: dict[str, Call] = {
@@ -54,4 +54,4 @@ def open_world(timeout: float, backend: str) -> Any:
     import torch
     import torch.distributed
 
-    return _TorchWithLists(torch, backend, timeout)
+    return _TorchListLibrary(torch, backend, timeout)

@@ -21,7 +21,7 @@ from benchmarks.__main__ import app
 from benchmarks.calls import contenders, worker
 from benchmarks.calls.contenders import PEERS, PIPE, CallContender, find_peer, ours
 from benchmarks.calls.goals import GOALS, standings
-from benchmarks.calls.plan import CELLS, CallPlan
+from benchmarks.calls.plan import CELLS, RemoteCallPlan
 from benchmarks.calls.show import all_errors, show, tables
 from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
@@ -30,7 +30,7 @@ from phalanx.cli.bench.contenders import Missing, Site
 from phalanx.cli.bench.measure import Measuring
 from phalanx.cli.bench.plan import Cell
 from phalanx.cli.bench.plot import draw
-from phalanx.cli.bench.results import Bandwidth, CellResult, Column, Machine, Report, Timing
+from phalanx.cli.bench.results import Bandwidth, BenchReport, CellResult, Column, Machine, Timing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -164,7 +164,7 @@ def again(x: Any) -> Any:
 @pytest.mark.parametrize("operation", ["echo", "in_flight", "array"])
 def test_a_wrong_answer_is_seen(operation: str) -> None:
     def check(change: Callable[[Any], Any]) -> bool:
-        return worker._Prepared(FakeCaller(change), operation, 64).check()
+        return worker._PreparedCall(FakeCaller(change), operation, 64).check()
 
     assert check(again)
     assert not check(lambda x: x), "it never left the process"
@@ -180,7 +180,7 @@ def test_a_call_takes_the_median_and_a_part_of_its_batch(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker.time, "perf_counter", lambda: next(moments))
     assert worker.timed(lambda: None, 3) == 2
     monkeypatch.setattr(worker, "timed", lambda call, iterations: 64.0 * iterations)
-    prepared = worker._Prepared(FakeCaller(again), "in_flight", 8)
+    prepared = worker._PreparedCall(FakeCaller(again), "in_flight", 8)
     assert prepared.run(65) == 2 * 65, "two batches for 65 calls, and one second for each call of a batch"
 
 
@@ -190,7 +190,7 @@ def test_a_call_takes_the_median_and_a_part_of_its_batch(monkeypatch: pytest.Mon
 def measuring(
     tmp_path: Path, found: list[CallContender], *names: str, step: Callable[[Any], None] = lambda step: None
 ) -> Measuring:
-    plan = CallPlan(names=names or tuple(CELLS), contenders=found, rounds=3, round_seconds=0.001, limit=30)
+    plan = RemoteCallPlan(names=names or tuple(CELLS), contenders=found, rounds=3, round_seconds=0.001, limit=30)
     return Measuring(plan, site=Site(), folder=tmp_path, bandwidth=[], step=step)
 
 
@@ -238,7 +238,7 @@ def test_torch(tmp_path: Path) -> None:
     def step(what: Cell | str) -> None:
         if isinstance(what, Cell):
             time.sleep(0.05)
-            stopped.extend(map(is_stopped, run._crews["torch"].pids))
+            stopped.extend(map(is_stopped, run._running["torch"].pids))
 
     run = measuring(tmp_path, [peer("torch")], step=step)
     measured(run)
@@ -280,7 +280,7 @@ def test_in_a_pipe_it_writes_tables_goals_and_the_file(tmp_path: Path) -> None:
         r"^Phalanx, echo of 8 B: [\d.]+ times multiprocessing\.Pipe's speed \(asked for: 1", done.stdout, re.M
     )
     assert re.search(r"^Phalanx TCP, echo of an array of 16 MiB: [\d.]+ times pyzmq's speed", done.stdout, re.M)
-    report = Report.decode(data.read_bytes())
+    report = BenchReport.decode(data.read_bytes())
     assert [column.name for column in report.columns] == ["phalanx", "phalanx-tcp", "pipe", "zmq"]
     assert all(len(timing.rounds) == 3 for cell in report.cells for timing in cell.timings)
     assert report.command == "python -m benchmarks rpc --cells 8,16M --against pipe,zmq,ray --rounds 3 --round-ms 1"
@@ -296,7 +296,7 @@ def test_a_contender_that_dies_is_reported_and_started_again(tmp_path: Path) -> 
         if isinstance(what, Cell):
             steps.append(what)
             if len(steps) == 1:
-                os.kill(run._crews["pipe"].pids[1], signal.SIGKILL)
+                os.kill(run._running["pipe"].pids[1], signal.SIGKILL)
 
     other = CallContender(name="other", label="Other pipe", library="pipe", worker=PIPE.worker, starts_both=True)
     run = measuring(tmp_path, [PIPE, other], "8", "1K", step=step)
@@ -364,7 +364,7 @@ def test_all_end_when_their_driver_is_killed_also_those_that_are_stopped(tmp_pat
 # -- what it says ----------------------------------------------------------------------------------------------------
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> BenchReport:
     """Phalanx reaches every goal, and over TCP every second one."""
 
     def cell(name: str, **seconds: float) -> CellResult:
@@ -398,7 +398,7 @@ def report(**changes: Any) -> Report:
         "memory": [],
         "errors": [],
     }
-    return Report(**{**values, **changes})
+    return BenchReport(**{**values, **changes})
 
 
 def test_goals() -> None:

@@ -20,7 +20,7 @@ from tests.launchers.starting import needs_torch
 
 from phalanx.cli import app as phalanx
 from phalanx.cli.bench.operations import find_operation
-from phalanx.cli.bench.results import CellResult, Column, Machine, Report, Timing
+from phalanx.cli.bench.results import BenchReport, CellResult, Column, Machine, Timing
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -33,8 +33,8 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=160, check=False)
 
 
-def report_of(columns: dict[str, bool], cells: list[CellResult]) -> Report:
-    return Report(
+def report_of(columns: dict[str, bool], cells: list[CellResult]) -> BenchReport:
+    return BenchReport(
         date="2000-01-01",
         command="phalanx bench",
         version="0",
@@ -96,7 +96,7 @@ def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
     operations = ["all_reduce", "barrier", *LISTS]
     result = bench("torch", *operations, "-s", "4,64K", "--against", "gloo", "--json", str(tmp_path / "found.json"))
     assert result.returncode == 0, result.stderr
-    report = Report.decode((tmp_path / "found.json").read_bytes())
+    report = BenchReport.decode((tmp_path / "found.json").read_bytes())
     assert [column.name for column in report.columns] == ["phalanx", "gloo"]
     assert {cell.operation for cell in report.cells} == set(operations)
     assert not report.errors
@@ -111,7 +111,7 @@ def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
 def test_training_with_each_wrapper(tmp_path: Path) -> None:
     result = bench("training", "--models", "layers", "--json", str(tmp_path / "found.json"))
     assert result.returncode == 0, result.stderr
-    report = Report.decode((tmp_path / "found.json").read_bytes())
+    report = BenchReport.decode((tmp_path / "found.json").read_bytes())
     assert [found.operation for found in report.cells] == ["layers"]
     for found in report.cells:
         assert all(steps(found, name) is not None for name in CONTENDERS), found

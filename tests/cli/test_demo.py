@@ -22,7 +22,7 @@ import pytest
 from phalanx.cli.demo.digits import load
 from phalanx.cli.demo.follow import follow
 from phalanx.cli.demo.model import Classifier
-from phalanx.cli.demo.report import Outcome, Step
+from phalanx.cli.demo.report import Outcome, TrainingStep
 from phalanx.cli.demo.screen import next_steps
 
 pytestmark = pytest.mark.timeout(120)
@@ -240,7 +240,7 @@ def test_events_are_read_while_they_are_written(tmp_path: Path) -> None:
         ' "steps": 2, "loss": 0.25}\n' + final[:9],
         final[9:] + "\n",
     ]
-    seen: list[Step] = []
+    seen: list[TrainingStep] = []
 
     def running() -> bool:
         with path.open("a") as file:
@@ -248,7 +248,7 @@ def test_events_are_read_while_they_are_written(tmp_path: Path) -> None:
         return True
 
     assert follow(path, seen.append, running=running) == result
-    assert seen == [Step(1, 2, 0.5), Step(2, 2, 0.25)]
+    assert seen == [TrainingStep(1, 2, 0.5), TrainingStep(2, 2, 0.25)]
 
 
 def test_a_job_that_ends_without_a_result_gives_none() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cli.run_support import LIMIT, Runner, lines_of, run, wait_for  # noqa: F401
 
-from phalanx.cli.run.lines import MAX_LINE, PARTIAL_AFTER, PROGRESS, REDRAW, LineStream, Screen
+from phalanx.cli.run.lines import MAX_LINE, PARTIAL_AFTER, PROGRESS, REDRAW, LineOutput, LineStream
 
 
 class Page:
@@ -22,7 +22,7 @@ class Page:
 
     def __init__(self, *, terminal: bool = False) -> None:
         self.data = b""
-        self.screen = Screen(self._put, terminal=terminal, colour=False)
+        self.screen = LineOutput(self._put, terminal=terminal, colour=False)
 
     def _put(self, data: bytes) -> None:
         self.data += data

@@ -14,16 +14,16 @@ from tests.cli.run_support import LIMIT, wait_for
 
 from phalanx.cli.run.ending import NOTICE, SETTLE, Ending, Reason
 from phalanx.cli.run.guardian import MARK, end_all, processes, relatives
-from phalanx.cli.run.processes import Rank
-from phalanx.cli.run.report import TRACEBACK_LINES, Failure, describe_status, failure_report, last_words, list_ranks
+from phalanx.cli.run.processes import LocalRank
+from phalanx.cli.run.report import TRACEBACK_LINES, JobFailure, describe_status, failure_report, last_words, list_ranks
 from phalanx.cli.run.world import WorldEnd
-from phalanx.cli.run.writer import HIGH, Writer
+from phalanx.cli.run.writer import HIGH, OutputWriter
 
 TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
 
 
-def rank(number: int, status: int | None = None) -> Rank:
-    return Rank(number, 1000 + number, -1, -1, status)
+def rank(number: int, status: int | None = None) -> LocalRank:
+    return LocalRank(number, 1000 + number, -1, -1, status)
 
 
 # -- how a job ends ----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_endless_traceback_is_cut_in_the_middle() -> None:
 
 
 def test_report_ends_with_the_rank_s_own_words() -> None:
-    failure = Failure(3, "exit code 1", "host", 42, stderr=b"\xff" + SECOND.encode())
+    failure = JobFailure(3, "exit code 1", "host", 42, stderr=b"\xff" + SECOND.encode())
     text = failure_report(failure, ["a note"], colour=False)
     assert text.splitlines()[-1] == "ValueError: 2"
     assert "rank 3 failed: exit code 1" in text
@@ -196,7 +196,7 @@ def test_report_ends_with_the_rank_s_own_words() -> None:
 def test_writer_keeps_the_order_and_says_when_it_is_full() -> None:
     reading, writing = os.pipe()
     woken = threading.Event()
-    writer = Writer(woken.set)
+    writer = OutputWriter(woken.set)
     try:
         block = bytes(range(256)) * 256
         blocks = 0
@@ -222,7 +222,7 @@ def test_writer_survives_a_reader_that_is_gone() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     woken = threading.Event()
-    writer = Writer(woken.set)
+    writer = OutputWriter(woken.set)
     try:
         writer.put(writing, b"to nobody")
         assert woken.wait(LIMIT)
@@ -240,7 +240,7 @@ def test_writer_survives_a_reader_that_is_gone() -> None:
 def test_writer_waits_for_a_descriptor_that_somebody_made_non_blocking() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    writer = Writer(lambda: None)
+    writer = OutputWriter(lambda: None)
     try:
         writer.put(writing, b"x" * 500_000)
         time.sleep(0.05)

@@ -11,7 +11,7 @@ import pytest
 
 import phalanx
 from phalanx.config import VARIABLES, Variable
-from phalanx.config.reader import Reader
+from phalanx.config.reader import VariableReader
 
 PACKAGE = Path(phalanx.__file__).parent
 CONFIG = PACKAGE / "config"
@@ -36,7 +36,7 @@ def test_the_table_is_exactly_what_is_read() -> None:
 
 def test_a_variable_that_is_not_in_the_table_cannot_be_read() -> None:
     with pytest.raises(LookupError, match="PHALANX_NEW"):
-        Reader({"PHALANX_NEW": "1"}).raw("PHALANX_NEW")
+        VariableReader({"PHALANX_NEW": "1"}).raw("PHALANX_NEW")
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)

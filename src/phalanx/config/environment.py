@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ConfigError
-from .reader import Reader, environment, invalid
+from .reader import VariableReader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
 __all__ = [
@@ -40,7 +40,7 @@ def backend_of_choice(env: Mapping[str, str] | None = None) -> str:
     Raises:
         ConfigError: The variable names none.
     """
-    text = (Reader(env).text("PHALANX_BACKEND") or "auto").lower()
+    text = (VariableReader(env).text("PHALANX_BACKEND") or "auto").lower()
     if text not in ("auto", *BACKENDS):
         raise invalid("PHALANX_BACKEND", text, ", ".join(("auto", *BACKENDS)))
     return "mesh" if text == "auto" else text
@@ -52,7 +52,7 @@ def pure(env: Mapping[str, str] | None = None) -> bool:
     Raises:
         ConfigError: The variable is neither true nor false.
     """
-    return Reader(env).flag("PHALANX_PURE")
+    return VariableReader(env).flag("PHALANX_PURE")
 
 
 def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
@@ -61,7 +61,7 @@ def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
     torch attaches its flight recorder unless it is told not to, but that takes longer than a short collective: on
     Phalanx it records what happens only if the variable is set.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     recorded = reader.text("TORCH_FR_BUFFER_SIZE") or reader.text("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
     return recorded != "0" or reader.text("TORCH_DIST_NAN_CHECK") == "1"
 
@@ -72,7 +72,7 @@ def log_level(env: Mapping[str, str] | None = None) -> int | None:
     Raises:
         ConfigError: The variable names no level.
     """
-    text = Reader(env).text("PHALANX_LOG")
+    text = VariableReader(env).text("PHALANX_LOG")
     if text is None:
         return None
     if text.lower() not in _LEVELS:
@@ -87,7 +87,7 @@ def inherited(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def snapshot(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every variable of the table that is set, in the table's order, safe to show: a secret only by its length."""
-    reader = Reader(env)
+    reader = VariableReader(env)
     shown: dict[str, str] = {}
     for variable in VARIABLES:
         value = reader.raw(variable.name)
@@ -109,7 +109,7 @@ def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
     Raises:
         ConfigError: The folder cannot be made, or is not this user's alone.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     preferred = reader.text("XDG_RUNTIME_DIR")
     if preferred is not None and os.path.isabs(preferred):
         folder = Path(preferred)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from . import slurm
 from .identity import launcher_process
-from .reader import Reader
+from .reader import VariableReader
 
 __all__ = ["Launcher", "find_launcher"]
 
@@ -36,7 +36,7 @@ class Launcher:
         """All variables that this launcher sets for a rank."""
         return (self.rank, self.world_size, self.local_rank, self.local_world_size, *self.others)
 
-    def identity(self, reader: Reader) -> tuple[str, ...]:
+    def identity(self, reader: VariableReader) -> tuple[str, ...]:
         """What this launcher calls the job; empty if it does not say."""
         if self.name == "torchrun":
             return (reader.text("TORCHELASTIC_RUN_ID") or "",)
@@ -91,7 +91,7 @@ _SLURM = Launcher(
 )
 
 
-def find_launcher(reader: Reader) -> Launcher | None:
+def find_launcher(reader: VariableReader) -> Launcher | None:
     """The launcher whose variables count here; None if there are none at all.
 
     `RANK` goes first: whoever sets it means it, and torchrun or `phalanx run` may itself be started by mpirun or srun.
@@ -121,7 +121,7 @@ def find_launcher(reader: Reader) -> Launcher | None:
     return None
 
 
-def _torchrun_style(reader: Reader) -> Launcher:
+def _torchrun_style(reader: VariableReader) -> Launcher:
     # `phalanx run` sets TORCHELASTIC_RUN_ID too, for scripts that look for it: so ask for its own variable first.
     if reader.text("PHALANX_DIRECTORY") is not None:
         return _PHALANX

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ..arguments import plain_number, shown
 from ..errors import ConfigError, MissingVariable
 from .algorithms import ALGORITHMS, parse_algorithms
-from .reader import HIGHEST_PORT, Reader, invalid, parse_flag, parse_integer
+from .reader import HIGHEST_PORT, VariableReader, invalid, parse_flag, parse_integer
 
 __all__ = ["Options", "TlsOptions", "options_of"]
 
@@ -133,7 +133,7 @@ class Options:
             ConfigError: A variable is not valid; the message names it, its value and what would be valid.
             MissingVariable: Some, but not all, of the three variables for TLS are set.
         """
-        reader = Reader(env)
+        reader = VariableReader(env)
         given: frozenset[str] = self._given  # type: ignore[attr-defined]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, rule in _RULES.items():
@@ -279,7 +279,7 @@ def _parse(rule: _Rule, text: str) -> object:
     return value
 
 
-def _tls_from_env(reader: Reader) -> TlsOptions | None:
+def _tls_from_env(reader: VariableReader) -> TlsOptions | None:
     names = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
     certificate, key, ca = (reader.text(name) for name in names)
     if certificate is None and key is None and ca is None:

@@ -6,14 +6,14 @@ import os
 import stat
 
 from ..errors import ConfigError
-from .reader import Reader
+from .reader import VariableReader
 
 __all__ = ["find_token"]
 
 _LONGEST = 4096
 
 
-def find_token(reader: Reader, argument: str | bytes | None = None) -> bytes | None:
+def find_token(reader: VariableReader, argument: str | bytes | None = None) -> bytes | None:
     """The token from the argument, `PHALANX_TOKEN` or the file named by `PHALANX_TOKEN_FILE`, in this order.
 
     Raises:

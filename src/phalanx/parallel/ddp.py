@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..group import Group
 from ..group.tracking import call_site
 from . import replicas
-from .reducer import Reducer
+from .reducer import GradientReducer
 from .uneven import Exchange, UnevenInputs
 
 __all__ = ["DDP"]
@@ -110,8 +110,8 @@ class DDP(nn.Module):  # type: ignore[misc]
         words["the options"] = f"{self._bucket_bytes} {self._broadcast_buffers} {self._find_unused}"
         replicas.check_alike(words, self.group, "the ranks have different modules", timeout=self._timeout)
 
-    def _make_reducer(self, parameters: Mapping[str, nn.Parameter]) -> Reducer:
-        return Reducer(
+    def _make_reducer(self, parameters: Mapping[str, nn.Parameter]) -> GradientReducer:
+        return GradientReducer(
             parameters,
             self.group,
             bucket_bytes=self._bucket_bytes,

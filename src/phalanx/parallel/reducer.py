@@ -5,7 +5,8 @@ in a callback of autograd when that backward is over, however many others it has
 does). On every rank a pass is the same sequence of operations:
 
 1. one average per bucket, always in the same order; each begins as soon as it can, while backward goes on;
-2. one short all_reduce of the ranks' `_Report`s: who failed, which buckets grew after they were sent, what was used;
+2. one short all_reduce of the ranks' `_PassReport`s: who failed, which buckets grew after they were sent, and
+   what was used;
 3. another average of the buckets that grew.
 
 A backward that raises does not call its callback, but drops it. The pass then sends the rest of its sequence with the
@@ -33,13 +34,13 @@ from . import replicas
 from .buckets import make_buckets
 from .uneven import Exchange, UnevenInputs
 
-__all__ = ["Reducer"]
+__all__ = ["GradientReducer"]
 
 SHOWN = 5
 """Names that a message lists."""
 
 
-class Reducer:
+class GradientReducer:
     """Averages the gradients of some parameters of a module.
 
     Args:
@@ -154,7 +155,7 @@ class Reducer:
 
 
 @dataclasses.dataclass
-class _Report:
+class _PassReport:
     """What a rank says at the end of a pass. The reports of all ranks are combined by their maximum."""
 
     words: npt.NDArray[np.int64]
@@ -163,7 +164,7 @@ class _Report:
     @classmethod
     def make(
         cls, *, failed: int, trained: Sequence[bool], grown: Sequence[bool], used: Sequence[bool] | None
-    ) -> _Report:
+    ) -> _PassReport:
         """`failed` is 0, or 1 + the rank. `used` is left out where all parameters have to be."""
         mark = zlib.crc32(bytes(trained))  # the largest of x and of -x tell whether all are the same
         return cls(np.array([failed, mark, -mark, *grown, *(used or ())], np.int64), len(grown))
@@ -193,7 +194,7 @@ class Pass:
         only_zeros: This rank has no gradients to give and wants none.
     """
 
-    def __init__(self, reducer: Reducer, *, may_leave_out: bool, only_zeros: bool = False) -> None:
+    def __init__(self, reducer: GradientReducer, *, may_leave_out: bool, only_zeros: bool = False) -> None:
         self._reducer = reducer
         self._may_leave_out = may_leave_out
         self._only_zeros = only_zeros
@@ -315,7 +316,7 @@ class Pass:
                 "torch.nn.Embedding(..., sparse=False))"
             )
 
-    def _report(self, *, async_op: bool, failed: bool = False) -> _Report:
+    def _report(self, *, async_op: bool, failed: bool = False) -> _PassReport:
         reducer = self._reducer
         used = None
         if self._may_leave_out:
@@ -323,7 +324,7 @@ class Pass:
                 trained and not self._only_zeros and parameter.grad is not None
                 for parameter, trained in zip(reducer.parameters, self._trained, strict=True)
             ]
-        report = _Report.make(
+        report = _PassReport.make(
             failed=reducer.group.rank + 1 if failed or self._problem is not None else 0,
             trained=self._trained,
             grown=self._grown,
@@ -335,7 +336,7 @@ class Pass:
             self._works.append(made)
         return report
 
-    def _check(self, report: _Report) -> None:
+    def _check(self, report: _PassReport) -> None:
         reducer = self._reducer
         if report.failed:
             peer = reducer.group.members[report.failed - 1]
@@ -351,7 +352,7 @@ class Pass:
             }
             replicas.check_alike(words, reducer.group, "the ranks train different parameters", timeout=reducer.timeout)
 
-    def _give_out(self, report: _Report) -> None:
+    def _give_out(self, report: _PassReport) -> None:
         wanted = self._trained
         if self._may_leave_out:  # parameters that no rank used keep no gradient, as in training on one rank
             wanted = [trained and used for trained, used in zip(wanted, report.used, strict=True)]
@@ -396,7 +397,7 @@ def _accumulator(parameter: nn.Parameter) -> Any:
     return node
 
 
-def _hook(reducer: weakref.ref[Reducer], place: int) -> Any:
+def _hook(reducer: weakref.ref[GradientReducer], place: int) -> Any:
     """Runs after all hooks of the program on that parameter, as torch's own does."""
 
     def hook(_inputs: Any, outputs: tuple[Any, ...]) -> None:

@@ -13,7 +13,17 @@ from typing import Any
 from ..arguments import as_index, as_seconds
 from ..errors import PeerLost, PhalanxError, UsageError
 
-__all__ = ["FAILED_AT", "Died", "Failure", "RankFailed", "capture", "check_count", "first_cause", "noting", "to_error"]
+__all__ = [
+    "FAILED_AT",
+    "Died",
+    "RankFailed",
+    "RankFailure",
+    "capture",
+    "check_count",
+    "first_cause",
+    "noting",
+    "to_error",
+]
 
 FAILED_AT = "_phalanx_failed_at"
 """The attribute in which an exception carries the time when it left the user's function."""
@@ -59,7 +69,7 @@ class Died:
 
 
 @dataclass
-class Failure:
+class RankFailure:
     """What one rank has to say about its end."""
 
     rank: int
@@ -82,13 +92,13 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def capture(rank: int, at: float, error: BaseException) -> Failure:
+def capture(rank: int, at: float, error: BaseException) -> RankFailure:
     """What is known of an exception, on the rank that raised it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     first = str(error).split("\n", 1)[0]
     name = type(error).__name__
     echo = error.peer if isinstance(error, PeerLost) else None
-    return Failure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
+    return RankFailure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
 
 
 def noting(fn: Callable[..., Any], *args: Any) -> Any:
@@ -101,17 +111,17 @@ def noting(fn: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def first_cause(failures: Sequence[Failure]) -> Failure:
+def first_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """The failure that the others follow from: the earliest that does not just say that a failed rank is lost."""
 
-    def is_echo(failure: Failure) -> bool:
+    def is_echo(failure: RankFailure) -> bool:
         # When a rank died is only known from when it was noticed, so that its time says nothing.
         return any(f.rank == failure.echo_of and f is not failure and (f.died or f.at <= failure.at) for f in failures)
 
     return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: failure.at)
 
 
-def to_error(cause: Failure, failures: Sequence[Failure]) -> RankFailed:
+def to_error(cause: RankFailure, failures: Sequence[RankFailure]) -> RankFailed:
     """The error to raise, of the original's type where that can be."""
     lines = [f"rank {cause.rank} failed: {cause.summary}"]
     others = sorted((f for f in failures if f is not cause), key=lambda f: f.rank)
@@ -126,7 +136,7 @@ def to_error(cause: Failure, failures: Sequence[Failure]) -> RankFailed:
     return failed
 
 
-def _typed(error: Exception, message: str, cause: Failure) -> RankFailed | None:
+def _typed(error: Exception, message: str, cause: RankFailure) -> RankFailed | None:
     kind = type(error)
     if isinstance(error, RankFailed):
         kind = kind.__bases__[1] if len(kind.__bases__) > 1 else Exception

@@ -1,4 +1,4 @@
-"""The nursery's own process: it has everything imported, runs no threads, and forks ranks.
+"""The process of the fork server: it has everything imported, runs no threads, and forks ranks.
 
 A fork of a process with threads can hang in a lock that somebody held at that moment. This process has none, so that
 its children start clean, and in milliseconds, because what they need is already in memory.
@@ -26,10 +26,10 @@ import msgspec
 
 from . import shipping
 
-__all__ = ["Ended", "Kill", "Start", "Started", "main", "read_message", "write_message"]
+__all__ = ["ChildEnded", "Kill", "Start", "Started", "main", "read_message", "write_message"]
 
 IDLE = 120.0
-"""Seconds without a child and without a request after which the nursery ends by itself."""
+"""Seconds without a child and without a request after which the fork server ends by itself."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -59,7 +59,7 @@ class Started(msgspec.Struct, tag="started"):
     pids: list[int]
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class ChildEnded(msgspec.Struct, tag="ended"):
     """A child ended."""
 
     pid: int
@@ -68,7 +68,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 Request = Start | Kill
-Answer = Started | Ended
+Answer = Started | ChildEnded
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Any, Any] = {}
 
@@ -104,7 +104,7 @@ def read_message(sock: socket.socket, kind: Any, max_fds: int = 0) -> tuple[Any,
     return decoder.decode(data), list(fds)
 
 
-class _Server:
+class _ForkServerProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._children: set[int] = set()
@@ -216,7 +216,7 @@ class _Server:
                 os.killpg(pid, signal.SIGKILL)  # what it started and left behind, while the number is still its own
             status = os.waitpid(pid, 0)[1]
             self._children.discard(pid)
-            write_message(self._sock, Ended(pid, status))
+            write_message(self._sock, ChildEnded(pid, status))
 
     @staticmethod
     def _kill(pids: list[int]) -> None:
@@ -248,4 +248,4 @@ def main(fd: int) -> None:
     from . import rank_process  # noqa: F401
 
     _keep_all()
-    _Server(socket.socket(fileno=fd)).serve()
+    _ForkServerProcess(socket.socket(fileno=fd)).serve()

@@ -18,8 +18,8 @@ from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
 from ..wire import codec
 from . import shipping
-from .failures import Died, Failure, RankFailed, first_cause, to_error
-from .fork_server import Nursery, nursery
+from .failures import Died, RankFailed, RankFailure, first_cause, to_error
+from .fork_server import ForkServer, borrow_fork_server
 from .fork_server_process import Start
 from .rank_process import HEADER, LIMITS, START, Task, error_from, read_exactly
 from .worlds import Factory, meeting_place
@@ -57,7 +57,7 @@ def run_processes(
     modules = shipping.modules_of(fn)
     with meeting_place(backend, n, options) as place:
         task = shipping.dumps(Task(place, patience, fn, args))
-        with nursery(environment, modules) as home, contextlib.ExitStack() as stack:
+        with borrow_fork_server(environment, modules) as server, contextlib.ExitStack() as stack:
             pairs = [socket.socketpair() for _ in range(n)]
             for mine, its in pairs:
                 stack.enter_context(mine)
@@ -66,10 +66,10 @@ def run_processes(
             fds = [fd for (_, its), file in zip(pairs, stacks, strict=True) for fd in (its.fileno(), file.fileno())]
             request = Start(n, modules, sys.path, os.getcwd(), environment)
             with _outputs() as outputs:
-                pids = home.start(request, [*outputs, *fds])
+                pids = server.start(request, [*outputs, *fds])
             for _, its in pairs:
                 its.close()
-            run = _Run(home, pids, [mine for mine, _ in pairs], stacks, deadline, frozenset(may_die))
+            run = _RunningRanks(server, pids, [mine for mine, _ in pairs], stacks, deadline, frozenset(may_die))
             try:
                 return run.run(START.pack(deadline.at, len(task)) + task)
             finally:
@@ -90,29 +90,29 @@ def _outputs() -> Iterator[list[int]]:
         yield found
 
 
-class _Run:
+class _RunningRanks:
     """The ranks of one call, until all have ended."""
 
     def __init__(
         self,
-        home: Nursery,
+        server: ForkServer,
         pids: list[int],
         sockets: list[socket.socket],
         stacks: Sequence[IO[bytes]],
         deadline: Deadline,
         may_die: frozenset[int],
     ) -> None:
-        self._home = home
+        self._server = server
         self._pids = pids
         self._sockets = sockets
         self._stacks = stacks
         self._deadline = deadline
         self._may_die = may_die
         self._results: dict[int, Any] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[RankFailure] = []
         self._alive = set(range(len(pids)))
         self._selector = selectors.DefaultSelector()
-        self._selector.register(home, selectors.EVENT_READ, None)
+        self._selector.register(server, selectors.EVENT_READ, None)
         for rank, sock in enumerate(sockets):
             self._selector.register(sock, selectors.EVENT_READ, rank)
 
@@ -146,11 +146,11 @@ class _Run:
         while self._alive and not limit.expired:
             self._look(limit.remaining())
         limit = Deadline(KILL_TIME)
-        self._home.kill([self._pids[rank] for rank in self._alive])
+        self._server.kill([self._pids[rank] for rank in self._alive])
         while self._alive:
             self._look(limit.remaining())
             if limit.expired:
-                self._home.close()  # takes its children with it
+                self._server.close()  # takes its children with it
                 break
         self._selector.close()
 
@@ -160,7 +160,7 @@ class _Run:
             if key.data is not None:
                 self._read_report(key.data)
         try:
-            ended = self._home.ended()
+            ended = self._server.ended()
         except PhalanxError:
             ended = []
             self._alive.clear()
@@ -200,7 +200,7 @@ class _Run:
             self._results[rank] = value
         elif kind == "failure":
             at, summary, traceback, echo, data = value
-            self._failures.append(Failure(rank, at, summary, traceback, error_from(data) if data else None, echo))
+            self._failures.append(RankFailure(rank, at, summary, traceback, error_from(data) if data else None, echo))
 
     def _died(self, rank: int, status: int) -> None:
         if os.WIFSIGNALED(status):
@@ -213,7 +213,7 @@ class _Run:
             self._fail(rank, str(died), self._stack_of(rank))
 
     def _fail(self, rank: int, summary: str, stack: str = "") -> None:
-        self._failures.append(Failure(rank, time.monotonic(), summary, stack, died=True))
+        self._failures.append(RankFailure(rank, time.monotonic(), summary, stack, died=True))
 
     def _end_stopped(self) -> None:
         """A rank that was stopped on purpose would never end: it is ended once nobody else is left."""

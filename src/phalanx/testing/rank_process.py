@@ -17,7 +17,7 @@ from ..group import Group
 from ..wire import codec
 from . import shipping
 from .failures import FAILED_AT, capture, noting
-from .worlds import Place, join
+from .worlds import MeetingPlace, join
 
 __all__ = ["HEADER", "LIMITS", "START", "Task", "error_from", "main", "read_exactly"]
 
@@ -34,7 +34,7 @@ START = struct.Struct("<dQ")
 class Task(NamedTuple):
     """What a rank is to do. Sent by `shipping`."""
 
-    place: Place
+    place: MeetingPlace
     patience: float
     """The default timeout of the group."""
     fn: Callable[..., Any]

@@ -19,7 +19,7 @@ from .runner import Runner
 from .tensors import Places
 from .work import Job, seconds_of
 
-__all__ = ["SLICE", "GroupBase", "Request", "only"]
+__all__ = ["SLICE", "GroupBase", "OperationRequest", "only"]
 
 _KINDS: dict[type, tuple[bool, bool]] = {
     c10d.AllreduceOptions: (True, False),
@@ -45,7 +45,7 @@ SLICE = 4 << 20
 little beside it."""
 
 
-class Request:
+class OperationRequest:
     """How an operation was asked for: torch says it in an options object, or in arguments of their own."""
 
     __slots__ = ("later", "op", "root", "seconds")
@@ -102,7 +102,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if not HAS_BACKENDS:
             kernels()
 
-    def _issue(self, job: Job, request: Request, tensors: Any, size: int = _LONG) -> Any:
+    def _issue(self, job: Job, request: OperationRequest, tensors: Any, size: int = _LONG) -> Any:
         seconds = self._seconds if request.seconds is None else request.seconds
         work = self._runner.issue(job, seconds, tensors, later=request.later, size=size)
         if self._coalesced is not None:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import SLICE, Request, only
-from .reductions import Reductions
-from .tensors import Memory, Places, adjacent, check_alike, in_place, joined, places, plain, source
+from .base import SLICE, OperationRequest, only
+from .reductions import TorchReductions
+from .tensors import Places, TensorMemory, adjacent, check_alike, in_place, joined, places, plain, source
 from .visible import visible
 from .work import Job
 
-__all__ = ["Gathers"]
+__all__ = ["TorchGathers"]
 
 
-class Gathers(Reductions):
+class TorchGathers(TorchReductions):
     """`broadcast`, `allgather`, `alltoall` and their kin."""
 
     @visible
@@ -29,7 +29,7 @@ class Gathers(Reductions):
             DistBackendError, DistNetworkError: As every operation: from here, or from `wait` of the work.
         """
         tensor = only(tensors, "broadcast")
-        request = Request(opts, timeout=timeout, root=root)
+        request = OperationRequest(opts, timeout=timeout, root=root)
         group, src = self.group, request.root
         array = plain(tensor)
         if array is not None:
@@ -51,14 +51,14 @@ class Gathers(Reductions):
         """The tensors of all ranks in one tensor, on every rank."""
         if not output.is_cpu:
             return self._on(output, "all_gather_single")(output, input, opts)
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         self._check_parts("all_gather", output, input)
         return self._issue(self._all_gather_job(output, input), request, [output], output.nbytes)
 
     @visible
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`all_gather_single` of many tensors."""
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
             return self._on(outputs[0], "all_gather_single_coalesced")(outputs, inputs, opts)
         jobs = []
@@ -74,14 +74,14 @@ class Gathers(Reductions):
         tensor = only(inputs, "all_gather")
         if not tensor.is_cpu:
             return self._on(tensor, "allgather")(outputs, inputs, opts)
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         targets = only(outputs, "all_gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
         return self._issue(self._all_gather_list_job(targets, tensor), request, list(targets), tensor.nbytes)
 
     @visible
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`allgather` of many tensors: `outputs[r][i]` is the i-th of rank r."""
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         if inputs and not inputs[0].is_cpu:
             return self._on(inputs[0], "allgather_coalesced")(outputs, inputs, opts)
         if len(outputs) != self.group.world_size:
@@ -160,7 +160,7 @@ class Gathers(Reductions):
         tensor = only(inputs, "gather")
         if not tensor.is_cpu:
             return self._on(tensor, "gather")(outputs, inputs, opts)
-        request = Request(opts, timeout=timeout, root=root)
+        request = OperationRequest(opts, timeout=timeout, root=root)
         targets: Any = []
         if request.root == self.group.rank:
             targets = only(outputs, "gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
@@ -190,7 +190,7 @@ class Gathers(Reductions):
         output = only(outputs, "scatter")
         if not output.is_cpu:
             return self._on(output, "scatter")(outputs, inputs, opts)
-        request = Request(opts, timeout=timeout, root=root)
+        request = OperationRequest(opts, timeout=timeout, root=root)
         parts: Any = []
         if request.root == self.group.rank:
             parts = only(inputs, "scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs
@@ -222,7 +222,7 @@ class Gathers(Reductions):
         """Sends the j-th part of a tensor to rank j. The parts may be of any size."""
         if not output.is_cpu:
             return self._on(output, "all_to_all_single")(output, input, output_split_sizes, input_split_sizes, opts)
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         check_alike("all_to_all", [output, input])
         sending, receiving = list(input_split_sizes), list(output_split_sizes)
         group = self.group
@@ -258,7 +258,7 @@ class Gathers(Reductions):
         """Sends the j-th tensor to rank j. They may be of any size."""
         if outputs and not outputs[0].is_cpu:
             return self._on(outputs[0], "alltoall")(outputs, inputs, opts)
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         group = self.group
         for tensors in (outputs, inputs):
             check_alike("all_to_all", tensors, count=group.world_size)
@@ -300,7 +300,9 @@ class Gathers(Reductions):
         received.copy_from(address + half * sent.dtype.itemsize)
         return True
 
-    def _all_to_all_apart(self, targets: list[Memory], inputs: Sequence[Any], count: int, left: float | None) -> None:
+    def _all_to_all_apart(
+        self, targets: list[TensorMemory], inputs: Sequence[Any], count: int, left: float | None
+    ) -> None:
         sources = [source(tensor) for tensor in inputs]
         dtype = sources[0].dtype
         for part, seconds in self._slices(count, dtype, left):

@@ -17,15 +17,15 @@ from .errors import translated
 from .runner import Runner
 from .tensors import in_place, source
 from .visible import visible
-from .work import Finished, Message, SelfMessage
+from .work import FinishedWork, MessageWork, SelfMessageWork
 
-__all__ = ["Messages"]
+__all__ = ["TorchMessages"]
 
 SHORT = 16 << 10
 """Bytes up to which a message is sent in the calling thread: it fits where the receiver will look for it."""
 
 
-class Messages(GroupBase):
+class TorchMessages(GroupBase):
     """`send`, `recv` and `recv_anysource`, all of them asynchronous, as torch means them.
 
     Most are waited for at once: then they go the quick way of a synchronous message, in the thread that waits.
@@ -54,7 +54,7 @@ class Messages(GroupBase):
         if array.nbytes <= SHORT and outgoing.idle:  # nobody has to be there to take it
             work = self._at_once(begin, [tensor], (outgoing, incoming))
         else:
-            work = Message((outgoing, incoming), begin, [tensor])
+            work = MessageWork((outgoing, incoming), begin, [tensor])
             outgoing.join(work)
         return self._noted(work)
 
@@ -119,7 +119,7 @@ class Messages(GroupBase):
             assert isinstance(result, Received)
             return result.src
 
-        work = Message((incoming, outgoing), lambda: self._recv(memory.array, src, tag), [tensor], finish)
+        work = MessageWork((incoming, outgoing), lambda: self._recv(memory.array, src, tag), [tensor], finish)
         incoming.join(work)
         return work
 
@@ -133,8 +133,8 @@ class Messages(GroupBase):
                 raise
             raise shown from error
         if work is None:
-            return Finished(tensors)
-        message = Message(lines, lambda: work, tensors)
+            return FinishedWork(tensors)
+        message = MessageWork(lines, lambda: work, tensors)
         message.run()
         return message
 
@@ -192,7 +192,7 @@ class OwnMessages:
         self._rank = rank
         self._lock = threading.Lock()
         self._sent: dict[int, deque[Any]] = {}
-        self._awaited: dict[int, deque[SelfMessage]] = {}
+        self._awaited: dict[int, deque[SelfMessageWork]] = {}
 
     def send(self, tensor: Any, tag: int) -> Any:
         """Keeps a copy for the receive that will come, or gives it to the one that waits."""
@@ -204,11 +204,11 @@ class OwnMessages:
                 self._sent.setdefault(tag, deque()).append(copy)
         if receive is not None:
             receive.arrive(copy)
-        return Finished([tensor])
+        return FinishedWork([tensor])
 
     def recv(self, tensor: Any, tag: int) -> Any:
         """Takes the oldest message of that tag, now or when it is sent."""
-        receive = SelfMessage(tensor, self._rank)
+        receive = SelfMessageWork(tensor, self._rank)
         with self._lock:
             sent = self._sent.get(tag)
             copy = sent.popleft() if sent else None

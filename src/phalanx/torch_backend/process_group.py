@@ -34,13 +34,13 @@ from . import (
     work,
 )
 from .untraced import leave_alone
-from .work import Combined, Finished, seconds_of
+from .work import CombinedWork, FinishedWork, seconds_of
 
 __all__ = ["PhalanxProcessGroup", "part_of"]
 
 
 @older_torch.fitted
-class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers):
+class PhalanxProcessGroup(gathers.TorchGathers, messages.TorchMessages, barriers.TorchBarriers):
     """What `init_process_group("phalanx")` and `new_group` give.
 
     Args:
@@ -220,7 +220,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 
     def _end_coalescing(self, device: Any) -> Any:
         works, self._coalesced = self._coalesced or [], None
-        return Combined(works) if works else Finished([])
+        return CombinedWork(works) if works else FinishedWork([])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

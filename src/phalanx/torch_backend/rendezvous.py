@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..config import Options
-from ..config.reader import Reader
+from ..config.reader import VariableReader
 from ..config.secret import find_token
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, RendezvousError, WorldNotFormed
@@ -30,7 +30,7 @@ __all__ = ["arrange"]
 LOOPBACK = "127.0.0.1"
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _StoredMeeting(msgspec.Struct, frozen=True):
     """What rank 0 leaves in the store."""
 
     address: str = ""
@@ -52,7 +52,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
         WorldNotFormed: Rank 0 did not say in time where it listens.
         RendezvousError: Rank 0 said that it cannot.
     """
-    token = find_token(Reader())
+    token = find_token(VariableReader())
     # A store may outlive a world (torchrun's does), and the next one has the same name: each has a key of its own.
     key = f"phalanx/meeting/{store.add(f'phalanx/worlds/{rank}', 1)}"
     if rank != 0:
@@ -60,7 +60,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     try:
         meeting, place = _host(store, token, world_size, options)
     except Exception as error:
-        _publish(store, key, _Place(failure=describe(error)))
+        _publish(store, key, _StoredMeeting(failure=describe(error)))
         raise
     meeting.on_formed = lambda: _remove(store, key)  # by then everybody has read it
     try:
@@ -71,7 +71,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     return meeting
 
 
-def _host(store: Any, token: bytes | None, world_size: int, options: Options) -> tuple[Meeting, _Place]:
+def _host(store: Any, token: bytes | None, world_size: int, options: Options) -> tuple[Meeting, _StoredMeeting]:
     from ..rendezvous.hosting.start import HostedDirectory  # rank 0 alone needs it
 
     host, all_local = _my_host(store)
@@ -85,7 +85,9 @@ def _host(store: Any, token: bytes | None, world_size: int, options: Options) ->
     )
     address = Address(host, directory.address.port)
     shown = None if fresh is None else fresh.decode()
-    return Meeting([address], token or fresh, all_local, directory=directory), _Place(str(address), shown, all_local)
+    return Meeting([address], token or fresh, all_local, directory=directory), _StoredMeeting(
+        str(address), shown, all_local
+    )
 
 
 def _my_host(store: Any) -> tuple[str, bool]:
@@ -111,7 +113,7 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def _publish(store: Any, key: str, place: _Place) -> None:
+def _publish(store: Any, key: str, place: _StoredMeeting) -> None:
     store.set(key, msgspec.json.encode(place).decode())
 
 
@@ -123,7 +125,7 @@ def _remove(store: Any, key: str) -> None:
 def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadline) -> Meeting:
     try:
         store.wait([key], timedelta(seconds=max(deadline.remaining(), 0.001)))
-        place = msgspec.json.decode(store.get(key), type=_Place)
+        place = msgspec.json.decode(store.get(key), type=_StoredMeeting)
     except RuntimeError as error:  # torch's errors of a store, and of the way to it
         raise WorldNotFormed(
             f"rank 0 did not say within {deadline.seconds:g} s where it can be met (torch's store: {error})",

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from .errors import translated
-from .work import Finished, Job, Operation
+from .work import CollectiveWork, FinishedWork, Job
 
 __all__ = ["Runner"]
 
@@ -83,8 +83,8 @@ class Runner:
                 raise shown from error
             finally:
                 self._turn.release()
-            return Finished(tensors)
-        operation = Operation(self, job, seconds, self.default, tensors)
+            return FinishedWork(tensors)
+        operation = CollectiveWork(self, job, seconds, self.default, tensors)
         self.join(operation, at_once=size > SHORT)
         return operation
 

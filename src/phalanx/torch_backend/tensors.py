@@ -16,8 +16,8 @@ import torch
 from ..errors import UnsupportedArray, UsageError
 
 __all__ = [
-    "Memory",
     "Places",
+    "TensorMemory",
     "adjacent",
     "as_tensor",
     "check_alike",
@@ -67,7 +67,7 @@ _STAND_INS = {dtype: _SIGNED[size] for dtype, (stand_in, size) in _OTHERS.items(
 """What torch itself can turn into an array instead."""
 
 
-class Memory:
+class TensorMemory:
     """Contiguous memory that stands for a tensor: its own, or a copy that `restore` writes back."""
 
     __slots__ = ("_copy", "_tensor", "array")
@@ -113,7 +113,7 @@ def source(tensor: Any, *, reducing: bool = False) -> Any:
     return in_place(tensor, reducing=reducing).array if array is None else array
 
 
-def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
+def in_place(tensor: Any, *, reducing: bool = False) -> TensorMemory:
     """Memory to read a tensor from and to write it to.
 
     Raises:
@@ -121,14 +121,14 @@ def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
     """
     array = plain(tensor)
     if array is not None:
-        return Memory(array, tensor)
+        return TensorMemory(array, tensor)
     _check(tensor)
     detached = tensor.detach()
     if detached.is_contiguous() and not detached.is_conj() and not detached.is_neg():
-        return Memory(_by_address(detached, reducing), detached)
+        return TensorMemory(_by_address(detached, reducing), detached)
     copy = torch.empty(detached.shape, dtype=detached.dtype)
     copy.copy_(detached)
-    return Memory(_owned(copy, reducing), detached, copy)
+    return TensorMemory(_owned(copy, reducing), detached, copy)
 
 
 class Places(NamedTuple):

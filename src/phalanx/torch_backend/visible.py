@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
 
-Operation = Callable[..., Any]
+Perform = Callable[..., Any]
 
 OLDER_NAMES = {
     "all_gather_single": "_allgather_base",
@@ -31,7 +31,7 @@ OLDER_NAMES = {
     "all_to_all_single": "alltoall_base",
 }
 """What torch called these before 2.13."""
-OPERATIONS: dict[str, Operation] = {}
+OPERATIONS: dict[str, Perform] = {}
 """What Phalanx does for each of torch's operations, by the name of the method."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -41,15 +41,15 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 class _Running(threading.local):
-    call: Call | None = None
+    call: DispatchedCall | None = None
 
 
-class Call:
+class DispatchedCall:
     """A call that is on its way through the dispatcher."""
 
     __slots__ = ("args", "kwargs", "operation", "work")
 
-    def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, operation: Perform, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operation = operation
         self.args = args
         self.kwargs = kwargs
@@ -61,7 +61,7 @@ running = _Running()
 """The innermost of those calls of this thread."""
 
 
-def visible(operation: Operation) -> Operation:
+def visible(operation: Perform) -> Perform:
     """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches."""
     name = operation.__name__
     OPERATIONS[name] = operation
@@ -75,7 +75,7 @@ def visible(operation: Operation) -> Operation:
         if not _are_on_cpu(args, kwargs):  # the group for that device shows it
             return operation(self, *args, **kwargs)
         self.prepare_dispatch()
-        outer, running.call = running.call, Call(operation, args, kwargs)
+        outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
         mine = running.call
         try:
             found = through(self, *args, **kwargs)
@@ -89,7 +89,7 @@ def visible(operation: Operation) -> Operation:
     return functools.wraps(operation)(call)
 
 
-def perform(group: GroupBase, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+def perform(group: GroupBase, operation: Perform, *args: Any, **kwargs: Any) -> Any:
     """Does an operation that has come through the dispatcher."""
     work = operation(group, *args, **kwargs)
     if running.call is not None and running.call.operation is operation:
@@ -97,7 +97,7 @@ def perform(group: GroupBase, operation: Operation, *args: Any, **kwargs: Any) -
     return work
 
 
-def unwatched(job: Operation, *args: Any) -> Any:
+def unwatched(job: Perform, *args: Any) -> Any:
     """Runs what belongs to an operation that was shown before, in a thread of a program that may be watched now."""
     if not _modes():
         return job(*args)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..group import Work as GroupWork
     from .runner import Runner
 
-__all__ = ["Combined", "Finished", "Message", "Operation", "SelfMessage", "seconds_of"]
+__all__ = ["CollectiveWork", "CombinedWork", "FinishedWork", "MessageWork", "SelfMessageWork", "seconds_of"]
 
 Job = Callable[[float | None], Any]
 """Does an operation. Takes the seconds that it may last; None is the group's default, which is quickest."""
@@ -38,7 +38,7 @@ def seconds_of(timeout: Any) -> float | None:
     return min(seconds, LONGEST) if seconds > 0 else None
 
 
-class Finished(dist.Work):  # type: ignore[misc]  # torch is not typed here
+class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
     """An operation that went well before the call returned."""
 
     __slots__ = ("_future", "_tensors")
@@ -79,7 +79,7 @@ class Finished(dist.Work):  # type: ignore[misc]  # torch is not typed here
         return self.source_rank()
 
 
-class _Unfinished(dist.Work):  # type: ignore[misc]
+class _UnfinishedWork(dist.Work):  # type: ignore[misc]
     """What operations have in common that go on after the call has returned."""
 
     def __init__(self, tensors: Any) -> None:
@@ -179,7 +179,7 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
         return error
 
 
-class Operation(_Unfinished):
+class CollectiveWork(_UnfinishedWork):
     """A collective that waits for its turn, in a queue of its group. Whoever waits for it may run it."""
 
     def __init__(self, runner: Runner, job: Job, seconds: float | None, default: float, tensors: Any) -> None:
@@ -229,7 +229,7 @@ class Operation(_Unfinished):
             raise self._too_long(seconds)
 
 
-class Message(_Unfinished):
+class MessageWork(_UnfinishedWork):
     """A message that waits for its turn, or is under way. Whoever waits for it may begin it.
 
     Args:
@@ -319,7 +319,7 @@ class Message(_Unfinished):
         self._done.wait()  # another thread may be about to say so
 
 
-class Combined(_Unfinished):
+class CombinedWork(_UnfinishedWork):
     """Several operations as one: done when all are, failed as the first that did."""
 
     def __init__(self, works: list[Any]) -> None:
@@ -351,7 +351,7 @@ class Combined(_Unfinished):
         return True
 
 
-class SelfMessage(_Unfinished):
+class SelfMessageWork(_UnfinishedWork):
     """A receive from oneself."""
 
     def __init__(self, tensor: Any, rank: int) -> None:

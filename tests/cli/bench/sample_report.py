@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.cli.bench.results import Bandwidth, CellResult, Column, Machine, MemoryResult, Report, Timing
+from phalanx.cli.bench.results import Bandwidth, BenchReport, CellResult, Column, Machine, MemoryResult, Timing
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> BenchReport:
     """Phalanx is twice as fast as Gloo and half as fast as Open MPI at 64 KiB; the other way round at 64 MiB."""
 
     def cell(size: int, ranks: int, ours: float, gloo: float, openmpi: float) -> CellResult:
@@ -36,4 +36,4 @@ def report(**changes: Any) -> Report:
         "memory": [MemoryResult("phalanx", 2, 64 << 20, 1 << 20, 0)],
         "errors": ["Open MPI on 2 ranks failed"],
     }
-    return Report(**{**values, **changes})
+    return BenchReport(**{**values, **changes})

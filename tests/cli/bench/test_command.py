@@ -23,8 +23,8 @@ from tests.launchers.starting import mpirun, needs_mpirun, needs_torch
 from phalanx.cli import app
 from phalanx.cli.bench.contenders import Contender, Site, ours
 from phalanx.cli.bench.measure import Measuring
-from phalanx.cli.bench.plan import Cell, Plan
-from phalanx.cli.bench.results import Report
+from phalanx.cli.bench.plan import BenchPlan, Cell
+from phalanx.cli.bench.results import BenchReport
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -75,7 +75,7 @@ def test_in_a_pipe_it_writes_a_table_and_the_files(tmp_path: Path) -> None:
     ):
         assert words in done.stdout
     assert re.search(r"^4 KiB +[\d.,]+ (µs|ms) ±\d+%$", done.stdout, re.M)
-    report = Report.decode(data.read_bytes())
+    report = BenchReport.decode(data.read_bytes())
     assert [(cell.operation, cell.ranks, cell.size) for cell in report.cells] == [
         (operation, ranks, size)
         for ranks in (2, 3)
@@ -108,7 +108,7 @@ def test_beside_every_peer(tmp_path: Path) -> None:
     done = bench(every, "-s", "1K", "-n", "2", "--against", peers, *where, "--json", str(data))
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    report = Report.decode(data.read_bytes())
+    report = BenchReport.decode(data.read_bytes())
     assert [column.name for column in report.columns] == ["phalanx", *peers.split(",")]
     assert [len(cell.timings) for cell in report.cells] == [5] * 10
     for cell in report.cells:
@@ -193,7 +193,7 @@ def test_a_failing_phalanx_gives_exit_code_1_and_its_error() -> None:
 
 
 def measuring(tmp_path: Path, contenders: list[Contender], step: Callable[[Any], None], **changes: Any) -> Measuring:
-    plan = Plan(
+    plan = BenchPlan(
         operations=["all_reduce"],
         sizes=[8, 64],
         dtypes=["float32"],
@@ -226,7 +226,7 @@ def test_a_contender_whose_rank_dies_is_started_again_for_the_next_cell(tmp_path
         if isinstance(what, Cell):
             steps.append(what)
             if len(steps) == 1:
-                os.kill(run._crews["phalanx-tcp"].pids[1], signal.SIGKILL)
+                os.kill(run._running["phalanx-tcp"].pids[1], signal.SIGKILL)
 
     run = measuring(tmp_path, [ours("auto"), ours("tcp")], step)
     run.run()
@@ -241,7 +241,7 @@ def test_a_contender_whose_rank_dies_is_started_again_for_the_next_cell(tmp_path
 def test_a_contender_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     def step(what: Cell | str) -> None:
         if isinstance(what, Cell) and what.size == 8:
-            os.kill(run._crews["phalanx-tcp"].pids[1], signal.SIGSTOP)
+            os.kill(run._running["phalanx-tcp"].pids[1], signal.SIGSTOP)
 
     run = measuring(tmp_path, [ours("auto"), ours("tcp")], step, limit=2.0)
     run.run()

@@ -20,13 +20,13 @@ from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, 
 from phalanx.cli.bench.machine import describe, limit, measure_bandwidth
 from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
-from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, Cell, Plan
+from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
 from phalanx.cli.bench.plot import check_plot, draw
-from phalanx.cli.bench.results import Bandwidth, Report, Timing
+from phalanx.cli.bench.results import Bandwidth, BenchReport, Timing
 from phalanx.cli.bench.show import all_errors, show, tables
 from phalanx.cli.bench.sizes import parse_sizes, show_bytes, show_ratio, show_seconds, show_size
 from phalanx.cli.bench.summary import geometric_mean, standings, summary
-from phalanx.cli.bench.with_phalanx import _Phalanx
+from phalanx.cli.bench.with_phalanx import _PhalanxLibrary
 from phalanx.errors import BackendUnavailable, ConfigError
 from phalanx.testing import run_ranks
 
@@ -82,7 +82,7 @@ def test_what_is_expected_of_an_operation_is_what_phalanx_does(name: str, n: int
         sizes = [array.nbytes for array in arrays if array is not None]
         assert max(sizes) <= (120 if operation.divided else 100)
         operation.before(world.rank, n, x)
-        library = _Phalanx.__new__(_Phalanx)
+        library = _PhalanxLibrary.__new__(_PhalanxLibrary)
         library._world, library.rank, library.size = world, world.rank, n
         library.call(name, arrays)()
         return operation.after(world.rank, n, *arrays)
@@ -123,7 +123,7 @@ def test_dtypes(name: str) -> None:
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> BenchPlan:
     values: dict[str, Any] = {
         "operations": ["all_reduce", "barrier"],
         "sizes": [8, 1024],
@@ -131,7 +131,7 @@ def plan(**changes: Any) -> Plan:
         "ranks": [2],
         "contenders": [ours("auto")],
     }
-    return Plan(**{**values, **changes})
+    return BenchPlan(**{**values, **changes})
 
 
 def test_cells() -> None:
@@ -260,7 +260,7 @@ def test_memory_is_seen() -> None:
 
 def test_json_and_back() -> None:
     made = report()
-    assert Report.decode(made.encode()) == made
+    assert BenchReport.decode(made.encode()) == made
 
 
 def test_median_and_spread() -> None:

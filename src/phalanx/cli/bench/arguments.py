@@ -11,7 +11,7 @@ import click
 from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
 from .operations import DTYPES, OPERATIONS
 from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
-from .plan import DEFAULT_OPERATIONS, Plan
+from .plan import DEFAULT_OPERATIONS, BenchPlan
 from .plot import check_plot, draw
 from .session import run
 from .show import all_errors, show
@@ -148,7 +148,7 @@ def command(
         mine = [ours(transport) for transport in transports]
     for peer in missing:
         click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
-    plan = Plan(
+    plan = BenchPlan(
         operations=operations,
         sizes=sizes,
         dtypes=dtypes,

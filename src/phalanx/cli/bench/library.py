@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from .operations import Arrays
 
-__all__ = ["Call", "Library", "Unsupported", "open_library", "pingpong"]
+__all__ = ["Call", "Library", "LibraryLacks", "open_library", "pingpong"]
 
 Call = Callable[[], object]
 """One call of an operation, with its arguments bound."""
 
 
-class Unsupported(Exception):
+class LibraryLacks(Exception):
     """The library has no such operation, or not for this dtype. The text says what it lacks."""
 
 
@@ -35,7 +35,7 @@ class Library(Protocol):
         """The operation on these arrays.
 
         Raises:
-            Unsupported: It has none.
+            LibraryLacks: It has none.
         """
 
     def barrier(self) -> object:

@@ -20,7 +20,7 @@ __all__ = [
     "ROOT",
     "Arrays",
     "Cost",
-    "Operation",
+    "MeasuredOperation",
     "add_operations",
     "element_count",
     "find_operation",
@@ -73,7 +73,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class MeasuredOperation:
     """One operation. `rank` and `n` are the rank and the number of ranks, `count` the elements of the size."""
 
     name: str
@@ -95,7 +95,7 @@ class Operation:
     """The same with arrays that lie in shared memory."""
 
 
-def element_count(operation: Operation, size: int, dtype: str, n: int) -> int:
+def element_count(operation: MeasuredOperation, size: int, dtype: str, n: int) -> int:
     """Elements that make up a size, at least one, and a multiple of the ranks where it is cut by rank."""
     if not operation.sized:
         return 0
@@ -137,7 +137,7 @@ def _parts(array: Array | None, n: int, value: Callable[[int], int]) -> bool:
 # -- the operations ----------------------------------------------------------------------------------------------------
 
 _ALL = [
-    Operation(
+    MeasuredOperation(
         name="all_reduce",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -146,7 +146,7 @@ _ALL = [
         cost=lambda n: Cost(2 * (n - 1), n - 1),
         shared_cost=lambda n: Cost(n - 1, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="reduce",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -154,7 +154,7 @@ _ALL = [
         cost=lambda n: Cost(n - 1 + (n - 1) / n, n - 1),
         shared_cost=lambda n: Cost((n - 1) / n, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="broadcast",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -162,7 +162,7 @@ _ALL = [
         cost=lambda n: Cost(n, 0),
         shared_cost=lambda n: Cost(n - 1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="all_gather",
         divided=True,
         shape=lambda rank, n, count: (count // n, count),
@@ -171,7 +171,7 @@ _ALL = [
         cost=lambda n: Cost(1 + n, 0),
         shared_cost=lambda n: Cost(n, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="gather",
         divided=True,
         shape=lambda rank, n, count: (count // n, count if rank == ROOT else None),
@@ -180,7 +180,7 @@ _ALL = [
         cost=lambda n: Cost(1 + (n - 1) / n, 0),
         shared_cost=lambda n: Cost(1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="scatter",
         divided=True,
         shape=lambda rank, n, count: (count if rank == ROOT else 0, count // n),
@@ -189,7 +189,7 @@ _ALL = [
         cost=lambda n: Cost(1 + (n - 1) / n, 0),
         shared_cost=lambda n: Cost(1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="reduce_scatter",
         divided=True,
         shape=lambda rank, n, count: (count, count // n),
@@ -198,7 +198,7 @@ _ALL = [
         cost=lambda n: Cost(n - 1, n - 1),
         shared_cost=lambda n: Cost(0, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="all_to_all",
         divided=True,
         shape=lambda rank, n, count: (count, count),
@@ -207,7 +207,7 @@ _ALL = [
         cost=lambda n: Cost(2 * (n - 1) + 1, 0),
         shared_cost=lambda n: Cost(n, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="barrier",
         sized=False,
         shape=lambda rank, n, count: (0, None),
@@ -216,7 +216,7 @@ _ALL = [
         cost=lambda n: Cost(0, 0),
         shared_cost=lambda n: Cost(0, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="pingpong",
         halved=True,
         shape=lambda rank, n, count: (count, count),
@@ -233,11 +233,11 @@ OPERATIONS = {operation.name: operation for operation in _ALL}
 _KNOWN = dict(OPERATIONS)
 
 
-def add_operations(more: Iterable[Operation]) -> None:
+def add_operations(more: Iterable[MeasuredOperation]) -> None:
     """Makes operations of another benchmark known, in the driver or in a rank."""
     _KNOWN.update((operation.name, operation) for operation in more)
 
 
-def find_operation(name: str) -> Operation:
+def find_operation(name: str) -> MeasuredOperation:
     """The operation of this name: one of `OPERATIONS`, or one that was added."""
     return _KNOWN[name]

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from .contenders import Contender
 from .machine import LARGE, limit
 from .operations import element_count, find_operation
-from .orders import Prepare
+from .orders import PrepareOrder
 from .results import Bandwidth
 
-__all__ = ["DEFAULT_OPERATIONS", "Cell", "Entrant", "Plan"]
+__all__ = ["DEFAULT_OPERATIONS", "BenchPlan", "Cell", "Entrant"]
 
 DEFAULT_OPERATIONS = (
     "all_reduce",
@@ -45,7 +45,7 @@ class Entrant(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """One run."""
 
     operations: Sequence[str]
@@ -83,11 +83,11 @@ class Plan:
                 found.append(Entrant(f"{contender.name}-empty", f"{contender.label}, empty()", contender, True))
         return found
 
-    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+    def prepare(self, cell: Cell, entrant: Entrant) -> PrepareOrder:
         """The order that makes a contender ready for a cell."""
         dtype = cell.dtype or "float32"
         count = element_count(find_operation(cell.operation), cell.size, dtype, cell.ranks)
-        return Prepare(entrant.name, cell.operation, count, dtype, entrant.in_segment)
+        return PrepareOrder(entrant.name, cell.operation, count, dtype, entrant.in_segment)
 
     def parts(self, cell: Cell) -> int:
         """Into how many parts the time of a call is cut: a ping-pong is two messages."""

@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-__all__ = ["Bandwidth", "CellResult", "Column", "Machine", "MemoryResult", "Report", "Timing"]
+__all__ = ["Bandwidth", "BenchReport", "CellResult", "Column", "Machine", "MemoryResult", "Timing"]
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class Machine(msgspec.Struct, frozen=True):
     bandwidth: list[Bandwidth]
 
 
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     """A whole run."""
 
     date: str
@@ -108,7 +108,7 @@ class Report(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
-    def decode(cls, data: bytes) -> Report:
+    def decode(cls, data: bytes) -> BenchReport:
         """The reverse.
 
         Raises:

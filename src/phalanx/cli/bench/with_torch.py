@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .library import Call, Unsupported, pingpong
+from .library import Call, LibraryLacks, pingpong
 from .operations import ROOT, Arrays
 
-__all__ = ["Torch", "open_world"]
+__all__ = ["TorchLibrary", "open_world"]
 
 
-class Torch:
+class TorchLibrary:
     """A world of torch.distributed."""
 
     def __init__(self, torch: Any, backend: str, timeout: float) -> None:
@@ -53,12 +53,12 @@ class Torch:
         """A tensor in the array's memory.
 
         Raises:
-            Unsupported: torch has no such dtype.
+            LibraryLacks: torch has no such dtype.
         """
         try:
             return self._torch.from_numpy(array)
         except TypeError:
-            raise Unsupported(f"torch takes no NumPy array of {array.dtype}") from None
+            raise LibraryLacks(f"torch takes no NumPy array of {array.dtype}") from None
 
     def parts(self, tensor: Any) -> list[Any] | None:
         """One view of the tensor for each rank."""
@@ -69,9 +69,9 @@ class Torch:
         return getattr(self.dist, new, None) or getattr(self.dist, old)
 
 
-def open_world(timeout: float, backend: str) -> Torch:
+def open_world(timeout: float, backend: str) -> TorchLibrary:
     """Joins by the variables of this process, on torch's backend of this name."""
     import torch
     import torch.distributed
 
-    return Torch(torch, backend, timeout)
+    return TorchLibrary(torch, backend, timeout)

@@ -17,10 +17,10 @@ from typing import TypeVar
 from phalanx.config import Launch, Options
 from phalanx.types import Address
 
-__all__ = ["CHECKS", "Check", "Finding", "Situation", "Status", "check", "examine", "ok", "problem", "warning"]
+__all__ = ["CHECKS", "Check", "Finding", "Severity", "Situation", "check", "examine", "ok", "problem", "warning"]
 
 
-class Status(enum.Enum):
+class Severity(enum.Enum):
     """How bad it is."""
 
     OK = "ok"
@@ -35,7 +35,7 @@ class Finding:
     """What one check found, and what to do about it. The advice is empty only where all is well."""
 
     topic: str
-    status: Status
+    status: Severity
     found: str
     advice: str = ""
 
@@ -98,17 +98,17 @@ def check(topic: str) -> Callable[[_Check], _Check]:
 
 def ok(topic: str, found: str) -> Finding:
     """All is well."""
-    return Finding(topic, Status.OK, found)
+    return Finding(topic, Severity.OK, found)
 
 
 def warning(topic: str, found: str, advice: str) -> Finding:
     """Works, but may bite."""
-    return Finding(topic, Status.WARNING, found, advice)
+    return Finding(topic, Severity.WARNING, found, advice)
 
 
 def problem(topic: str, found: str, advice: str) -> Finding:
     """A job would fail."""
-    return Finding(topic, Status.PROBLEM, found, advice)
+    return Finding(topic, Severity.PROBLEM, found, advice)
 
 
 def examine(situation: Situation) -> Iterator[Finding]:

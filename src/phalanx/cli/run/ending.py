@@ -7,7 +7,7 @@ import math
 import signal
 from dataclasses import dataclass, field
 
-from .processes import Rank
+from .processes import LocalRank
 from .world import WorldEnd
 
 __all__ = ["Ending", "Reason"]
@@ -43,14 +43,14 @@ class Ending:
     reason: Reason | None = None
     signal: int = 0
     """What the launcher was told to end by."""
-    failed: list[Rank] = field(default_factory=list)
+    failed: list[LocalRank] = field(default_factory=list)
     """The ranks that failed before anything was sent to them, in the order in which they were seen."""
     cause: WorldEnd | None = None
     signalled: bool = False
     """True once anything was sent: from then on a rank's end says nothing about the rank."""
     steps: list[tuple[float, int]] = field(default_factory=list)
 
-    def rank_ended(self, rank: Rank, now: float) -> None:
+    def rank_ended(self, rank: LocalRank, now: float) -> None:
         """A rank ended by itself, or so it seems."""
         if self.signalled:
             return
@@ -62,7 +62,7 @@ class Ending:
             # It left in a hurry, but it was done: those who still need it will say so themselves.
             self._start(None)
 
-    def world_ended(self, cause: WorldEnd, now: float, local: Rank | None) -> bool:
+    def world_ended(self, cause: WorldEnd, now: float, local: LocalRank | None) -> bool:
         """The directory said why the world ended.
 
         Args:
@@ -81,7 +81,7 @@ class Ending:
         self._start(Reason.FAILURE, (now + NOTICE, signal.SIGTERM), (now + NOTICE + self.grace, signal.SIGKILL))
         return True
 
-    def _only_lost(self, rank: Rank) -> bool:
+    def _only_lost(self, rank: LocalRank) -> bool:
         return self.cause is not None and self.cause.rank == rank.rank and not self.cause.aborted
 
     def told(self, number: int, now: float) -> None:
@@ -133,7 +133,7 @@ class Ending:
         self.signalled = True
         return self.steps.pop(0)[1]
 
-    def culprit(self, ranks: list[Rank]) -> Rank | None:
+    def culprit(self, ranks: list[LocalRank]) -> LocalRank | None:
         """The rank of this node that is to blame; None if it is another node's or nobody is."""
         if self.cause is not None:
             return next((rank for rank in ranks if rank.rank == self.cause.rank), None)

@@ -14,7 +14,7 @@ from phalanx.types import Address
 from .guardian import MARK
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import RunPlan
 
 __all__ = ["OWN_VARIABLES", "new_run_id", "rank_environment", "reserve_port"]
 
@@ -30,7 +30,7 @@ _DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 
 
 def rank_environment(
-    plan: Plan,
+    plan: RunPlan,
     base: Mapping[str, str],
     local_rank: int,
     *,

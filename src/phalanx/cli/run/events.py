@@ -12,10 +12,10 @@ from types import FrameType
 
 from .world import WorldEnd
 
-__all__ = ["MailHandler", "Mailbox", "Signals"]
+__all__ = ["LauncherMailbox", "MailHandler", "Signals"]
 
 
-class Mailbox:
+class LauncherMailbox:
     """Takes messages from any thread; the loop polls `descriptor` and empties it."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Mailbox:
 class MailHandler(logging.Handler):
     """Brings log lines of other threads to the loop, so that they never tear a rank's line."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: LauncherMailbox) -> None:
         super().__init__()
         self._mailbox = mailbox
         self.setFormatter(logging.Formatter("phalanx: %(message)s"))
@@ -82,7 +82,7 @@ class Signals:
 
     @classmethod
     @contextlib.contextmanager
-    def caught(cls, mailbox: Mailbox) -> Iterator[Signals]:
+    def caught(cls, mailbox: LauncherMailbox) -> Iterator[Signals]:
         """Catches them and wakes the loop; the former handlers come back at the end."""
         signals = cls()
 

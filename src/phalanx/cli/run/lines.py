@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["LineStream", "Screen", "colour_of"]
+__all__ = ["LineOutput", "LineStream", "colour_of"]
 
 PARTIAL_AFTER = 0.5
 """Seconds after which an unfinished line is shown."""
@@ -33,7 +33,7 @@ def colour_of(rank: int) -> int:
     return _COLOURS[rank % len(_COLOURS)]
 
 
-class Screen:
+class LineOutput:
     """One output: a terminal, a pipe or a file. It knows whose unfinished line stands in the last row.
 
     Args:
@@ -72,7 +72,7 @@ def _visible(line: bytes) -> bytes:
 class LineStream:
     """One output of one rank on its way to a screen."""
 
-    def __init__(self, screen: Screen, prefix: bytes) -> None:
+    def __init__(self, screen: LineOutput, prefix: bytes) -> None:
         self._screen = screen
         self._prefix = prefix
         self._line = b""

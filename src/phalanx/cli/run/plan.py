@@ -13,7 +13,7 @@ from phalanx.types import Address
 
 from .environment import OWN_VARIABLES
 
-__all__ = ["Plan", "cores"]
+__all__ = ["RunPlan", "cores"]
 
 MAX_PORT = 65535
 
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """One job, as the launcher of one node sees it.
 
     Raises:

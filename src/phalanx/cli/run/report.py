@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "describe_status", "failure_report", "last_words", "list_ranks"]
+__all__ = ["JobFailure", "describe_status", "failure_report", "last_words", "list_ranks"]
 
 LAST_LINES = 30
 """Lines that are shown of an output without a traceback."""
@@ -20,7 +20,7 @@ _LINK = re.compile(r"^(During handling of the above exception|The above exceptio
 
 
 @dataclass(frozen=True)
-class Failure:
+class JobFailure:
     """What is known of the rank that failed."""
 
     rank: int
@@ -112,7 +112,7 @@ def _lines(data: bytes) -> list[str]:
     return lines
 
 
-def failure_report(failure: Failure, notes: Sequence[str], *, colour: bool) -> str:
+def failure_report(failure: JobFailure, notes: Sequence[str], *, colour: bool) -> str:
     """The text that is printed last.
 
     Args:

@@ -9,14 +9,14 @@ import socket
 import time
 
 from .ending import Ending, Reason
-from .events import Mailbox, Signals
+from .events import LauncherMailbox, Signals
 from .guardian import end_all, send
 from .output import Console, RankOutput
-from .plan import Plan
-from .processes import Processes, Rank
-from .report import Failure, describe_status, failure_report, last_words, list_ranks
-from .world import World, WorldEnd
-from .writer import Writer
+from .plan import RunPlan
+from .processes import LocalRank, Processes
+from .report import JobFailure, describe_status, failure_report, last_words, list_ranks
+from .world import LaunchedWorld, WorldEnd
+from .writer import OutputWriter
 
 __all__ = ["Supervisor"]
 
@@ -42,14 +42,14 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         processes: Processes,
-        outputs: dict[Rank, tuple[RankOutput, RankOutput]],
+        outputs: dict[LocalRank, tuple[RankOutput, RankOutput]],
         *,
         console: Console,
-        writer: Writer,
-        world: World,
-        mailbox: Mailbox,
+        writer: OutputWriter,
+        world: LaunchedWorld,
+        mailbox: LauncherMailbox,
         signals: Signals,
     ) -> None:
         self._plan = plan
@@ -63,9 +63,9 @@ class Supervisor:
         self._signals = signals
         self._ending = Ending(plan.grace)
         self._host = socket.gethostname()
-        self._spared: Rank | None = None
+        self._spared: LocalRank | None = None
         """The rank that is to blame and gets the time to end by itself, so that its exit code is its own."""
-        self._stubborn: set[Rank] = set()
+        self._stubborn: set[LocalRank] = set()
         """Ranks that were killed after the grace period."""
         self._announced = False
         self._killed = False
@@ -269,10 +269,10 @@ class Supervisor:
                 return f"phalanx: {cause.reason}"
             where = f"node {self._plan.node_of(cause.rank)}"
             verb = "ended the world" if cause.aborted else "was lost"
-            far = Failure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
+            far = JobFailure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
             return failure_report(far, (), colour=colour)
         stdout, stderr = (output.tail for output in self._by_rank[culprit])
-        failure = Failure(
+        failure = JobFailure(
             culprit.rank,
             self._how(culprit),
             self._host,
@@ -285,7 +285,7 @@ class Supervisor:
         )
         return failure_report(failure, self._notes(culprit), colour=colour)
 
-    def _how(self, culprit: Rank) -> str:
+    def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause
         if culprit in self._stubborn:
             what = cause.reason if cause else "it"
@@ -297,7 +297,7 @@ class Supervisor:
             )
         return describe_status(culprit.status or 0)
 
-    def _notes(self, culprit: Rank) -> list[str]:
+    def _notes(self, culprit: LocalRank) -> list[str]:
         also = [rank for rank in self._ending.failed if rank is not culprit]
         known = {culprit, *also}
         ended = [rank.rank for rank in self._processes.ranks if rank.status and rank not in known]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
 
-__all__ = ["HostedWorld", "WatchedWorld", "World", "WorldEnd"]
+__all__ = ["HostedWorld", "LaunchedWorld", "WatchedWorld", "WorldEnd"]
 
 logger = logging.getLogger("phalanx.run")
 
@@ -49,7 +49,7 @@ class WorldEnd:
     """True if somebody said so, False if the rank was lost without a word."""
 
 
-class World(Protocol):
+class LaunchedWorld(Protocol):
     """What the supervisor needs of it."""
 
     address: Address

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Writer"]
+__all__ = ["OutputWriter"]
 
 HIGH = 1 << 20
 """Bytes waiting above which the writer is full."""
@@ -23,7 +23,7 @@ PIECE = 256 << 10
 """Bytes that are joined into one write."""
 
 
-class Writer:
+class OutputWriter:
     """Writes bytes to descriptors in the order in which they were put.
 
     Args:

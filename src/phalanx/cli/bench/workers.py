@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from .contenders import Contender, Site, environment
-from .orders import Answer, End, Order
+from .orders import Answer, EndOrder, Order
 
-__all__ = ["Crew", "CrewFailed"]
+__all__ = ["Workers", "WorkersFailed"]
 
 _START = 120.0
 """Seconds for all ranks to start: sixteen that import torch on two cores take a while."""
@@ -31,14 +31,14 @@ _OTHERS = 2.0
 """Seconds that the other ranks have to fail as well, once one did: the first error is often not the one that tells."""
 _GONE = "a process ended"
 _TAIL = 2000
-"""Characters of a crew's output that are shown when it failed."""
+"""Characters of their output that are shown when it failed."""
 
 
-class CrewFailed(Exception):
+class WorkersFailed(Exception):
     """A contender's processes failed. The text says how, with what they wrote."""
 
 
-class _Rank:
+class _RankConnection:
     """The connection to one rank."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -65,7 +65,7 @@ class _Rank:
         return msgspec.json.decode(line, type=Answer) if newline else None
 
 
-class Crew:
+class Workers:
     """All ranks of one contender. Whoever makes one calls `end` or `kill`.
 
     Args:
@@ -76,7 +76,7 @@ class Crew:
         limit: Seconds for one answer.
 
     Raises:
-        CrewFailed: They did not start.
+        WorkersFailed: They did not start.
     """
 
     def __init__(self, contender: Contender, n: int, *, site: Site, folder: Path, limit: float) -> None:
@@ -85,7 +85,7 @@ class Crew:
         self._folder = folder
         self._socket, self._log = folder / "s", folder / "log"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ranks: list[_Rank] = []
+        self._ranks: list[_RankConnection] = []
         try:
             self._start(site)
         except BaseException:
@@ -121,7 +121,7 @@ class Crew:
             self._accept(listener, deadline)
         hellos = self._answers(deadline, "starting")
         if {answer.size for answer in hellos} != {self.n}:
-            raise CrewFailed(
+            raise WorkersFailed(
                 f"{self.contender.label} formed {hellos[0].size} ranks and not {self.n}: "
                 "mpi4py was built for another MPI than this mpirun's"
             )
@@ -136,12 +136,12 @@ class Crew:
         while len(self._ranks) < self.n:
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
-                self._ranks.append(_Rank(connection))
+                self._ranks.append(_RankConnection(connection))
             if any(process.poll() is not None for process in self._processes):
                 self._answers(time.monotonic() + _OTHERS, "starting")  # one that failed has said why
-                raise CrewFailed(self._words("ended while starting"))
+                raise WorkersFailed(self._words("ended while starting"))
             if time.monotonic() > deadline:
-                raise CrewFailed(self._words(f"did not start within {_START:.0f} s"))
+                raise WorkersFailed(self._words(f"did not start within {_START:.0f} s"))
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Crew:
         """Gives all ranks an order; their answers, by rank.
 
         Raises:
-            CrewFailed: A rank failed, is gone, or did not answer in time. The crew is of no use then.
+            WorkersFailed: A rank failed, is gone, or did not answer in time. The workers are of no use then.
         """
         line = msgspec.json.encode(order) + b"\n"
         self._pause(False)
@@ -157,8 +157,8 @@ class Crew:
             # Of one that is gone the answer tells.
             with contextlib.suppress(OSError):
                 rank.connection.sendall(line)
-        answers = self._answers(time.monotonic() + self.limit, type(order).__name__.lower())
-        self._pause(not isinstance(order, End))
+        answers = self._answers(time.monotonic() + self.limit, str(type(order).__struct_config__.tag))
+        self._pause(not isinstance(order, EndOrder))
         return answers
 
     def _pause(self, stopped: bool) -> None:
@@ -168,7 +168,7 @@ class Crew:
                 process.send_signal(signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def _answers(self, deadline: float, what: str) -> list[Answer]:
-        answers: dict[_Rank, Answer] = {}
+        answers: dict[_RankConnection, Answer] = {}
         errors: list[str] = []
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
@@ -191,10 +191,10 @@ class Crew:
                         errors.append(answer.error.strip())
                         deadline = min(deadline, time.monotonic() + _OTHERS)
         if errors:
-            raise CrewFailed(self._failure(errors, what))
+            raise WorkersFailed(self._failure(errors, what))
         if len(answers) < len(self._ranks):
             late = len(self._ranks) - len(answers)
-            raise CrewFailed(self._words(f"took too long ({what}): {late} of {self.n} ranks gave no answer"))
+            raise WorkersFailed(self._words(f"took too long ({what}): {late} of {self.n} ranks gave no answer"))
         return [answers[rank] for rank in self._ranks]
 
     def _failure(self, errors: list[str], what: str) -> str:
@@ -216,9 +216,9 @@ class Crew:
 
     def end(self) -> None:
         """Lets the ranks leave their world, and ends what is left."""
-        with contextlib.suppress(CrewFailed):
+        with contextlib.suppress(WorkersFailed):
             self.limit = _GRACE
-            self.ask(End())
+            self.ask(EndOrder())
         _wait(self._processes, _GRACE)
         self.kill()
 
