@@ -14,7 +14,7 @@ import torch
 import torch._dynamo  # data parallel asks for it, and it takes seconds
 import torch.distributed as dist
 from tests.lateness import bound
-from tests.torch_backend.crew import TORCH, together
+from tests.torch_backend.support import TORCH, together
 from torch import nn
 
 from phalanx.errors import Desync, PeerLost, Timeout

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from tests.cli.run_support import LIMIT, wait_for
+from tests.cli.run.support import LIMIT, wait_for
 
 from phalanx.cli.run.ending import NOTICE, SETTLE, Ending, Reason
 from phalanx.cli.run.guardian import MARK, end_all, processes, relatives

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.run_support import Runner, lines_of, run  # noqa: F401
+from tests.cli.run.support import Runner, lines_of, run  # noqa: F401
 
 SHOW = """
     import json, os, sys

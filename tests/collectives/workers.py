@@ -9,7 +9,7 @@ from typing import Any
 import phalanx as px
 
 
-class Crew:
+class Workers:
     """All ranks of a world in one process, each driven by a thread that outlives the examples."""
 
     def __init__(self, groups: list[px.Group]) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.run_support import LIMIT, PROGRAM, Runner, alive, run, tail_after, wait_for  # noqa: F401
+from tests.cli.run.support import LIMIT, PROGRAM, Runner, alive, run, tail_after, wait_for  # noqa: F401
 from tests.lateness import bound
 
 STUBBORN = """

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.run_support import LIMIT, Launched, Runner, lines_of, run, tail_after, wait_for  # noqa: F401
+from tests.cli.run.support import LIMIT, Launched, Runner, lines_of, run, tail_after, wait_for  # noqa: F401
 
 # -- ranks that use Phalanx --------------------------------------------------------------------------------------------
 
