@@ -242,9 +242,6 @@ def main(fd: int) -> None:
     """Serves requests that come on a socket."""
     import numpy as np  # noqa: F401 - every rank needs it
 
-    import phalanx  # noqa: F401
-    from phalanx import testing  # noqa: F401
-
     from . import rank_process  # noqa: F401
 
     _keep_all()

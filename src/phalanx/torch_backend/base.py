@@ -88,7 +88,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         """What was issued since `_start_coalescing`."""
         self._memory = np.empty(0, np.uint8)
         self._address = 0
-        self._elsewhere: dict[str, Any] = {}
+        self.device_groups: dict[str, Any] = {}
         """The groups for tensors that are not on the CPU, by the type of the device; None while one is being made."""
         self.hooked = False
         """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
@@ -160,16 +160,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
 
     def _for(self, device: Any) -> Any:
         kind = device.type
-        if kind not in self._elsewhere:
-            self._elsewhere[kind] = None  # under way: whoever makes it asks what this group has
+        if kind not in self.device_groups:
+            self.device_groups[kind] = None  # under way: whoever makes it asks what this group has
             try:
-                self._elsewhere[kind] = devices.group_for(self, device)
+                self.device_groups[kind] = devices.group_for(self, device)
             finally:
-                if self._elsewhere[kind] is None:
-                    del self._elsewhere[kind]
-        if self._elsewhere[kind] is None:
+                if self.device_groups[kind] is None:
+                    del self.device_groups[kind]
+        if self.device_groups[kind] is None:
             raise UnsupportedArray(f"the group for tensors on {device} is not made yet")
-        return self._elsewhere[kind]
+        return self.device_groups[kind]
 
 
 def only(tensors: Any, what: str) -> Any:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from ..errors import UsageError
+from .group_interface import TorchGroup
 from .visible import OPERATIONS, perform, running
-
-if TYPE_CHECKING:
-    from .base import GroupBase
 
 __all__ = ["HAS_BACKENDS", "CpuBackend", "complete", "kernels"]
 
@@ -38,12 +36,12 @@ class CpuBackend(_distributed_c10d.Backend):
     supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, group: GroupBase) -> None:
+    def __init__(self, group: TorchGroup) -> None:
         super().__init__(group.group.rank, group.group.world_size)
         self._group = weakref.ref(group)
 
     @property
-    def process_group(self) -> GroupBase:
+    def process_group(self) -> TorchGroup:
         """The group, as long as it lives.
 
         Raises:

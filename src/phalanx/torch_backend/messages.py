@@ -14,10 +14,11 @@ from ..transports.ring_channel import last_handed_over
 from ..types import Received
 from .base import GroupBase, only
 from .errors import translated
+from .message_work import MessageWork, SelfMessageWork
 from .runner import Runner
 from .tensors import in_place, source
 from .visible import visible
-from .work import FinishedWork, MessageWork, SelfMessageWork
+from .work import FinishedWork
 
 __all__ = ["TorchMessages"]
 

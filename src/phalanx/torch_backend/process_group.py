@@ -17,6 +17,7 @@ from ..config import torch_hooks_wanted
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
 from . import (
+    all_to_all,
     barriers,
     base,
     cpu_backend,
@@ -40,7 +41,9 @@ __all__ = ["PhalanxProcessGroup", "part_of"]
 
 
 @older_torch.fitted
-class PhalanxProcessGroup(gathers.TorchGathers, messages.TorchMessages, barriers.TorchBarriers):
+class PhalanxProcessGroup(
+    gathers.TorchGathers, all_to_all.TorchAllToAll, messages.TorchMessages, barriers.TorchBarriers
+):
     """What `init_process_group("phalanx")` and `new_group` give.
 
     Args:
@@ -228,7 +231,7 @@ class PhalanxProcessGroup(gathers.TorchGathers, messages.TorchMessages, barriers
         """Ends what was issued, says goodbye, and gives everything back. May be called twice."""
         super().shutdown()
         self._runner.stop()
-        elsewhere, self._elsewhere = list(self._elsewhere.values()), {}
+        elsewhere, self.device_groups = list(self.device_groups.values()), {}
         for group in elsewhere:
             if group is not None:
                 group.shutdown()

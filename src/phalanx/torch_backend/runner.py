@@ -10,10 +10,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
+from .collective_work import CollectiveWork
 from .errors import translated
-from .work import CollectiveWork, FinishedWork, Job
+from .line import InLine
+from .work import FinishedWork, Job
 
 __all__ = ["Runner"]
 
@@ -22,24 +24,6 @@ SHORT = 64 << 10
 NAP = 0.001
 NAPS = 20
 """The thread looks at the line by itself for a while after it had work, so that nobody has to wake it."""
-
-
-class InLine(Protocol):
-    """What stands in line."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether its turn was."""
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether `call_back` has something to do."""
-
-    def run(self) -> None:
-        """Does it, or begins it, whatever comes of it. Called once, in its turn."""
-
-    def call_back(self) -> None:
-        """Runs what waits for its end. Called when its turn is over: that may issue operations and wait for them."""
 
 
 class Runner:

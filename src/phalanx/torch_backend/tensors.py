@@ -21,6 +21,7 @@ __all__ = [
     "adjacent",
     "as_tensor",
     "check_alike",
+    "fill",
     "in_place",
     "is_sparse",
     "joined",
@@ -304,3 +305,10 @@ def _owned(tensor: Any, reducing: bool) -> Any:
 def _check_values(tensor: Any) -> None:
     if tensor.dtype != torch.bfloat16:
         raise UnsupportedArray(f"a tensor of {tensor.dtype} cannot be reduced (convert it to float32 or bfloat16)")
+
+
+def fill(tensor: Any, values: Any) -> None:
+    """Copies flat values to a tensor."""
+    memory = in_place(tensor)
+    memory.array[:] = values
+    memory.restore()

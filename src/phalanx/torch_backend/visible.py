@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:
-    from .base import GroupBase
+from .group_interface import TorchGroup
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
 
@@ -69,7 +68,7 @@ def visible(operation: Perform) -> Perform:
         name = OLDER_NAMES[name]
     through = getattr(dist.ProcessGroup, name)
 
-    def call(self: GroupBase, *args: Any, **kwargs: Any) -> Any:
+    def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
         if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
             return operation(self, *args, **kwargs)
         if not _are_on_cpu(args, kwargs):  # the group for that device shows it
@@ -89,7 +88,7 @@ def visible(operation: Perform) -> Perform:
     return functools.wraps(operation)(call)
 
 
-def perform(group: GroupBase, operation: Perform, *args: Any, **kwargs: Any) -> Any:
+def perform(group: TorchGroup, operation: Perform, *args: Any, **kwargs: Any) -> Any:
     """Does an operation that has come through the dispatcher."""
     work = operation(group, *args, **kwargs)
     if running.call is not None and running.call.operation is operation:

@@ -6,24 +6,14 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError
 from phalanx.types import Address
 
 from .guardian import MARK
+from .plan import RunPlan
 
-if TYPE_CHECKING:
-    from .plan import RunPlan
-
-__all__ = ["OWN_VARIABLES", "new_run_id", "rank_environment", "reserve_port"]
-
-OWN_VARIABLES = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
-    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    f"PHALANX_TOKEN PHALANX_DIRECTORY {MARK}".split()
-)
-"""What a user cannot set with --env."""
+__all__ = ["new_run_id", "rank_environment", "reserve_port"]
 
 _DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 """What an outer torchrun says to its own ranks. Here nobody else hosts torch's store."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.errors import ConfigError
 from phalanx.types import Address
 
-from .environment import OWN_VARIABLES
+from .own_variables import OWN_VARIABLES
 
 __all__ = ["RunPlan", "cores"]
 
