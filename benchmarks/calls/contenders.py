@@ -1,4 +1,4 @@
-"""Who takes part in remote calls: Phalanx, the pipe, and the peers that are installed. How each is started."""
+"""The contenders of remote calls: Phalanx, the pipe, and the peers that are installed. Knows how each is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of Phalanx's remote calls, and how it stands."""
+"""The goals of Phalanx's remote calls, and how it stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to measure: sizes and kinds of calls."""
+"""The plan of a run: sizes and kinds of calls."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ class RemoteCallPlan(BenchPlan):
         return 1
 
     def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
-        """Nobody knows: it is no matter of memory alone."""
+        """None: a call is not a matter of memory alone."""
         return None

@@ -67,7 +67,7 @@ def show(report: BenchReport, out: TextIO) -> None:
 
 
 def all_errors(report: BenchReport) -> list[str]:
-    """What failed, each once, with where."""
+    """All failures, each once, with the cell."""
     failed = [
         f"{title(cell.operation, cell.size)}: {timing.error}"
         for cell in report.cells

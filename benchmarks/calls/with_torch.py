@@ -19,7 +19,7 @@ _NAMES = ("caller", "server")
 
 
 def echo(x: Any) -> Any:
-    """What is called. Its name is what travels, so it stands here."""
+    """The function that is called. Its name travels, so it is a function of this module."""
     return x
 
 

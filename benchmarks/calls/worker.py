@@ -41,7 +41,7 @@ class Lacks(Exception):
 
 
 class Server(Protocol):
-    """What answers, as rank 1 holds it."""
+    """The answering side, on rank 1."""
 
     version: str
 
@@ -50,7 +50,7 @@ class Server(Protocol):
 
 
 class Caller(Server, Protocol):
-    """What calls, as rank 0 holds it. Nothing is sent before the call itself."""
+    """The calling side, on rank 0. Nothing is sent before the call itself."""
 
     def echo(self, x: bytes) -> Call:
         """Sends bytes there and back."""

@@ -1,4 +1,4 @@
-"""What is trained: a small GPT, and a model of many small layers."""
+"""The models that are trained: a small GPT, and one of many small layers."""
 
 from __future__ import annotations
 

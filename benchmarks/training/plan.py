@@ -1,4 +1,4 @@
-"""What to measure: models, each with and without communication."""
+"""The plan of a run: models, each with and without communication."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class TrainingPlan(BenchPlan):
         return 1
 
     def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
-        """Nobody knows: it is mostly arithmetic."""
+        """None: a step is mostly arithmetic."""
         return None

@@ -28,7 +28,7 @@ class Steps(NamedTuple):
 
 
 def steps(cell: CellResult, name: str) -> Steps | None:
-    """What a contender's step took, and what of it was waiting; None if it failed."""
+    """The time of a contender's step, and the part of it that was waiting; None if it failed."""
     timing, by_itself = cell.of(name), cell.of(alone(name))
     if timing is None or by_itself is None or timing.seconds is None or by_itself.seconds is None:
         return None

@@ -21,7 +21,7 @@ __all__ = ["open_world"]
 
 
 class _Trainer:
-    """What the two kinds have in common."""
+    """The common part of both kinds of trainers."""
 
     rank: int
     size: int

@@ -1,4 +1,4 @@
-"""Who takes part: torch.distributed on Phalanx's plug-in, and on Gloo."""
+"""The contenders: torch.distributed on Phalanx's plug-in, and on Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the plug-in beside Gloo, and how it stands."""
+"""The goals of the plug-in beside Gloo, and how it stands."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = ["Launch", "detect", "four_variables", "started_as"]
 
 @dataclass(frozen=True)
 class Launch:
-    """Who this process is, as far as arguments and environment tell."""
+    """The identity of this process, as far as arguments and environment tell."""
 
     rank: int
     """This process among all, from 0."""
@@ -153,7 +153,7 @@ def started_as(env: Mapping[str, str] | None = None) -> tuple[Launcher, Setting]
 
 
 class _Arguments(NamedTuple):
-    """What the caller of `detect` gave."""
+    """The arguments of `detect`."""
 
     rank: Setting | None
     world_size: Setting | None
@@ -263,7 +263,7 @@ def _local(
         else:
             local_size = reader.setting(launcher.local_world_size)
     if local_size is None and (size.value == 1 or (master_host is not None and meeting.is_loopback(master_host))):
-        local_size = size  # nobody could come from elsewhere
+        local_size = size  # no rank can come from elsewhere
     if local_size is not None and not 1 <= local_size.value <= size.value:
         expected = f"expected 1 to {size.value}, as {size}"
         raise InvalidWorldSize(local_size.value, f"{local_size} is not a number of ranks on this host ({expected})")

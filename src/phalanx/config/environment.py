@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 BACKENDS = ("mesh", "tcp", "mpi")
-"""What `init` can be told to use."""
+"""The backends that `init` takes."""
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -35,10 +35,10 @@ _LEVELS = {
 
 
 def backend_of_choice(env: Mapping[str, str] | None = None) -> str:
-    """What `init("auto")` means: the backend that `PHALANX_BACKEND` names, else "mesh".
+    """The backend of `init("auto")`: the one that `PHALANX_BACKEND` names, else "mesh".
 
     Raises:
-        ConfigError: The variable names none.
+        ConfigError: The variable does not name a backend.
     """
     text = (VariableReader(env).text("PHALANX_BACKEND") or "auto").lower()
     if text not in ("auto", *BACKENDS):
@@ -102,7 +102,7 @@ def unknown_variables(env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
-    """The folder for this user's private files, where nobody else can read, write or replace them.
+    """The folder for this user's private files, where no other user can read, write or replace them.
 
     That is `XDG_RUNTIME_DIR` if it is fit for it, else `phalanx-<uid>` in `TMPDIR` or `/tmp`, which is made if needed.
 
@@ -137,7 +137,7 @@ _WAY_OUT = "; set XDG_RUNTIME_DIR or TMPDIR to a folder of this user with mode 0
 
 
 def _unfit(folder: Path) -> str | None:
-    """What keeps the folder from holding private files; None if nothing does."""
+    """The reason why the folder cannot hold private files; None if it can."""
     try:
         # lstat: a link could be turned to another place between this look and the use.
         status = folder.lstat()

@@ -37,7 +37,7 @@ class Launcher:
         return (self.rank, self.world_size, self.local_rank, self.local_world_size, *self.others)
 
     def identity(self, reader: VariableReader) -> tuple[str, ...]:
-        """What this launcher calls the job; empty if it does not say."""
+        """The name that this launcher gives the job; empty if there is none."""
         if self.name == "torchrun":
             return (reader.text("TORCHELASTIC_RUN_ID") or "",)
         if self.name == "openmpi":
@@ -94,7 +94,7 @@ _SLURM = Launcher(
 def find_launcher(reader: VariableReader) -> Launcher | None:
     """The launcher whose variables count here; None if there are none at all.
 
-    `RANK` goes first: whoever sets it means it, and torchrun or `phalanx run` may itself be started by mpirun or srun.
+    `RANK` goes first: torchrun and `phalanx run` set it, and may themselves be started by mpirun or srun.
     MPI goes before Slurm, because inside an allocation mpirun starts its own helpers by srun, one per node, and their
     `SLURM_PROCID` is inherited by the ranks. Without `RANK`, the other torchrun-style variables come last: scripts for
     Slurm often export `MASTER_ADDR` and `WORLD_SIZE` and leave the rank to srun.

@@ -60,7 +60,7 @@ class TlsOptions:
 @_remember_what_was_given
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `phalanx.init(options=...)` takes. All fields are keyword-only and checked when the object is made.
+    """The options of `phalanx.init(options=...)`. All fields are keyword-only and checked when the object is made.
 
     Raises:
         ConfigError: A field is not valid; the message names it, its value and what would be valid.
@@ -155,7 +155,7 @@ class Options:
 
 
 def options_of(given: Options | None) -> Options:
-    """What a caller gave; without it, what the environment says.
+    """The options of a caller; without them, those of the environment.
 
     Raises:
         ConfigError: It is something else, or a variable is not valid.

@@ -54,7 +54,7 @@ def _read_private(path: str) -> bytes:
             if status.st_uid != os.geteuid() or mode & 0o077:
                 raise ConfigError(
                     f"{what} belongs to user {status.st_uid} and has mode {mode:04o} (expected a file of user "
-                    f"{os.geteuid()} that nobody else can read: chmod 600)"
+                    f"{os.geteuid()} that no other user can read: chmod 600)"
                 )
             return file.read(_LONGEST + 3).rstrip(b"\r\n")
     except OSError as error:

@@ -1,9 +1,10 @@
-"""What Slurm's variables say: which task this is, how many share a node, and where the first one runs.
+"""Slurm's variables: which task this is, how many share a node, and where the first one runs.
 
 Only a task that `srun` started is a rank. Slurm also sets `SLURM_PROCID=0` in a batch script and in the shell of an
-interactive allocation, next to an `SLURM_NTASKS` that tells what was *allocated*: whoever took these for a rank would
-wait for peers that nobody started. Such a process has no `SLURM_STEP_ID`, or one of the numbers that Slurm reserves for
-batch, interactive and external steps. It is an ordinary process: a world of one, with a warning if more was allocated.
+interactive allocation, next to an `SLURM_NTASKS` that tells what was *allocated*: a process that took these for a rank
+would wait for peers that were never started. Such a process has no `SLURM_STEP_ID`, or one of the numbers that Slurm
+reserves for batch, interactive and external steps. It is an ordinary process: a world of one,
+with a warning if more was allocated.
 
 Variables that were written by hand, without Slurm's own `SLURM_TASK_PID`, are taken at their word.
 """

@@ -9,8 +9,8 @@ does). On every rank a pass is the same sequence of operations:
    what was used;
 3. another average of the buckets that grew.
 
-A backward that raises does not call its callback, but drops it. The pass then sends the rest of its sequence with the
-word that it failed, so that the other ranks raise in their backward instead of waiting, and all can go on together.
+A backward that raises does not call its callback, but drops it. The pass then sends the rest of its sequence and
+reports that it failed, so that the other ranks raise in their backward instead of waiting, and all can go on together.
 Gradients are written only after the reports: a pass that failed on one rank changes none on any.
 """
 
@@ -100,7 +100,7 @@ class GradientReducer:
     # -- what forward says ---------------------------------------------------------------------------------------------
 
     def watch(self, output: Any) -> None:
-        """The next backward through this output of the module is averaged."""
+        """Has the gradients of the next backward through this output averaged."""
         self._armed = any(parameter.requires_grad for parameter in self.parameters)
         if not self._armed:
             return
@@ -108,7 +108,7 @@ class GradientReducer:
             node.register_prehook(self._reached)
 
     def disarm(self) -> None:
-        """A forward that wants no averages was the last one."""
+        """Forgets the last forward: the new one wants no averages."""
         self._armed = False
 
     # -- what autograd says --------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Pass:
             self._give_out(report)
 
     def give_up(self) -> None:
-        """Sends the rest of the sequence, with the word that this rank failed, without waiting for anything."""
+        """Sends the rest of the sequence, with a report that this rank failed, without waiting for anything."""
         reducer = self._reducer
         if reducer.current is self:
             reducer.ended()
@@ -336,7 +336,7 @@ class Pass:
 
 
 class _EndOfBackward:
-    """What autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
+    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
 
     __slots__ = ("_pass",)
 

@@ -70,7 +70,7 @@ class Died:
 
 @dataclass
 class RankFailure:
-    """What one rank has to say about its end."""
+    """The failure of one rank, as that rank reported it."""
 
     rank: int
     at: float
@@ -80,9 +80,9 @@ class RankFailure:
     error: BaseException | None = None
     """The exception itself, where it could be brought here."""
     echo_of: int | None = None
-    """The rank that it says is lost."""
+    """The rank that the error reports as lost."""
     died: bool = False
-    """Whether the rank ended without a word."""
+    """Whether the rank ended without a report."""
 
 
 def _signal_name(number: int) -> str:
@@ -93,7 +93,7 @@ def _signal_name(number: int) -> str:
 
 
 def capture(rank: int, at: float, error: BaseException) -> RankFailure:
-    """What is known of an exception, on the rank that raised it."""
+    """An exception as a failure, on the rank that raised it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     first = str(error).split("\n", 1)[0]
     name = type(error).__name__
@@ -102,7 +102,7 @@ def capture(rank: int, at: float, error: BaseException) -> RankFailure:
 
 
 def noting(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function; an exception that leaves it is marked with the time, before anybody else hears of it."""
+    """Calls a function; an exception that leaves it is marked with the time, before another rank can notice it."""
     try:
         return fn(*args)
     except BaseException as error:

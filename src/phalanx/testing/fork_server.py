@@ -70,7 +70,7 @@ class ForkServer:
                 self._ended.append(answer)
         except (EOFError, OSError) as error:
             self.close()
-            raise PhalanxError(f"the process that starts ranks is gone: {error!r}") from None
+            raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
 
     def ended(self) -> list[ChildEnded]:
         """The children that have ended since this was asked last.
@@ -86,7 +86,7 @@ class ForkServer:
                     found.append(answer)
         except (EOFError, OSError) as error:
             self.close()
-            raise PhalanxError(f"the process that starts ranks is gone: {error!r}") from None
+            raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
         return found
 
     def kill(self, pids: list[int]) -> None:
@@ -120,7 +120,7 @@ def _forget() -> None:
     """In a forked child: they belong to its parent."""
     for _, one in _free:
         one._sock.close()
-        one._process.returncode = 0  # so that nobody here waits for it
+        one._process.returncode = 0  # so that this process does not wait for it
     _free.clear()
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
 

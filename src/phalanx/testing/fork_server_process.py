@@ -1,10 +1,10 @@
 """The process of the fork server: it has everything imported, runs no threads, and forks ranks.
 
-A fork of a process with threads can hang in a lock that somebody held at that moment. This process has none, so that
-its children start clean, and in milliseconds, because what they need is already in memory.
+A fork of a process with threads can hang in a lock that another thread held at that moment. This process has no
+threads, so its children start clean, and in milliseconds, because what they need is already in memory.
 
 It reads one request after another from its socket (see `Request`) and answers with the children's process ids. It ends,
-and kills what is left of its children, when the socket does, or when nobody has asked for anything in a while.
+and kills what is left of its children, when the socket does, or when no request has come for a while.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start"):
-    """Please fork these ranks.
+    """Request: fork these ranks.
 
     With it come 2 + 2 · ranks descriptors: standard output and error, then the socket and the file of each rank.
     """
@@ -48,7 +48,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Kill(msgspec.Struct, tag="kill"):
-    """Please end these children, and what they have started."""
+    """Request: end these children, and all processes that they started."""
 
     pids: list[int]
 
@@ -114,7 +114,7 @@ class _ForkServerProcess:
         os.set_blocking(self._wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for the ranks decides what Ctrl-C means for them
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C means for its ranks
 
     def serve(self) -> None:
         poller = select.poll()
@@ -133,7 +133,7 @@ class _ForkServerProcess:
                         return
                 self._reap()
         except (EOFError, OSError):
-            return  # whoever asked is gone
+            return  # the client is gone
         finally:
             self._kill(list(self._children))
 
@@ -166,7 +166,7 @@ class _ForkServerProcess:
         return True
 
     def _become(self, rank: int, request: Start, fds: list[int]) -> None:
-        """What a child does; never returns."""
+        """Turns a forked child into a rank; never returns."""
         code = 70
         try:
             self._sock.close()
@@ -233,7 +233,7 @@ def _die_with_parent() -> None:
 
 
 def _keep_all() -> None:
-    """What is here stays: children need not copy its pages only because their garbage collectors look at it."""
+    """Freezes all objects: else the children's garbage collectors would touch them, and so copy their pages."""
     gc.collect()
     gc.freeze()
 

@@ -78,7 +78,7 @@ def run_processes(
 
 @contextlib.contextmanager
 def _outputs() -> Iterator[list[int]]:
-    """What is standard output and error of this process right now, be it a terminal or a test's capture."""
+    """The current standard output and error of this process, be it a terminal or a test's capture."""
     with open(os.devnull, "w") as nothing:
         found = []
         for fd in (1, 2):
@@ -155,7 +155,7 @@ class _RunningRanks:
         self._selector.close()
 
     def _look(self, seconds: float) -> None:
-        """Waits for something to happen, and takes note of it."""
+        """Waits for a report or the end of a rank, and notes it."""
         for key, _ in self._selector.select(seconds):
             if key.data is not None:
                 self._read_report(key.data)
@@ -165,7 +165,7 @@ class _RunningRanks:
             ended = []
             self._alive.clear()
             for rank in self._unsettled:
-                self._fail(rank, "the process that started it is gone")
+                self._fail(rank, "the fork server that started it is gone")
         for end in ended:
             rank = self._pids.index(end.pid)
             self._alive.discard(rank)
@@ -216,7 +216,7 @@ class _RunningRanks:
         self._failures.append(RankFailure(rank, time.monotonic(), summary, stack, died=True))
 
     def _end_stopped(self) -> None:
-        """A rank that was stopped on purpose would never end: it is ended once nobody else is left."""
+        """Ends ranks that were stopped on purpose, once no other is left: they would never end by themselves."""
         left = self._unsettled
         if left and left <= self._may_die and all(self._is_stopped(rank) for rank in left):
             for rank in left:
@@ -235,7 +235,7 @@ class _RunningRanks:
             time.sleep(0.01)
         parts = []
         for rank in ranks:
-            doing = self._stack_of(rank) or "  it could not be asked\n"
+            doing = self._stack_of(rank) or "  (it did not answer)\n"
             parts.append(f"rank {rank} is stopped\n" if self._is_stopped(rank) else f"rank {rank} was in:\n{doing}")
         stacks = "\n".join(parts)
         names = ", ".join(map(str, ranks))

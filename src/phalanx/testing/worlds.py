@@ -73,7 +73,7 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
 
 @contextlib.contextmanager
 def _reserved_port(host: str) -> Iterator[Address]:
-    # Bound but not listening: nobody else is given this port, while a socket that also says SO_REUSEADDR may bind it.
+    # Bound but not listening: the kernel hands this port out to no one, but a socket with SO_REUSEADDR may bind it.
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, 0))
@@ -95,7 +95,7 @@ def join(place: MeetingPlace, rank: int, timeout: float) -> LaneBackend:
             backend = TcpBackend(rank, size, place.address, timeout=timeout, options=options)
         else:
             backend = MeshBackend(rank, size, place.address, wire="classic", timeout=timeout, options=options)
-        # On this wire nobody is told that all have come: a rank that is done at once would be missed by the others.
+        # On this wire no rank is told that all have come: one that is done at once would be missed by the others.
         try:
             backend.barrier()
         except BaseException:

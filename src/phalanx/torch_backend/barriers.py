@@ -1,4 +1,4 @@
-"""`barrier`, and the one that says who did not come."""
+"""`barrier`, and `monitored_barrier`, which names the ranks that did not come."""
 
 from __future__ import annotations
 

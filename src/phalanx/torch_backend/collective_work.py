@@ -19,7 +19,7 @@ _LONG_IN_LINE = 1.0
 
 
 class CollectiveWork(UnfinishedWork):
-    """A collective that waits for its turn, in a queue of its group. Whoever waits for it may run it."""
+    """A collective that waits for its turn, in a line of its group. A thread that waits for it may run it."""
 
     def __init__(self, line: Line, job: Job, seconds: float | None, default: float, tensors: Any) -> None:
         super().__init__(tensors)
@@ -34,7 +34,7 @@ class CollectiveWork(UnfinishedWork):
 
     @property
     def begun(self) -> bool:
-        """Whether its turn was: a collective is done then."""
+        """True once the operation has started; a collective has then ended, too."""
         return self._ended
 
     def get_future(self) -> Any:
@@ -43,7 +43,7 @@ class CollectiveWork(UnfinishedWork):
         return super().get_future()
 
     def run(self) -> None:
-        """Does it, whatever comes of it. Called once, in its turn."""
+        """Does the operation and keeps its error. The line calls this once, in the operation's turn."""
         job, self._job = self._job, None
         assert job is not None
         seconds = self._seconds

@@ -86,8 +86,8 @@ class TorchGathers(TorchReductions):
             return self._on(inputs[0], "allgather_coalesced")(outputs, inputs, opts)
         if len(outputs) != self.group.world_size:
             raise UsageError(
-                f"all_gather_coalesced: {len(outputs)} lists of outputs were given, but there are "
-                f"{self.group.world_size} ranks"
+                f"all_gather_coalesced: got {len(outputs)} lists of outputs (expected "
+                f"{self.group.world_size}, one for each rank)"
             )
         jobs = [self._all_gather_list_job([row[i] for row in outputs], tensor) for i, tensor in enumerate(inputs)]
         flat = [tensor for row in outputs for tensor in row]
@@ -139,7 +139,7 @@ class TorchGathers(TorchReductions):
         return job
 
     def _short_all_gather_job(self, found: Places, part: Any) -> Job:
-        """In one piece. Whoever issues it holds the tensors, of which only the places are known here."""
+        """An all_gather in one piece. The caller holds the tensors; only their places are known here."""
         group, whole = self.group, found.whole
 
         def job(seconds: float | None) -> None:
@@ -167,7 +167,10 @@ class TorchGathers(TorchReductions):
             check_alike("gather", targets, count=self.group.world_size)
             check_alike("gather", [tensor, *targets])
             if {target.numel() for target in targets} != {tensor.numel()}:
-                raise UsageError("gather: the outputs and this rank's tensor are not all of one size")
+                raise UsageError(
+                    f"gather: this rank's tensor has {tensor.numel()} elements, but the outputs have "
+                    f"{[target.numel() for target in targets]} (expected the same size everywhere)"
+                )
         dst, group = request.root, self.group
 
         whole = adjacent(targets) if targets else None
@@ -197,7 +200,10 @@ class TorchGathers(TorchReductions):
             check_alike("scatter", parts, count=self.group.world_size)
             check_alike("scatter", [output, *parts])
             if {part.numel() for part in parts} != {output.numel()}:
-                raise UsageError("scatter: the inputs and this rank's output are not all of one size")
+                raise UsageError(
+                    f"scatter: this rank's output has {output.numel()} elements, but the inputs have "
+                    f"{[part.numel() for part in parts]} (expected the same size everywhere)"
+                )
         src, group = request.root, self.group
 
         def job(seconds: float | None) -> None:

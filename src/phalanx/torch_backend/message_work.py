@@ -20,11 +20,11 @@ __all__ = ["MessageWork", "SelfMessageWork"]
 
 
 class MessageWork(UnfinishedWork):
-    """A message that waits for its turn, or is under way. Whoever waits for it may begin it.
+    """A message that waits for its turn, or is under way. A thread that waits for it may begin it.
 
     Args:
         lines: Its own line, and the one for the other direction.
-        begin: Moves the message if that can be done soon, else returns what does so from now on.
+        begin: Moves the message if that can be done soon, else returns the work that does.
         finish: Called when it has arrived; says who sent it, where that matters.
     """
 

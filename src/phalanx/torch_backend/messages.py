@@ -23,7 +23,7 @@ from .work import FinishedWork
 __all__ = ["TorchMessages"]
 
 SHORT = 16 << 10
-"""Bytes up to which a message is sent in the calling thread: it fits where the receiver will look for it."""
+"""Bytes up to which a message is sent in the calling thread: short enough to be buffered on its way."""
 
 
 class TorchMessages(GroupBase):
@@ -52,7 +52,7 @@ class TorchMessages(GroupBase):
         def begin() -> Any:
             return self._send(array, dst, tag)
 
-        if array.nbytes <= SHORT and outgoing.idle:  # nobody has to be there to take it
+        if array.nbytes <= SHORT and outgoing.idle:  # it is sent even if no receiver waits
             work = self._at_once(begin, [tensor], (outgoing, incoming))
         else:
             work = MessageWork((outgoing, incoming), begin, [tensor])
@@ -76,7 +76,7 @@ class TorchMessages(GroupBase):
 
     @visible
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receives a tensor from whoever sends one; `_source_rank` of the work says who did.
+        """Receives a tensor from any rank; `_source_rank` of the work says from which.
 
         Raises:
             As `send`.
@@ -187,7 +187,7 @@ class TorchMessages(GroupBase):
 
 
 class OwnMessages:
-    """What a rank sends to itself, which torch allows for `isend` and `irecv`."""
+    """Messages of a rank to itself, which torch allows for `isend` and `irecv`."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -215,7 +215,9 @@ class TorchReductions(GroupBase):
             UsageError: It is not, or the dtypes differ.
         """
         if whole.dtype != part.dtype:
-            raise UsageError(f"{what}: the tensors are of different dtypes ({whole.dtype}, {part.dtype})")
+            raise UsageError(
+                f"{what}: the tensors have different dtypes ({whole.dtype}, {part.dtype}; expected one for both)"
+            )
         if whole.numel() != part.numel() * self.group.world_size:
             raise UsageError(
                 f"{what}: a tensor of {whole.numel()} elements was given with one of {part.numel()}, which does not "

@@ -1,7 +1,8 @@
 """How the ranks of a torch job find each other: rank 0 tells the others through torch's store where it listens.
 
-The store is torch's: whoever can reach it can read it. So where `PHALANX_TOKEN` is set, that is the job's secret, which
-never goes through the store. Without it, rank 0 makes a fresh one and leaves it in the store until all have come.
+The store is torch's, and every process that reaches it can read it. So where `PHALANX_TOKEN` is set, that is the job's
+secret, which never goes through the store. Without it, rank 0 makes a fresh one and leaves it in the store until all
+have come.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class _StoredMeeting(msgspec.Struct, frozen=True):
-    """What rank 0 leaves in the store."""
+    """The message that rank 0 leaves in the store."""
 
     address: str = ""
     token: str | None = None
@@ -128,7 +129,7 @@ def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadli
         place = msgspec.json.decode(store.get(key), type=_StoredMeeting)
     except RuntimeError as error:  # torch's errors of a store, and of the way to it
         raise WorldNotFormed(
-            f"rank 0 did not say within {deadline.seconds:g} s where it can be met (torch's store: {error})",
+            f"rank 0 did not publish its address in torch's store within {deadline.seconds:g} s ({error})",
             missing=[0],
             seconds=deadline.seconds,
             rank=rank,
@@ -136,10 +137,10 @@ def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadli
         ) from error
     except msgspec.MsgspecError as error:
         raise RendezvousError(
-            f"what rank 0 left in torch's store cannot be read: {error}", rank=rank, peer=0
+            f"cannot read the address that rank 0 published in torch's store: {error}", rank=rank, peer=0
         ) from error
     if place.failure:
-        raise RendezvousError(f"rank 0 cannot be met: {place.failure}", rank=rank, peer=0)
+        raise RendezvousError(f"rank 0 could not host the meeting of the ranks: {place.failure}", rank=rank, peer=0)
     if (token is None) != (place.token is not None):
         there, here = ("rank 0", f"rank {rank}") if token is None else (f"rank {rank}", "rank 0")
         raise ConfigError(

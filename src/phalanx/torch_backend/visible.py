@@ -29,9 +29,9 @@ OLDER_NAMES = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
 }
-"""What torch called these before 2.13."""
+"""The names of these operations before torch 2.13."""
 OPERATIONS: dict[str, Perform] = {}
-"""What Phalanx does for each of torch's operations, by the name of the method."""
+"""Phalanx's function for each of torch's operations, by the name of the method."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_dispatch_stack
@@ -53,7 +53,7 @@ class DispatchedCall:
         self.args = args
         self.kwargs = kwargs
         self.work: Any = None
-        """What Phalanx has begun for it, if it came through."""
+        """The work that Phalanx began for it, if the call came through."""
 
 
 running = _Running()

@@ -76,7 +76,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._promise: Any = None
         self._untold: Any = None
-        """The promise of a future that somebody has, of an operation that has ended."""
+        """The promise of a future that the program holds, of an operation that has ended."""
         self._future: Any = None
         self._ended = False
         self._error: BaseException | None = None
@@ -138,9 +138,9 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         return self._untold is not None
 
     def call_back(self) -> None:
-        """Runs what waits for the end of the operation.
+        """Runs the callbacks that wait for the end of the operation.
 
-        It may issue operations and wait for them, so whoever calls this holds nothing that they need.
+        They may issue operations and wait for them, so the caller may hold no lock that these need.
         """
         with self._lock:
             promise, self._untold = self._untold, None
@@ -154,7 +154,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
             self._untold = self._promise
 
     def _value(self, _promise: Any) -> list[Any]:
-        """What the future gets; raises as the operation did.
+        """The value of the future; raises as the operation did.
 
         `Future.set_exception` is for Python alone: C++, as in torch's data parallel, takes that error for the result.
         """

@@ -137,7 +137,9 @@ def command(
         check_plot(plot_file)
     unused = [name for name in in_segment if name not in operations]
     if unused:
-        raise click.UsageError(f"--in-segment {unused[0]}: this operation is not measured")
+        raise click.UsageError(
+            f"--in-segment {unused[0]}: this operation is not measured (name it as an OPERATION, too)"
+        )
     peers, missing = _peers(against, {"openmpi": openmpi, "mpich": mpich})
     if backend == "mpi":
         base = _mpi_of_choice(peers, against, {"openmpi": openmpi, "mpich": mpich})

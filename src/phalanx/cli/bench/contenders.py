@@ -1,4 +1,4 @@
-"""Who takes part: Phalanx, and the peers that are installed. How the processes of each are started."""
+"""The contenders: Phalanx, and the peers that are installed. Knows how the processes of each are started."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def _oversubscribed(n: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where the ranks run. As it stands: all on this machine."""
+    """The place where the ranks run. By default, all run on this machine."""
 
     master: str = "127.0.0.1"
     port: Callable[[], int] = _free_port
     interface: str = "lo"
     prefix: Callable[[int, int], list[str]] = field(default=lambda rank, n: [])
-    """(rank, n) -> what stands before the command of a rank, or of mpirun as rank 0."""
+    """(rank, n) -> words to put before the command of a rank; mpirun gets those of rank 0."""
     openmpi: Callable[[int], list[str]] = _oversubscribed
     """n -> options that tell Open MPI's mpirun where its ranks are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Something whose speed is measured."""
+    """A library whose speed is measured."""
 
     name: str
     label: str
@@ -86,13 +86,13 @@ class Contender:
     is_ours: bool = False
     """True for Phalanx."""
     worker: tuple[str, ...] = (sys.executable, "-m", "phalanx.cli.bench.worker")
-    """What a rank runs."""
+    """The command of a rank."""
     env: Mapping[str, str] = field(default_factory=dict)
     mpirun: Path | None = None
     options: tuple[str, ...] = ()
     """For mpirun. {interface} is replaced by the site's."""
     restless: bool = False
-    """Whether its processes take time also when nothing is asked of them; they are stopped then. Only for one whose
+    """Whether its processes use the CPU while they have no order; they are stopped then. Only for one whose
     ranks are started without a launcher, and ask the kernel to end them with the driver."""
 
     @property
@@ -101,7 +101,7 @@ class Contender:
         return self.mpirun is not None and "openmpi" in self.name
 
     def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[StartCommand]:
-        """What to start for n ranks that run `worker`."""
+        """The processes to start for n ranks that run `worker`."""
         env = {**base, **self.env}
         if self.mpirun is not None:
             options = [option.format(interface=site.interface) for option in self.options]
@@ -145,7 +145,7 @@ _FOREIGN = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "GROUP_", "ROLE_",
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What all contenders find: this process's variables without those of any job, and one thread per process."""
+    """The environment of all contenders: this process's without the variables of any job, and one thread each."""
     known = {variable.name for variable in config.VARIABLES if not variable.name.startswith(_KEPT)} | set(_OF_A_JOB)
     kept = {
         name: value for name, value in config.inherited().items() if name not in known and not name.startswith(_FOREIGN)
@@ -162,7 +162,7 @@ class _MpiFlavour(NamedTuple):
 
     label: str
     says: str
-    """What `mpirun --version` writes."""
+    """A word that `mpirun --version` prints."""
     library: str
     env: Mapping[str, str]
     install: str
@@ -191,10 +191,10 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
 
     Args:
         name: One of `PEERS`.
-        mpiruns: Where the launchers of `openmpi` and `mpich` are, as far as somebody said.
+        mpiruns: Where the launchers of `openmpi` and `mpich` are, as far as the user named them.
 
     Raises:
-        ConfigError: What somebody said is not that launcher.
+        ConfigError: The user named something else.
     """
     if name == "gloo":
         if importlib.util.find_spec("torch") is None:

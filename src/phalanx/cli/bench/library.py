@@ -1,4 +1,4 @@
-"""The same verbs in the words of each contender's library, so that all of them run in the same loop."""
+"""One interface to the libraries of all contenders, so that all run in the same loop."""
 
 from __future__ import annotations
 

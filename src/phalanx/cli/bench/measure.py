@@ -81,7 +81,7 @@ class Measuring:
         self.ours_failed = False
 
     def run(self) -> None:
-        """Measures everything. What fails is noted, and the others go on."""
+        """Measures everything. Failures are noted, and the other contenders go on."""
         for ranks in self._plan.ranks:
             self._failures.clear()
             try:
@@ -124,7 +124,7 @@ class Measuring:
         self.errors.append(text)
 
     def _failed(self, workers: Workers, error: WorkersFailed) -> str:
-        """Ends the processes; they are started again for the next cell. What to write into the table."""
+        """Ends the processes, which are started again for the next cell. Returns the text for the table."""
         self._note(workers.contender, str(error))
         self._running.pop(workers.contender.name, None)
         workers.kill()
@@ -175,7 +175,7 @@ class Measuring:
         return racer
 
     def _fill(self, racer: _Racer, cell: Cell) -> str:
-        """Has the arrays made; what the library lacks, if it cannot do this."""
+        """Has the ranks make the arrays. Returns the feature that the library lacks; empty if it lacks none."""
         answers = racer.workers.ask(self._plan.prepare(cell, racer.entrant))
         return next((answer.lacks for answer in answers if answer.lacks), "")
 
@@ -216,7 +216,7 @@ class Measuring:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _measure_memory(self, ranks: int) -> None:
-        """On processes that have done nothing else yet: what they set up for the first call counts too."""
+        """Measures processes that have done nothing else yet, so that memory for the first call counts, too."""
         cell = Cell("all_reduce", self._plan.dtypes[0], ranks, max(self._plan.sizes))
         self._step(f"memory of all_reduce on {ranks} ranks")
         for entrant in self._plan.entrants("all_reduce"):

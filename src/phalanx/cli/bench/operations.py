@@ -1,4 +1,4 @@
-"""What is measured: each operation's arrays, what they hold before and after one call, and how much must be moved.
+"""The operations that are measured: their arrays, what they hold before and after one call, and how much must be moved.
 
 One convention for sizes holds for every operation and contender: the size is that of the largest array that a rank
 holds. That is the array itself for all_reduce, reduce, broadcast and pingpong; the output of all_gather and gather; the
@@ -59,7 +59,7 @@ def item_size(dtype: str) -> int:
 
 
 class Arrays(NamedTuple):
-    """What one rank passes in; `out` is None where there is none, or where the operation works in place."""
+    """The arrays of one rank; `out` is None where there is none, or where the operation works in place."""
 
     x: Array
     out: Array | None
@@ -90,7 +90,7 @@ class MeasuredOperation:
     after: Callable[[int, int, Array, Array | None], bool]
     """Whether `x` and `out` hold what one call must leave there."""
     cost: Callable[[int], Cost]
-    """What must at least be done for it through shared memory, with ordinary arrays: each is copied there first."""
+    """n -> the least work through shared memory with ordinary arrays, which are copied there first."""
     shared_cost: Callable[[int], Cost]
     """The same with arrays that lie in shared memory."""
 
@@ -112,7 +112,7 @@ def _mine(rank: int, n: int, x: Array) -> None:
 
 
 def _by_target(rank: int, n: int, x: Array) -> None:
-    """Part j is for rank j and says so."""
+    """Fills part j with a number that tells sender and receiver j."""
     for target, part in enumerate(np.split(x, n)):
         part.fill(rank % 4 + target % 4)
 

@@ -1,4 +1,4 @@
-"""What the driver and the ranks of a contender say to each other, one line of JSON each."""
+"""Messages between the driver and the ranks of a contender, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ Order = PrepareOrder | CheckOrder | RunOrder | MemoryOrder | DropOrder | EndOrde
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank says to every order, and once before the first."""
+    """The answer of a rank to every order, and once before the first."""
 
     rank: int = -1
     size: int = 0
     version: str = ""
     seconds: float = 0.0
     lacks: str = ""
-    """What the library does not have; nothing was called."""
+    """The feature that the library lacks; nothing was called."""
     error: str = ""
     memory: Usage | None = None

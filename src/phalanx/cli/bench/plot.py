@@ -33,7 +33,7 @@ _COLOURS = {
 
 
 def check_plot(path: Path) -> None:
-    """Sees before the run whether there can be a picture after it.
+    """Checks before the run that a picture can be drawn after it.
 
     Raises:
         ConfigError: It would be neither SVG nor PNG.

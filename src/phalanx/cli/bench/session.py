@@ -24,7 +24,7 @@ __all__ = ["run"]
 def run(
     plan: BenchPlan, *, missing: Sequence[Missing] = (), command: str = "", site: Site | None = None
 ) -> tuple[BenchReport, bool]:
-    """Measures a plan; the report, and whether Phalanx failed somewhere. Leaves no process and no file behind."""
+    """Measures a plan. Returns the report, and whether Phalanx failed anywhere. Leaves no process or file behind."""
     cells = sum(1 for ranks in plan.ranks for _ in plan.cells(ranks))
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder, progress(sys.stderr, cells) as step:
         step("the memory's speed")

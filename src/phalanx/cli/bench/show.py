@@ -90,7 +90,7 @@ def _more(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
-    """What was not measured though it was asked for, as names and reasons."""
+    """Peers that were asked for and not measured, with reasons."""
     labels = {column.name: column.label for column in report.columns}
     for name, reason in report.missing.items():
         yield f"{name} left out", reason
@@ -102,12 +102,12 @@ def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def show(report: BenchReport, out: TextIO, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Writes it all, and more lines of a name and a text; errors are the caller's business."""
+    """Writes the whole result, and more lines of a name and a text. The caller shows the errors."""
     present(out, list(tables(report)), FOOTNOTES, [*_more(report), *more])
 
 
 def present(out: TextIO, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]) -> None:
-    """Writes tables, what holds for all of them, and lines of a name and a text; with colour on a terminal."""
+    """Writes tables, footnotes, and lines of a name and a text; with colour on a terminal."""
     if out.isatty():
         from rich.console import Console
 
@@ -168,6 +168,6 @@ def _colour(value: float) -> str:
 
 
 def all_errors(report: BenchReport) -> list[str]:
-    """What failed, each once, with where."""
+    """All failures, each once, with the cell."""
     failed = [f"{place(cell)}: {timing.error}" for cell in report.cells for timing in cell.timings if timing.error]
     return list(dict.fromkeys([*report.errors, *failed]))

@@ -1,4 +1,4 @@
-"""What the figures say: how Phalanx stands beside the best peer."""
+"""The figures in words: how Phalanx stands beside the best peer."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def standings(report: BenchReport) -> list[Standing]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """As it should be for ratios."""
+    """The geometric mean, which is the right one for ratios."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
 
 
 def operations(cells: Sequence[CellResult]) -> list[str]:
-    """Their operations, in order."""
+    """The operations of the cells, in order."""
     return list(dict.fromkeys(cell.operation for cell in cells))
 
 
@@ -105,7 +105,7 @@ def summary(report: BenchReport) -> list[tuple[str, str]]:
 
 
 def _added_to_mpi(report: BenchReport) -> list[tuple[str, str]]:
-    """What Phalanx adds to a call of the MPI that it runs on."""
+    """The time that Phalanx adds to a call of the MPI that it runs on."""
     lines = []
     for column in report.columns:
         base = column.name.removeprefix("phalanx-").removesuffix("-apart")

@@ -1,4 +1,4 @@
-"""Any MPI, through mpi4py's calls on buffers. Which one it is, is up to the mpirun that started this process."""
+"""Any MPI, through mpi4py's calls on buffers. The mpirun that started this process decides which MPI it is."""
 
 from __future__ import annotations
 

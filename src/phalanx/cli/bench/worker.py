@@ -71,7 +71,7 @@ class _BenchWorker:
         return Answer()
 
     def _check(self, order: CheckOrder) -> Answer:
-        """One call with known numbers, so that nobody is fast at doing something else."""
+        """Makes one call with known numbers and checks the result: a wrong answer may not count as a fast one."""
         name, arrays, call = self._prepared[order.slot]
         operation, rank, size = find_operation(name), self._library.rank, self._library.size
         operation.before(rank, size, arrays.x)

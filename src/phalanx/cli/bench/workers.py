@@ -49,7 +49,7 @@ class _RankConnection:
         self.hello = Answer()
 
     def read(self) -> Answer | None:
-        """What has come, if it is a whole line.
+        """The next answer, or None if its line is not complete yet.
 
         Raises:
             EOFError: The rank is gone.
@@ -66,13 +66,13 @@ class _RankConnection:
 
 
 class Workers:
-    """All ranks of one contender. Whoever makes one calls `end` or `kill`.
+    """All ranks of one contender. The caller ends them with `end` or `kill`.
 
     Args:
-        contender: Whose.
+        contender: The library that they run.
         n: How many ranks.
         site: Where they run.
-        folder: For sockets, logs and temporary files; somebody else removes it.
+        folder: For sockets, logs and temporary files; the caller removes it.
         limit: Seconds for one answer.
 
     Raises:
@@ -122,8 +122,8 @@ class Workers:
         hellos = self._answers(deadline, "starting")
         if {answer.size for answer in hellos} != {self.n}:
             raise WorkersFailed(
-                f"{self.contender.label} formed {hellos[0].size} ranks and not {self.n}: "
-                "mpi4py was built for another MPI than this mpirun's"
+                f"{self.contender.label} formed {hellos[0].size} ranks instead of {self.n}: "
+                "mpi4py was built for a different MPI than this mpirun"
             )
         for rank, answer in zip(self._ranks, hellos, strict=True):
             rank.hello = answer

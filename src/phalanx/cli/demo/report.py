@@ -29,7 +29,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a training run."""
+    """The outcome of a training run."""
 
     ranks: int
     steps: int
@@ -84,7 +84,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 class DemoReport(Protocol):
-    """Who hears of the progress."""
+    """A listener to the progress."""
 
     def step(self, step: TrainingStep) -> None:
         """A step is done."""
@@ -142,7 +142,7 @@ class _Nobody:
 
 @contextlib.contextmanager
 def reporter(events: str | None, *, quiet: bool) -> Iterator[DemoReport]:
-    """Who reports on this rank: nobody if `quiet`, else to the file `events`, else lines on standard output."""
+    """The report of this rank: none if `quiet`, else to the file `events`, else lines on standard output."""
     if quiet:
         yield _Nobody()
     elif events is None:

@@ -1,4 +1,4 @@
-"""What `phalanx demo` shows: a progress bar and colours on a terminal, a few plain lines anywhere else."""
+"""The output of `phalanx demo`: a progress bar and colours on a terminal, a few plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class DemoScreen(Protocol):
         """How far the training is."""
 
     def result(self, lines: Sequence[tuple[str, str]]) -> None:
-        """What came out."""
+        """Shows the outcome."""
 
     def next(self, steps: Sequence[tuple[str, str]]) -> None:
-        """What to try now."""
+        """Shows commands to try next."""
 
 
 class _Plain:

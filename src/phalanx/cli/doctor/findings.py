@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and the list of all checks.
+"""Checks, their findings, and the list of all checks.
 
 A check is one function that takes a `Situation` and returns a `Finding` (or several). It is entered in the list by
 `@check("topic")` and may not change anything on this machine. It never raises for what it looks at: a broken state is a
@@ -32,7 +32,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what to do about it. The advice is empty only where all is well."""
+    """The result of one check, with advice on what to do. The advice is empty only where all is well."""
 
     topic: str
     status: Severity
@@ -42,12 +42,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the checks look at. Everything has the value of this machine unless a test says otherwise."""
+    """The state that the checks look at. Everything has the value of this machine unless a test says otherwise."""
 
     env: dict[str, str] = field(default_factory=dict, repr=False)
     """The environment. Holds the token: never show it, but what `config.snapshot` makes of it."""
     launch: Launch | None = None
-    """What the launcher's variables say; None where they do not add up."""
+    """The launch as the launcher's variables describe it; None if they contradict each other."""
     options: Options | None = None
     """The options from the environment; None where they are not valid."""
     master: Address | None = None

@@ -183,5 +183,5 @@ def _token(file: Path | None, *, several_nodes: bool) -> bytes | None:
     else:
         token = find_token(VariableReader()) if several_nodes else None
     if token is not None and b"\0" in token:
-        raise ConfigError("the token holds a zero byte, which no environment variable can")
+        raise ConfigError("the token has a zero byte, which an environment variable cannot hold")
     return token

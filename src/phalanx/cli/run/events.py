@@ -1,4 +1,4 @@
-"""What reaches the launcher's loop from outside: signals, and mail from other threads. Both wake it."""
+"""Events from outside the launcher's loop: signals, and mail from other threads. Both wake it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LauncherMailbox:
 
     def wake(self) -> None:
         """Wakes the loop."""
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nobody listens any more
+        with contextlib.suppress(OSError):  # full: the loop will wake anyway; closed: the loop has ended
             os.write(self._write, b"\0")
 
     def world_ended(self, end: WorldEnd) -> None:
@@ -53,7 +53,7 @@ class LauncherMailbox:
 
     def close(self) -> None:
         """Closes the pipe."""
-        writing, self._write = self._write, -1  # a late thread must not write into somebody else's descriptor
+        writing, self._write = self._write, -1  # a late thread must not write into a descriptor that was opened since
         os.close(writing)
         os.close(self.descriptor)
 
@@ -83,7 +83,7 @@ class Signals:
     @classmethod
     @contextlib.contextmanager
     def caught(cls, mailbox: LauncherMailbox) -> Iterator[Signals]:
-        """Catches them and wakes the loop; the former handlers come back at the end."""
+        """Catches the signals and wakes the loop; puts the former handlers back at the end."""
         signals = cls()
 
         def arrive(number: int, frame: FrameType | None) -> None:

@@ -150,7 +150,7 @@ def _logs_to(mailbox: LauncherMailbox) -> Iterator[None]:
 
 
 def _open_standard_descriptors() -> None:
-    """Whoever starts us with a closed descriptor must not find a pipe of ours in its place."""
+    """Opens standard descriptors that the parent process closed, so that no pipe of ours takes their place."""
     opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
     while opened <= 2:
         os.set_inheritable(opened, True)

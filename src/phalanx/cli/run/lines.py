@@ -1,4 +1,4 @@
-"""What the ranks write, as whole lines with the rank in front. No I/O: bytes in, bytes to a `put` function out.
+"""The output of the ranks as whole lines with the rank in front. No I/O: bytes in, bytes to a `put` function out.
 
 A line is written in one piece, once it is complete. What stands without a line end for a while (a prompt, some dots)
 is shown as far as it is. Should another rank write in between, its line starts a new row and the unfinished line is
@@ -65,7 +65,7 @@ class LineOutput:
 
 
 def _visible(line: bytes) -> bytes:
-    """What remains to be seen of a line with carriage returns."""
+    """The visible rest of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -78,7 +78,7 @@ class LineStream:
         self._line = b""
         """The unfinished line. Of a progress bar, its last state."""
         self._shown = b""
-        """What of it was shown; it stands in the screen's last row as long as this stream owns that."""
+        """The part that was shown; it stands in the screen's last row as long as this stream owns that row."""
         self._continues = False
         """The unfinished line is the rest of one that was too long."""
         self._bar = False

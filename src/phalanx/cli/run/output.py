@@ -1,4 +1,4 @@
-"""What the ranks write: read from their pipes, kept as a tail for the report, copied to log files, shown by lines."""
+"""Output of the ranks: read from their pipes, kept as a tail for the report, copied to log files, shown as lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to run, where, and how: the command line, checked."""
+"""The plan of a job: the command line, checked."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ class RunPlan:
 
     @property
     def command(self) -> list[str]:
-        """What each rank runs."""
+        """The command of each rank."""
         return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]

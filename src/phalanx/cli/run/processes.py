@@ -64,7 +64,7 @@ class Processes:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"rank {rank} cannot be started: {error.strerror}") from None
+            raise ConfigError(f"cannot start rank {rank}: {error.strerror}") from None
         assert process.stdout is not None
         assert process.stderr is not None
         started = LocalRank(rank, process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
@@ -101,7 +101,7 @@ class Processes:
         return self._find()[0]
 
     def to_tell(self, *, but: LocalRank | None = None) -> set[int]:
-        """Those who get a polite signal: the ranks of a job inside this one do not, as their own launcher tells them.
+        """The processes that get a polite signal. Ranks of a job inside this one do not: their own launcher tells them.
 
         Args:
             but: A rank that is left out, with what is in its session.
@@ -138,7 +138,7 @@ class Guardian:
             )
         except OSError as error:
             os.close(self._pipe)
-            raise ConfigError(f"the guardian cannot be started: {error.strerror}") from None
+            raise ConfigError(f"cannot start the guardian process: {error.strerror}") from None
         finally:
             os.close(reading)
 
@@ -148,7 +148,7 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """The job is over: it ends at once."""
+        """Ends the guardian: the job is over."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, b".")
         os.close(self._pipe)

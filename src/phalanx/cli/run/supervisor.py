@@ -1,4 +1,4 @@
-"""The launcher's loop: it reads what the ranks write, notices who ends, and brings the job to its end. One thread."""
+"""The launcher's loop: it reads the ranks' output, notices their ends, and ends the job. One thread."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Supervisor:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Until the end; returns the launcher's exit code."""
+        """Runs until the job has ended; returns the launcher's exit code."""
         try:
             finished = False
             while not finished:
@@ -112,7 +112,7 @@ class Supervisor:
                 output.stream.flush(now)
 
     def _choose_what_to_read(self) -> None:
-        """Reads from nobody while the writer cannot keep up: then the ranks wait, and nothing piles up here."""
+        """Stops reading while the writer cannot keep up: then the ranks wait, and nothing piles up here."""
         wanted = set() if self._writer.full else {output for output in self._outputs if not output.closed}
         for output in self._reading - wanted:
             self._selector.unregister(output.descriptor)
@@ -158,7 +158,7 @@ class Supervisor:
                 self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
 
     def _step(self, now: float) -> None:
-        """Sends what is due."""
+        """Sends the signal that is due."""
         if not self._processes.running:
             self._ending.ranks_are_gone(now)
         first = not self._ending.signalled
@@ -181,7 +181,7 @@ class Supervisor:
         left = end_all(self._processes.find, lambda: self._reap(time.monotonic()))
         self._killed = True
         if left:
-            self._say(f"could not be ended, not even by SIGKILL: processes {', '.join(map(str, sorted(left)))}")
+            self._say(f"these processes survived SIGKILL: {', '.join(map(str, sorted(left)))}")
 
     def _finished(self, now: float) -> bool:
         """Whether nothing of the job is left."""
@@ -201,7 +201,7 @@ class Supervisor:
         return self._others_finished(now)
 
     def _others_finished(self, now: float) -> bool:
-        """Whether the other nodes need this launcher no more. Ends that are no success do not wait."""
+        """True once no other node needs this launcher. A job that failed does not wait for them."""
         if self._ending.reason not in (None, Reason.LEFTOVERS):
             return True
         others = self._world.others()
@@ -209,21 +209,21 @@ class Supervisor:
             self._done_at = min(self._done_at, now)
             if now > self._done_at + WAITING_AFTER and not self._said_waiting:
                 self._said_waiting = True
-                self._say(f"all ranks of this node are done; other nodes are not yet ({others})")
+                self._say(f"all ranks of this node are done; waiting for other nodes ({others})")
             self._look_at = now + ASK
         return not others
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> int:
-        """Shows what is left to show; the exit code."""
+        """Shows the rest of the output and the report; returns the exit code."""
         now = time.monotonic()
         # A job that was told to end does not wait for a reader that does not read.
         patience = now + LAST_FLUSH if self._ending.reason in (Reason.SIGNAL, Reason.OUTPUT) else math.inf
         for output in self._outputs:
             for _ in output.drain(now):
                 if self._writer.full and not self._flush(patience):
-                    patience = now  # and nobody waits again
+                    patience = now  # and there is no second wait
                     break
             output.close()
         self._take_mail(now)

@@ -44,7 +44,7 @@ class OutputWriter:
 
     @property
     def full(self) -> bool:
-        """True from the moment when too much waits until little does."""
+        """True from the moment when too many bytes wait until few do."""
         return self._full
 
     def put(self, descriptor: int, data: bytes) -> None:
@@ -119,7 +119,7 @@ def _write(descriptor: int, data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
             view = view[os.write(descriptor, view) :]
             continue
-        # Somebody who shares this descriptor made it non-blocking.
+        # Another process that shares this descriptor made it non-blocking.
         poller = select.poll()
         poller.register(descriptor, select.POLLOUT)
         poller.poll()
