@@ -476,7 +476,7 @@ def test_a_forked_child_has_its_own_helper() -> None:
         (lambda: run_ranks(2, print, env={"A": "b"}), UsageError, "need ranks that are processes"),
         (lambda: run_ranks(2, print, backend="mesh", may_die=[2]), UsageError, r"may_die=\[2\] is not valid"),
         (lambda: run_ranks(500, print, backend="mesh"), UsageError, "at most 120"),
-        (lambda: run_ranks(2, print, threading.Lock(), backend="mesh"), UsageError, "cannot be sent"),
+        (lambda: run_ranks(2, print, threading.Lock(), backend="mesh"), UsageError, "cannot send the function"),
         (lambda: run_ranks(1, print, backend="tcp"), RankFailed, "world size 1 is not valid"),
     ],
 )

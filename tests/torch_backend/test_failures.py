@@ -196,7 +196,7 @@ def test_what_is_refused_before_anything_is_sent() -> None:
             dist.all_reduce(torch.ones(1).to(torch.float8_e5m2))
         with pytest.raises(ValueError, match="does not fit 2 ranks"):
             group.all_gather_single(torch.empty(3), torch.empty(1))
-        with pytest.raises(ValueError, match="2 ranks"):
+        with pytest.raises(ValueError, match="expected 2, one for each rank"):
             group.allgather([[torch.empty(1)]], [torch.empty(1)])
         with pytest.raises(ValueError, match="different dtypes"):
             group.all_gather_single(torch.empty(2), torch.empty(1, dtype=torch.float64))
