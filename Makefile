@@ -85,20 +85,20 @@ bench: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## everything against Gloo, Op
 	$(SAY) "TCP only"
 	@$(VENV)/bin/phalanx bench -n 2,4 -s 8,1K,16K,128K,1M,8M,64M --rounds 5 --transport tcp \
 	    --against gloo,openmpi-tcp $(PEERS) --json $(BENCH)/tcp.json $(ARGS)
-	@$(PY) docs/benchmarks.py $(BENCH)
+	@$(PY) -m benchmarks.pages $(BENCH)
 
 bench-hosts: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## the same on two hosts (network namespaces, as root)
 	@mkdir -p $(BENCH)
 	@$(PY) -m tests.soak.bench_hosts --rounds 5 --json $(BENCH)/hosts.json $(ARGS)
-	@$(PY) docs/benchmarks.py $(BENCH)
+	@$(PY) -m benchmarks.pages $(BENCH)
 
 bench-torch: $(VENV)/.bench $(VENV)/.torch ## torch.distributed on Phalanx beside Gloo, and training; writes a page
 	@mkdir -p $(BENCH)
 	$(SAY) "torch.distributed"
-	@$(VENV)/bin/phalanx bench torch -n 2,4 --against gloo --json $(BENCH)/torch.json $(ARGS)
+	@$(PY) -m benchmarks torch -n 2,4 --against gloo --json $(BENCH)/torch.json $(ARGS)
 	$(SAY) "training"
-	@$(VENV)/bin/phalanx bench training --rounds 15 --round-ms 200 --json $(BENCH)/training.json
-	@$(PY) docs/benchmarks.py $(BENCH)
+	@$(PY) -m benchmarks training --rounds 15 --round-ms 200 --json $(BENCH)/training.json
+	@$(PY) -m benchmarks.pages $(BENCH)
 
 # The plug-in on every release of torch since 2.6 that the package index has (TORCHES="2.6.0 2.15.0" names others). Each
 # has an environment of its own, of 1 to 2 GB: torch alone, without CUDA's libraries. Everything else is $(VENV)'s.
@@ -136,7 +136,7 @@ RAY ?= .venv-ray/bin/python
 .PHONY: bench-rpc
 bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, pyzmq, gRPC and Ray
 	@mkdir -p $(BENCH)
-	@$(VENV)/bin/phalanx bench rpc --against torch,zmq,grpc,ray --ray $(RAY) --json $(BENCH)/rpc.json $(ARGS)
+	@$(PY) -m benchmarks rpc --against torch,zmq,grpc,ray --ray $(RAY) --json $(BENCH)/rpc.json $(ARGS)
 
 .PHONY: chaos hostile fuzz scale groups calls
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
@@ -213,7 +213,7 @@ sanitize-core: $(VENV)/.test
 .PHONY: clean
 clean: ## remove everything that was made
 	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests -name __pycache__ -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ $(VENV)/.test: $(SOURCES)
 
 $(VENV)/.bench: $(SOURCES)
 	$(SAY) "phalanx and what its benchmark needs (the first time, its core is compiled)"
-	@$(EDITABLE) '.[test,bench,mpi]'
+	@$(EDITABLE) '.[test,benchmarks,mpi]'
 	@touch $(VENV)/.installed $(VENV)/.test $@
 
 $(VENV)/.docs: $(SOURCES)

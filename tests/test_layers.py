@@ -34,8 +34,6 @@ SOURCES = sources()
 
 HEAVY = {"cupy", "jax", "mpi4py", "torch"}
 MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
-LOADED_LATE = ("phalanx.cli.bench.training.models", "phalanx.cli.bench.training.with_ddp")
-"""Only the ranks of a benchmark import these."""
 CIRCLES = [
     [
         "phalanx.backends.base",
@@ -133,7 +131,7 @@ def heavy_at_import(source: Source) -> list[str]:
     return [
         f"{source.path}:{line}: {module} is imported at module level"
         for module, line in imports(source, at_import(source.tree))
-        if module.split(".")[0] in HEAVY and not source.name.startswith(LOADED_LATE)
+        if module.split(".")[0] in HEAVY
     ]
 
 

@@ -82,8 +82,8 @@ def test_the_option(text: str, chosen: dict[str, str]) -> None:
     ("text", "wrong"),
     [
         ("rings", "no operation has an algorithm 'rings'"),
-        ("ring,doubling", "'doubling' and another name are for the same operation"),
-        ("send=ring", "'send' is not an operation with a choice (all_gather, all_reduce"),
+        ("ring,doubling", "'doubling' and another name choose for the same operation"),
+        ("send=ring", "'send' is not an operation with a choice of algorithms (all_gather, all_reduce"),
         ("all_reduce=star", "all_reduce has no algorithm 'star' (doubling, halving_doubling, ring)"),
         ("barrier=tree,barrier=bruck", "barrier is named twice"),
     ],

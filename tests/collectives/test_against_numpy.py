@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.collectives.crew import Crew
+from tests.collectives.workers import Workers
 
 import phalanx as px
 from phalanx.testing import open_world
@@ -41,7 +41,7 @@ KINDS = ("simulated", "tcp", "segment", "network", "hosts")
 
 
 @pytest.fixture(scope="module", params=[(kind, n) for kind in KINDS for n in SIZES])
-def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     kind, size = request.param
     if kind == "tcp" and size == 1:
         size = 4  # a star has at least two ranks
@@ -51,7 +51,7 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
                 hosts = [str(rank * 2 // size) if kind == "hosts" else "" for rank in range(size)]
                 backend.memory_ids = tuple(hosts)
         groups = [px.Group(backend) for backend in backends]
-        yield Crew(groups)
+        yield Workers(groups)
         for group in groups:
             group.close()
 
@@ -98,13 +98,15 @@ case = {
 
 @common
 @given(**case, name=st.sampled_from(sorted(REDUCTIONS)), data=st.data())
-def test_reductions(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, name: str, data: st.DataObject) -> None:
+def test_reductions(
+    workers: Workers, seed: int, dtype: Any, shape: Any, how: str, name: str, data: st.DataObject
+) -> None:
     if name not in ("sum", "prod") and np.dtype(dtype).kind == "c":
         name = "sum"
     rng = np.random.default_rng(seed)
-    inputs = [make(rng, shape, dtype) for _ in range(crew.size)]
+    inputs = [make(rng, shape, dtype) for _ in range(workers.size)]
     wanted = exactly(inputs, name, dtype)
-    root = data.draw(st.integers(0, crew.size - 1))
+    root = data.draw(st.integers(0, workers.size - 1))
 
     def body(group: px.Group) -> Any:
         mine = layout(inputs[group.rank], how)
@@ -117,7 +119,7 @@ def test_reductions(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, nam
             assert (other == inputs[group.rank]).all()
         return everywhere, reduced
 
-    results = crew.run(body)
+    results = workers.run(body)
     assert same_bits([result for result, _ in results])
     np.testing.assert_array_equal(results[0][0], wanted)
     np.testing.assert_array_equal(results[root][1], wanted)
@@ -125,9 +127,9 @@ def test_reductions(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, nam
 
 @common
 @given(**case, data=st.data())
-def test_moves(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, data: st.DataObject) -> None:
+def test_moves(workers: Workers, seed: int, dtype: Any, shape: Any, how: str, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
-    n = crew.size
+    n = workers.size
     inputs = [make(rng, shape, dtype) for _ in range(n)]
     long = [make(rng, (n * 2, *shape), dtype) for _ in range(n)]
     stacked = np.concatenate([x.reshape(1) if not x.ndim else x for x in inputs])
@@ -152,7 +154,7 @@ def test_moves(crew: Crew, seed: int, dtype: Any, shape: Any, how: str, data: st
                 wanted = np.sum([x[2 * rank : 2 * rank + 2] for x in long], axis=0, dtype=dtype)
             np.testing.assert_array_equal(total, wanted)
 
-    crew.run(body)
+    workers.run(body)
 
 
 LONG = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -166,18 +168,18 @@ BFLOAT16 = ml_dtypes.bfloat16
     count=st.sampled_from([1000, 4096, 16_385, 70_001, 300_000]),
     name=st.sampled_from(["sum", "max", "mean"]),
 )
-def test_long_arrays_also_in_shared_memory(crew: Crew, seed: int, dtype: Any, count: int, name: str) -> None:
+def test_long_arrays_also_in_shared_memory(workers: Workers, seed: int, dtype: Any, count: int, name: str) -> None:
     kind = "f" if dtype is BFLOAT16 else np.dtype(dtype).kind
     name = "sum" if (kind == "c" and name == "max") or (kind not in "fc" and name == "mean") else name
     rng = np.random.default_rng(seed)
-    n = crew.size
+    n = workers.size
     inputs = [make(rng, (n, count), dtype) for _ in range(n)]
     wide = np.stack([x.astype(np.complex128 if kind == "c" else np.float64) for x in inputs])
     wanted = {"sum": np.sum, "max": np.max, "mean": np.mean}[name](wide, axis=0)
     wanted = wanted != 0 if kind == "b" else wanted
     shared = rng.integers(0, 2, n)  # who has its array in the segment, if there is one
 
-    crew.run(lambda group: group.barrier())  # now there is a segment where there can be one
+    workers.run(lambda group: group.barrier())  # now there is a segment where there can be one
 
     def body(group: px.Group) -> Any:
         rank = group.rank
@@ -194,7 +196,7 @@ def test_long_arrays_also_in_shared_memory(crew: Crew, seed: int, dtype: Any, co
         # Means and halves are rounded, in another order on another path; everything else is exact.
         return np.array(result), np.array(everything).reshape(n, count)
 
-    results = crew.run(body)
+    results = workers.run(body)
     assert same_bits([result for result, _ in results])
     assert same_bits([everything for _, everything in results])
     digits = {"rtol": 0.02} if dtype in (BFLOAT16, np.float16) else {"rtol": 1e-6}
@@ -204,9 +206,9 @@ def test_long_arrays_also_in_shared_memory(crew: Crew, seed: int, dtype: Any, co
 
 @common
 @given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(DTYPES), width=st.integers(0, 3), tell=st.booleans())
-def test_uneven_all_to_all(crew: Crew, seed: int, dtype: Any, width: int, tell: bool) -> None:
+def test_uneven_all_to_all(workers: Workers, seed: int, dtype: Any, width: int, tell: bool) -> None:
     rng = np.random.default_rng(seed)
-    n = crew.size
+    n = workers.size
     counts = rng.integers(0, 4, (n, n))
     inputs = [make(rng, (int(counts[rank].sum()), width), dtype) for rank in range(n)]
 
@@ -215,7 +217,7 @@ def test_uneven_all_to_all(crew: Crew, seed: int, dtype: Any, width: int, tell: 
         expected = counts[:, rank].tolist() if tell else None
         return group.all_to_all(inputs[rank], send_counts=counts[rank].tolist(), recv_counts=expected)
 
-    for rank, result in enumerate(crew.run(body)):
+    for rank, result in enumerate(workers.run(body)):
         starts = np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)
         rows = [inputs[i][starts[i, rank] : starts[i, rank + 1]] for i in range(n)]
         np.testing.assert_array_equal(result, np.concatenate(rows))
@@ -223,9 +225,9 @@ def test_uneven_all_to_all(crew: Crew, seed: int, dtype: Any, width: int, tell: 
 
 @common
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
-def test_many_at_once_complete_in_any_order(crew: Crew, seed: int, data: st.DataObject) -> None:
+def test_many_at_once_complete_in_any_order(workers: Workers, seed: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
-    n, number = crew.size, 8
+    n, number = workers.size, 8
     inputs = rng.integers(0, 100, (number, n, 5))
     orders = [data.draw(st.permutations(range(number))) for _ in range(n)]
 
@@ -234,15 +236,15 @@ def test_many_at_once_complete_in_any_order(crew: Crew, seed: int, data: st.Data
         for k in orders[group.rank]:
             np.testing.assert_array_equal(works[k].wait(), inputs[k].sum(axis=0))
 
-    crew.run(body)
+    workers.run(body)
 
 
 @common
 @given(seed=st.integers(0, 2**32 - 1), root=st.integers(0, 4))
-def test_many_arrays_and_objects(crew: Crew, seed: int, root: int) -> None:
-    root %= crew.size
+def test_many_arrays_and_objects(workers: Workers, seed: int, root: int) -> None:
+    root %= workers.size
     rng = np.random.default_rng(seed)
-    n = crew.size
+    n = workers.size
     floats = rng.integers(0, 9, (n, 4)).astype(np.float32)
     whole = rng.integers(0, 9, (n, 2, 3))
     objects = [{"rank": rank, "array": floats[rank], "tuple": (rank, None, "x" * rank)} for rank in range(n)]
@@ -262,10 +264,10 @@ def test_many_arrays_and_objects(crew: Crew, seed: int, root: int) -> None:
         for found, wanted in zip(seen, [*objects, *objects, objects[root], objects[rank]], strict=True):
             np.testing.assert_equal(found, wanted)
 
-    crew.run(body)
+    workers.run(body)
 
 
-def test_what_does_not_fit_is_refused_and_the_group_goes_on(crew: Crew) -> None:
+def test_what_does_not_fit_is_refused_and_the_group_goes_on(workers: Workers) -> None:
     def body(group: px.Group) -> None:
         n = group.world_size
         refusals: list[Callable[[], Any]] = [
@@ -292,10 +294,10 @@ def test_what_does_not_fit_is_refused_and_the_group_goes_on(crew: Crew) -> None:
             group.scatter(np.zeros(n + 1) if n > 1 else np.zeros(()), group.rank)
         group.barrier()
 
-    crew.run(body)
+    workers.run(body)
 
 
-def test_an_out_that_does_not_fit_what_the_root_scatters(crew: Crew) -> None:
+def test_an_out_that_does_not_fit_what_the_root_scatters(workers: Workers) -> None:
     def body(group: px.Group) -> None:
         whole = np.arange(2 * group.world_size)
         if group.rank == 0:
@@ -305,4 +307,4 @@ def test_an_out_that_does_not_fit_what_the_root_scatters(crew: Crew) -> None:
                 group.scatter(None, 0, out=np.zeros(3))
         np.testing.assert_array_equal(group.scatter(whole if group.rank == 0 else None, 0)[0], 2 * group.rank)
 
-    crew.run(body)
+    workers.run(body)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.collectives import crew as crew_of_threads
+from tests.collectives import workers as worker_threads
 
 import phalanx as px
 from phalanx.config.algorithms import ALGORITHMS
@@ -20,7 +20,7 @@ COUNTS = [0, 1, 5, 4099, 300_001]
 """Elements: none, fewer than ranks, more than one piece of a chunk."""
 
 
-class Crew(crew_of_threads.Crew):
+class Workers(worker_threads.Workers):
     """Ranks of a mesh that are told which algorithm to use."""
 
     def run_with(self, algorithm: str, body: Callable[[px.Group], Any]) -> list[Any]:
@@ -34,7 +34,7 @@ HOW = ["as always", "in Python", "in Python, in odd pieces"]
 
 
 @pytest.fixture(scope="module", params=[*((HOW[0], size) for size in SIZES), (HOW[1], 7), (HOW[2], 6)])
-def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     how, size = request.param
     with pytest.MonkeyPatch.context() as patch, open_world(size, "mesh", options=OPTIONS) as backends:
         if how != HOW[0]:
@@ -44,7 +44,7 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
             patch.setattr(run, "LONG_PIECE", 4999)
             patch.setattr(transfers, "PIECE", 4999)
         groups = [px.Group(backend) for backend in backends]
-        yield Crew(groups)
+        yield Workers(groups)
         for group in groups:
             group.close()
 
@@ -60,57 +60,57 @@ def same_bits(results: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["all_reduce"])
-def test_all_reduce(crew: Crew, name: str) -> None:
+def test_all_reduce(workers: Workers, name: str) -> None:
     for count in COUNTS:
-        data = inputs(crew.size, count)
+        data = inputs(workers.size, count)
         runs = [
-            crew.run_with(f"all_reduce={name}", lambda group: group.all_reduce(data[group.rank].copy()))  # noqa: B023
+            workers.run_with(f"all_reduce={name}", lambda group: group.all_reduce(data[group.rank].copy()))  # noqa: B023
             for _ in range(2)
         ]
         assert same_bits(runs[0] + runs[1])
         np.testing.assert_allclose(runs[0][0], np.sum(data, axis=0, dtype=np.float64), rtol=1e-3, atol=50)
-        exact = [np.arange(count) * (rank + 1) for rank in range(crew.size)]
+        exact = [np.arange(count) * (rank + 1) for rank in range(workers.size)]
         for op, wanted in (("sum", np.sum(exact, axis=0)), ("max", exact[-1])):
-            found = crew.run_with(f"all_reduce={name}", lambda group: group.all_reduce(exact[group.rank].copy(), op))  # noqa: B023
+            found = workers.run_with(f"all_reduce={name}", lambda group: group.all_reduce(exact[group.rank].copy(), op))  # noqa: B023
             assert all((result == wanted).all() for result in found)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["all_reduce"])
 @pytest.mark.parametrize("op", ["min", "max", "sum"])
-def test_nans_and_signed_zeros_have_the_same_bits_everywhere(crew: Crew, name: str, op: str) -> None:
+def test_nans_and_signed_zeros_have_the_same_bits_everywhere(workers: Workers, name: str, op: str) -> None:
     def body(group: px.Group) -> Any:
         odd = group.rank % 2
         bits = np.array([0x7FC00000 + group.rank + 1, 0xFFC00000 + group.rank + 1], np.uint32).view(np.float32)
         zeros = np.array([0.0, -0.0] if odd else [-0.0, 0.0], np.float32)
         return group.all_reduce(np.tile(np.concatenate([bits, zeros]), 9), op)
 
-    assert same_bits(crew.run_with(f"all_reduce={name}", body))
+    assert same_bits(workers.run_with(f"all_reduce={name}", body))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["reduce_scatter"])
-def test_reduce_scatter(crew: Crew, name: str) -> None:
+def test_reduce_scatter(workers: Workers, name: str) -> None:
     for count in COUNTS:
-        data = [np.arange(count * crew.size) * (rank + 1) for rank in range(crew.size)]
+        data = [np.arange(count * workers.size) * (rank + 1) for rank in range(workers.size)]
         kept = [x.copy() for x in data]
-        found = crew.run_with(f"reduce_scatter={name}", lambda group: group.reduce_scatter(data[group.rank]))  # noqa: B023
+        found = workers.run_with(f"reduce_scatter={name}", lambda group: group.reduce_scatter(data[group.rank]))  # noqa: B023
         assert (np.concatenate(found) == np.sum(kept, axis=0)).all()
         assert all((x == y).all() for x, y in zip(data, kept, strict=True)), "the inputs stay as they are"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["all_gather"])
-def test_all_gather(crew: Crew, name: str) -> None:
+def test_all_gather(workers: Workers, name: str) -> None:
     for count in COUNTS:
-        data = inputs(crew.size, count)
-        found = crew.run_with(f"all_gather={name}", lambda group: group.all_gather(data[group.rank]))  # noqa: B023
+        data = inputs(workers.size, count)
+        found = workers.run_with(f"all_gather={name}", lambda group: group.all_gather(data[group.rank]))  # noqa: B023
         assert same_bits([*found, np.concatenate(data)])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["all_to_all"])
-def test_all_to_all(crew: Crew, name: str) -> None:
-    size = crew.size
+def test_all_to_all(workers: Workers, name: str) -> None:
+    size = workers.size
     for count in COUNTS[:4]:
         data = [np.arange(count * size) + 1_000_000 * rank for rank in range(size)]
-        found = crew.run_with(f"all_to_all={name}", lambda group: group.all_to_all(data[group.rank]))  # noqa: B023
+        found = workers.run_with(f"all_to_all={name}", lambda group: group.all_to_all(data[group.rank]))  # noqa: B023
         for rank, result in enumerate(found):
             assert (result == np.concatenate([x[rank * count : (rank + 1) * count] for x in data])).all()
     counts = np.random.default_rng(size).integers(0, 4, (size, size))
@@ -119,21 +119,21 @@ def test_all_to_all(crew: Crew, name: str) -> None:
         mine = np.full(int(counts[group.rank].sum()), group.rank)
         return group.all_to_all(mine, send_counts=counts[group.rank].tolist())
 
-    for rank, result in enumerate(crew.run_with(f"all_to_all={name}", uneven)):
+    for rank, result in enumerate(workers.run_with(f"all_to_all={name}", uneven)):
         assert (result == np.repeat(np.arange(size), counts[:, rank])).all()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["broadcast"])
-def test_broadcast(crew: Crew, name: str) -> None:
+def test_broadcast(workers: Workers, name: str) -> None:
     for count in COUNTS:
-        for root in {0, crew.size - 1}:
-            data = inputs(crew.size, count)
-            found = crew.run_with(f"broadcast={name}", lambda group: group.broadcast(data[group.rank].copy(), root))  # noqa: B023
+        for root in {0, workers.size - 1}:
+            data = inputs(workers.size, count)
+            found = workers.run_with(f"broadcast={name}", lambda group: group.broadcast(data[group.rank].copy(), root))  # noqa: B023
             assert same_bits([*found, data[root]])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["barrier"])
-def test_barrier(crew: Crew, name: str) -> None:
+def test_barrier(workers: Workers, name: str) -> None:
     arrived: list[int] = []
 
     def body(group: px.Group) -> int:
@@ -141,4 +141,4 @@ def test_barrier(crew: Crew, name: str) -> None:
         group.barrier()
         return len(arrived)
 
-    assert crew.run_with(f"barrier={name}", body) == [crew.size] * crew.size
+    assert workers.run_with(f"barrier={name}", body) == [workers.size] * workers.size

@@ -54,8 +54,8 @@ MODES = [
 ]
 
 
-class Crew:
-    """Looks like the crew of `tests.collectives`, but each rank is a process, and runs only its own part."""
+class Workers:
+    """Looks like the workers of `tests.collectives`, but each rank is a process, and runs only its own part."""
 
     def __init__(self, group: px.Group, everybody: Any) -> None:
         self._group = group
@@ -124,11 +124,11 @@ def run_conformance(results: Results, everybody: Any, mode: Mode | None = None) 
 def run_properties(results: Results, everybody: Any) -> None:
     """The tests of `tests.collectives.test_against_numpy`."""
     with px.init("mpi", timeout=TIMEOUT) as group:
-        crew = Crew(group, everybody)
+        workers = Workers(group, everybody)
         for name, test in vars(test_against_numpy).items():
-            if name.startswith("test_") and "crew" in inspect.signature(test).parameters:
+            if name.startswith("test_") and "workers" in inspect.signature(test).parameters:
                 with told(results, name, everybody):
-                    test(crew=crew)
+                    test(workers=workers)
 
 
 def main(report: Path, threads: str = "multiple") -> None:

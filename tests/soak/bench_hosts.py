@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.hosts.network import MAIN, Host, Network, why_not
 
 from phalanx.cli.bench.contenders import Contender, Missing, Site, find_peer, ours
-from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, Plan
+from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan
 from phalanx.cli.bench.session import run
 from phalanx.cli.bench.show import all_errors, show
 from phalanx.cli.bench.sizes import parse_sizes
@@ -81,7 +81,7 @@ def main() -> None:
     mpiruns = {"openmpi": mpirun if mpirun.exists() else None}
     found = [find_peer(name, mpiruns) for name in arguments.against.split(",") if name]
     missing = [peer for peer in found if isinstance(peer, Missing)]
-    plan = Plan(
+    plan = BenchPlan(
         operations=arguments.operations,
         sizes=parse_sizes(arguments.sizes),
         dtypes=["float32"],

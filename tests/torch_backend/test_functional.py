@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from tests.torch_backend.crew import together
+from tests.torch_backend.support import together
 from torch.distributed.device_mesh import init_device_mesh
 
 C10D = torch._C._distributed_c10d

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import TORCH, together
+from tests.torch_backend.support import TORCH, together
 
 from phalanx.testing import run_ranks
 from phalanx.transports.waker import _spare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import together
+from tests.torch_backend.support import together
 from torch import nn
 
 BOTH = "cpu:phalanx,cuda:nccl"

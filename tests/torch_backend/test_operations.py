@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import (
+from tests.torch_backend.support import (
     TORCH,
     all_gather_single,
     functional_all_gather,

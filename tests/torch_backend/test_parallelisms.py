@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch_backend.crew import TORCH
 from tests.torch_backend.parallelisms import run
 from tests.torch_backend.parallelisms.compare import differences
+from tests.torch_backend.support import TORCH
 
 pytestmark = pytest.mark.skipif(TORCH < (2, 13), reason="the Gloo of older releases lacks some of it, or sums wrongly")
 

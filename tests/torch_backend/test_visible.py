@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import TORCH, all_gather_single, reduce_scatter_single, together
+from tests.torch_backend.support import TORCH, all_gather_single, reduce_scatter_single, together
 from torch._subclasses import FakeTensorMode
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor.debug import CommDebugMode

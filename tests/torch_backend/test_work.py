@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from tests.torch_backend.crew import all_gather_single, together
+from tests.torch_backend.support import all_gather_single, together
 
 
 def test_a_work() -> None:

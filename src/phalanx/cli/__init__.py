@@ -1,4 +1,4 @@
-"""What a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`, `phalanx bench`.
+"""The commands that a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`, `phalanx bench`.
 
 Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
 `phalanx run` should not wait for what `phalanx doctor` needs.
@@ -58,7 +58,7 @@ class _Commands(click.Group):
 
 @dataclass
 class _Asked:
-    """What the options before the command's name ask for."""
+    """The options before the command's name."""
 
     debug: bool = False
 

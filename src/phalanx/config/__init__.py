@@ -1,4 +1,4 @@
-"""What was asked for: by arguments, by a launcher's variables, by the user's. The only reader of `os.environ`.
+"""The configuration: from arguments, a launcher's variables, and the user's. The only reader of `os.environ`.
 
 Start with `detect` (who am I?) and `Options` (everything that can be tuned). `variables.py` lists what is read.
 """

@@ -18,12 +18,12 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 
 def parse_algorithms(text: str) -> dict[str, str]:
-    """What a text such as `all_reduce=ring,broadcast=tree` chooses.
+    """The choice that a text such as `all_reduce=ring,broadcast=tree` makes.
 
     A name alone, such as `ring`, is for every operation that has such an algorithm and is not named itself.
 
     Raises:
-        ValueError: It is no such text; says what is wrong.
+        ValueError: The text is not valid; the message says why.
     """
     chosen: dict[str, str] = {}
     general: dict[str, str] = {}
@@ -34,10 +34,10 @@ def parse_algorithms(text: str) -> dict[str, str]:
             if not found:
                 raise ValueError(f"no operation has an algorithm {part!r}")
             if any(general.setdefault(operation, part) != part for operation in found):
-                raise ValueError(f"{part!r} and another name are for the same operation")
+                raise ValueError(f"{part!r} and another name choose for the same operation")
             continue
         if operation not in ALGORITHMS:
-            raise ValueError(f"{operation!r} is not an operation with a choice ({', '.join(ALGORITHMS)})")
+            raise ValueError(f"{operation!r} is not an operation with a choice of algorithms ({', '.join(ALGORITHMS)})")
         if name not in ALGORITHMS[operation]:
             raise ValueError(f"{operation} has no algorithm {name!r} ({', '.join(ALGORITHMS[operation])})")
         if chosen.setdefault(operation, name) != name:

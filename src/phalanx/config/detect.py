@@ -19,7 +19,7 @@ from ..types import Address
 from . import meeting, slurm
 from .identity import digest
 from .launchers import Launcher, find_launcher
-from .reader import Reader, Setting
+from .reader import Setting, VariableReader
 from .secret import find_token
 
 __all__ = ["Launch", "detect", "four_variables", "started_as"]
@@ -27,7 +27,7 @@ __all__ = ["Launch", "detect", "four_variables", "started_as"]
 
 @dataclass(frozen=True)
 class Launch:
-    """Who this process is, as far as arguments and environment tell."""
+    """The identity of this process, as far as arguments and environment tell."""
 
     rank: int
     """This process among all, from 0."""
@@ -81,7 +81,7 @@ def detect(
         InvalidWorldSize: The world size is below 1, or the local one above it.
         ConfigError: A value cannot be read.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     given = _Arguments(_number("rank", rank), _number("world_size", world_size), meeting.master_from_argument(master))
     launcher = find_launcher(reader)
     nothing_said = launcher is None and given == (None, None, None)
@@ -124,7 +124,7 @@ def four_variables(env: Mapping[str, str] | None = None) -> tuple[int, int, Addr
         MissingVariable: One of them is not set.
         InvalidRank, InvalidWorldSize, ConfigError: One of them cannot be used.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") if reader.text(name) is None]
     if missing:
         raise MissingVariable(missing[0])
@@ -143,7 +143,7 @@ def started_as(env: Mapping[str, str] | None = None) -> tuple[Launcher, Setting]
 
     For backends that know rank and world size themselves, and want to know whether they speak of the same world.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     try:
         launcher = find_launcher(reader)
         size = reader.setting(launcher.world_size) if launcher is not None else None
@@ -153,7 +153,7 @@ def started_as(env: Mapping[str, str] | None = None) -> tuple[Launcher, Setting]
 
 
 class _Arguments(NamedTuple):
-    """What the caller of `detect` gave."""
+    """The arguments of `detect`."""
 
     rank: Setting | None
     world_size: Setting | None
@@ -177,7 +177,7 @@ def _number(name: str, value: int | None) -> Setting | None:
 # -- rank and world size ---------------------------------------------------------------------------------------------
 
 
-def _rank_and_size(reader: Reader, launcher: Launcher | None, given: _Arguments) -> tuple[Setting, Setting]:
+def _rank_and_size(reader: VariableReader, launcher: Launcher | None, given: _Arguments) -> tuple[Setting, Setting]:
     """Fills what the arguments leave open from the launcher's variables."""
     rank, size = given.rank, given.world_size
     if launcher is not None:
@@ -194,7 +194,7 @@ def _rank_and_size(reader: Reader, launcher: Launcher | None, given: _Arguments)
     return rank, size
 
 
-def _world_size(reader: Reader, launcher: Launcher) -> Setting | None:
+def _world_size(reader: VariableReader, launcher: Launcher) -> Setting | None:
     size = reader.setting(launcher.world_size)
     exported = reader.setting("WORLD_SIZE")
     if size is not None and exported is not None and size.value != exported.value:
@@ -206,7 +206,7 @@ def _world_size(reader: Reader, launcher: Launcher) -> Setting | None:
 
 
 def _missing(
-    reader: Reader, launcher: Launcher | None, given: _Arguments, variable: str, argument: str
+    reader: VariableReader, launcher: Launcher | None, given: _Arguments, variable: str, argument: str
 ) -> MissingVariable:
     """The error for a rank or world size that nothing tells, with what was found in its place."""
     found = given.found()
@@ -228,7 +228,7 @@ def _check_rank(rank: Setting, size: Setting) -> None:
         raise InvalidRank(rank.value, size.value, f"{rank} is not in a world of {size} ({valid})")
 
 
-def _speaks_of(reader: Reader, launcher: Launcher, rank: Setting, size: Setting) -> bool:
+def _speaks_of(reader: VariableReader, launcher: Launcher, rank: Setting, size: Setting) -> bool:
     """Whether this is the rank and the world that the launcher's variables speak of.
 
     By argument, some of the processes may form a world of their own. What the launcher says of hosts, of the job and of
@@ -251,7 +251,9 @@ class _Local(NamedTuple):
     single_host: bool
 
 
-def _local(reader: Reader, launcher: Launcher | None, rank: Setting, size: Setting, master_host: str | None) -> _Local:
+def _local(
+    reader: VariableReader, launcher: Launcher | None, rank: Setting, size: Setting, master_host: str | None
+) -> _Local:
     """Works out what is known of this host."""
     local_rank = local_size = None
     if launcher is not None:
@@ -261,7 +263,7 @@ def _local(reader: Reader, launcher: Launcher | None, rank: Setting, size: Setti
         else:
             local_size = reader.setting(launcher.local_world_size)
     if local_size is None and (size.value == 1 or (master_host is not None and meeting.is_loopback(master_host))):
-        local_size = size  # nobody could come from elsewhere
+        local_size = size  # no rank can come from elsewhere
     if local_size is not None and not 1 <= local_size.value <= size.value:
         expected = f"expected 1 to {size.value}, as {size}"
         raise InvalidWorldSize(local_size.value, f"{local_size} is not a number of ranks on this host ({expected})")
@@ -287,7 +289,7 @@ def _local(reader: Reader, launcher: Launcher | None, rank: Setting, size: Setti
 
 
 def _job(
-    reader: Reader, launcher: Launcher | None, size: Setting, master: Address | None, directory: Address | None
+    reader: VariableReader, launcher: Launcher | None, size: Setting, master: Address | None, directory: Address | None
 ) -> str:
     run_id = reader.text("PHALANX_RUN_ID")
     if run_id is not None:

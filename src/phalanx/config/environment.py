@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ConfigError
-from .reader import Reader, environment, invalid
+from .reader import VariableReader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 BACKENDS = ("mesh", "tcp", "mpi")
-"""What `init` can be told to use."""
+"""The backends that `init` takes."""
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -35,12 +35,12 @@ _LEVELS = {
 
 
 def backend_of_choice(env: Mapping[str, str] | None = None) -> str:
-    """What `init("auto")` means: the backend that `PHALANX_BACKEND` names, else "mesh".
+    """The backend of `init("auto")`: the one that `PHALANX_BACKEND` names, else "mesh".
 
     Raises:
-        ConfigError: The variable names none.
+        ConfigError: The variable does not name a backend.
     """
-    text = (Reader(env).text("PHALANX_BACKEND") or "auto").lower()
+    text = (VariableReader(env).text("PHALANX_BACKEND") or "auto").lower()
     if text not in ("auto", *BACKENDS):
         raise invalid("PHALANX_BACKEND", text, ", ".join(("auto", *BACKENDS)))
     return "mesh" if text == "auto" else text
@@ -52,7 +52,7 @@ def pure(env: Mapping[str, str] | None = None) -> bool:
     Raises:
         ConfigError: The variable is neither true nor false.
     """
-    return Reader(env).flag("PHALANX_PURE")
+    return VariableReader(env).flag("PHALANX_PURE")
 
 
 def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
@@ -61,7 +61,7 @@ def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
     torch attaches its flight recorder unless it is told not to, but that takes longer than a short collective: on
     Phalanx it records what happens only if the variable is set.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     recorded = reader.text("TORCH_FR_BUFFER_SIZE") or reader.text("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
     return recorded != "0" or reader.text("TORCH_DIST_NAN_CHECK") == "1"
 
@@ -72,7 +72,7 @@ def log_level(env: Mapping[str, str] | None = None) -> int | None:
     Raises:
         ConfigError: The variable names no level.
     """
-    text = Reader(env).text("PHALANX_LOG")
+    text = VariableReader(env).text("PHALANX_LOG")
     if text is None:
         return None
     if text.lower() not in _LEVELS:
@@ -87,7 +87,7 @@ def inherited(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def snapshot(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every variable of the table that is set, in the table's order, safe to show: a secret only by its length."""
-    reader = Reader(env)
+    reader = VariableReader(env)
     shown: dict[str, str] = {}
     for variable in VARIABLES:
         value = reader.raw(variable.name)
@@ -102,14 +102,14 @@ def unknown_variables(env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
-    """The folder for this user's private files, where nobody else can read, write or replace them.
+    """The folder for this user's private files, where no other user can read, write or replace them.
 
     That is `XDG_RUNTIME_DIR` if it is fit for it, else `phalanx-<uid>` in `TMPDIR` or `/tmp`, which is made if needed.
 
     Raises:
         ConfigError: The folder cannot be made, or is not this user's alone.
     """
-    reader = Reader(env)
+    reader = VariableReader(env)
     preferred = reader.text("XDG_RUNTIME_DIR")
     if preferred is not None and os.path.isabs(preferred):
         folder = Path(preferred)
@@ -137,7 +137,7 @@ _WAY_OUT = "; set XDG_RUNTIME_DIR or TMPDIR to a folder of this user with mode 0
 
 
 def _unfit(folder: Path) -> str | None:
-    """What keeps the folder from holding private files; None if nothing does."""
+    """The reason why the folder cannot hold private files; None if it can."""
     try:
         # lstat: a link could be turned to another place between this look and the use.
         status = folder.lstat()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from . import slurm
 from .identity import launcher_process
-from .reader import Reader
+from .reader import VariableReader
 
 __all__ = ["Launcher", "find_launcher"]
 
@@ -36,8 +36,8 @@ class Launcher:
         """All variables that this launcher sets for a rank."""
         return (self.rank, self.world_size, self.local_rank, self.local_world_size, *self.others)
 
-    def identity(self, reader: Reader) -> tuple[str, ...]:
-        """What this launcher calls the job; empty if it does not say."""
+    def identity(self, reader: VariableReader) -> tuple[str, ...]:
+        """The name that this launcher gives the job; empty if there is none."""
         if self.name == "torchrun":
             return (reader.text("TORCHELASTIC_RUN_ID") or "",)
         if self.name == "openmpi":
@@ -91,10 +91,10 @@ _SLURM = Launcher(
 )
 
 
-def find_launcher(reader: Reader) -> Launcher | None:
+def find_launcher(reader: VariableReader) -> Launcher | None:
     """The launcher whose variables count here; None if there are none at all.
 
-    `RANK` goes first: whoever sets it means it, and torchrun or `phalanx run` may itself be started by mpirun or srun.
+    `RANK` goes first: torchrun and `phalanx run` set it, and may themselves be started by mpirun or srun.
     MPI goes before Slurm, because inside an allocation mpirun starts its own helpers by srun, one per node, and their
     `SLURM_PROCID` is inherited by the ranks. Without `RANK`, the other torchrun-style variables come last: scripts for
     Slurm often export `MASTER_ADDR` and `WORLD_SIZE` and leave the rank to srun.
@@ -121,7 +121,7 @@ def find_launcher(reader: Reader) -> Launcher | None:
     return None
 
 
-def _torchrun_style(reader: Reader) -> Launcher:
+def _torchrun_style(reader: VariableReader) -> Launcher:
     # `phalanx run` sets TORCHELASTIC_RUN_ID too, for scripts that look for it: so ask for its own variable first.
     if reader.text("PHALANX_DIRECTORY") is not None:
         return _PHALANX

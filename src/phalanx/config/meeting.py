@@ -8,7 +8,7 @@ from ..errors import ConfigError, MissingVariable
 from ..types import Address
 from . import slurm
 from .launchers import Launcher
-from .reader import HIGHEST_PORT, Reader, Setting, invalid
+from .reader import HIGHEST_PORT, Setting, VariableReader, invalid
 
 __all__ = [
     "agent_listens",
@@ -37,7 +37,7 @@ def master_from_argument(master: str | Address | None) -> Address | None:
     return address
 
 
-def master_from_env(reader: Reader) -> tuple[str | None, int | None]:
+def master_from_env(reader: VariableReader) -> tuple[str | None, int | None]:
     """Reads `MASTER_ADDR` and `MASTER_PORT`; each is None where it is not set.
 
     Raises:
@@ -58,7 +58,7 @@ def master_from_env(reader: Reader) -> tuple[str | None, int | None]:
 
 
 def complete_master(
-    reader: Reader, launcher: Launcher | None, size: Setting, *, single_host: bool
+    reader: VariableReader, launcher: Launcher | None, size: Setting, *, single_host: bool
 ) -> tuple[str | None, int | None]:
     """The master's host and port for a world of several, with what the launcher adds to the environment's.
 
@@ -93,7 +93,7 @@ def complete_master(
     )
 
 
-def directory_from_env(reader: Reader) -> Address | None:
+def directory_from_env(reader: VariableReader) -> Address | None:
     """Where the launcher hosts the directory.
 
     Raises:
@@ -108,7 +108,7 @@ def directory_from_env(reader: Reader) -> Address | None:
     return address
 
 
-def agent_listens(reader: Reader, master: Address | None) -> bool:
+def agent_listens(reader: VariableReader, master: Address | None) -> bool:
     """Whether torchrun's agent itself listens at this address.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ..arguments import plain_number, shown
 from ..errors import ConfigError, MissingVariable
 from .algorithms import ALGORITHMS, parse_algorithms
-from .reader import HIGHEST_PORT, Reader, invalid, parse_flag, parse_integer
+from .reader import HIGHEST_PORT, VariableReader, invalid, parse_flag, parse_integer
 
 __all__ = ["Options", "TlsOptions", "options_of"]
 
@@ -60,7 +60,7 @@ class TlsOptions:
 @_remember_what_was_given
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `phalanx.init(options=...)` takes. All fields are keyword-only and checked when the object is made.
+    """The options of `phalanx.init(options=...)`. All fields are keyword-only and checked when the object is made.
 
     Raises:
         ConfigError: A field is not valid; the message names it, its value and what would be valid.
@@ -133,7 +133,7 @@ class Options:
             ConfigError: A variable is not valid; the message names it, its value and what would be valid.
             MissingVariable: Some, but not all, of the three variables for TLS are set.
         """
-        reader = Reader(env)
+        reader = VariableReader(env)
         given: frozenset[str] = self._given  # type: ignore[attr-defined]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, rule in _RULES.items():
@@ -155,7 +155,7 @@ class Options:
 
 
 def options_of(given: Options | None) -> Options:
-    """What a caller gave; without it, what the environment says.
+    """The options of a caller; without them, those of the environment.
 
     Raises:
         ConfigError: It is something else, or a variable is not valid.
@@ -279,7 +279,7 @@ def _parse(rule: _Rule, text: str) -> object:
     return value
 
 
-def _tls_from_env(reader: Reader) -> TlsOptions | None:
+def _tls_from_env(reader: VariableReader) -> TlsOptions | None:
     names = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
     certificate, key, ca = (reader.text(name) for name in names)
     if certificate is None and key is None and ca is None:

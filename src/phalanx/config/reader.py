@@ -13,7 +13,16 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from .variables import VARIABLES_BY_NAME
 
-__all__ = ["HIGHEST_PORT", "Reader", "Setting", "adopt", "environment", "invalid", "parse_flag", "parse_integer"]
+__all__ = [
+    "HIGHEST_PORT",
+    "Setting",
+    "VariableReader",
+    "adopt",
+    "environment",
+    "invalid",
+    "parse_flag",
+    "parse_integer",
+]
 
 HIGHEST_PORT = 65535
 
@@ -66,7 +75,7 @@ class Setting(NamedTuple):
         return self.source
 
 
-class Reader:
+class VariableReader:
     """Reads the variables of the table in `variables.py`, and no others.
 
     Args:

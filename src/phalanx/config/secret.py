@@ -6,14 +6,14 @@ import os
 import stat
 
 from ..errors import ConfigError
-from .reader import Reader
+from .reader import VariableReader
 
 __all__ = ["find_token"]
 
 _LONGEST = 4096
 
 
-def find_token(reader: Reader, argument: str | bytes | None = None) -> bytes | None:
+def find_token(reader: VariableReader, argument: str | bytes | None = None) -> bytes | None:
     """The token from the argument, `PHALANX_TOKEN` or the file named by `PHALANX_TOKEN_FILE`, in this order.
 
     Raises:
@@ -54,7 +54,7 @@ def _read_private(path: str) -> bytes:
             if status.st_uid != os.geteuid() or mode & 0o077:
                 raise ConfigError(
                     f"{what} belongs to user {status.st_uid} and has mode {mode:04o} (expected a file of user "
-                    f"{os.geteuid()} that nobody else can read: chmod 600)"
+                    f"{os.geteuid()} that no other user can read: chmod 600)"
                 )
             return file.read(_LONGEST + 3).rstrip(b"\r\n")
     except OSError as error:

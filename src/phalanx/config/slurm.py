@@ -1,9 +1,10 @@
-"""What Slurm's variables say: which task this is, how many share a node, and where the first one runs.
+"""Slurm's variables: which task this is, how many share a node, and where the first one runs.
 
 Only a task that `srun` started is a rank. Slurm also sets `SLURM_PROCID=0` in a batch script and in the shell of an
-interactive allocation, next to an `SLURM_NTASKS` that tells what was *allocated*: whoever took these for a rank would
-wait for peers that nobody started. Such a process has no `SLURM_STEP_ID`, or one of the numbers that Slurm reserves for
-batch, interactive and external steps. It is an ordinary process: a world of one, with a warning if more was allocated.
+interactive allocation, next to an `SLURM_NTASKS` that tells what was *allocated*: a process that took these for a rank
+would wait for peers that were never started. Such a process has no `SLURM_STEP_ID`, or one of the numbers that Slurm
+reserves for batch, interactive and external steps. It is an ordinary process: a world of one,
+with a warning if more was allocated.
 
 Variables that were written by hand, without Slurm's own `SLURM_TASK_PID`, are taken at their word.
 """
@@ -17,7 +18,7 @@ import math
 import re
 
 from ..errors import ConfigError, MissingVariable
-from .reader import Reader, Setting, invalid
+from .reader import Setting, VariableReader, invalid
 
 __all__ = [
     "expand_hostlist",
@@ -40,7 +41,7 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _HOST_TEXT = re.compile(r"[A-Za-z0-9._:-]*")
 
 
-def in_step(reader: Reader) -> bool:
+def in_step(reader: VariableReader) -> bool:
     """Whether this process is a task that `srun` started (see the module's docstring).
 
     Raises:
@@ -57,7 +58,7 @@ def in_step(reader: Reader) -> bool:
     return number is not None and 0 <= number < _RESERVED_STEPS
 
 
-def warn_if_not_started_by_srun(reader: Reader) -> None:
+def warn_if_not_started_by_srun(reader: VariableReader) -> None:
     """One log line for the most common slip under Slurm: `python train.py` in a batch script, without `srun`."""
     tasks = reader.text("SLURM_NTASKS")
     if tasks not in (None, "1") and not in_step(reader):
@@ -68,7 +69,7 @@ def warn_if_not_started_by_srun(reader: Reader) -> None:
         )
 
 
-def local_world_size(reader: Reader, world_size: int) -> Setting | None:
+def local_world_size(reader: VariableReader, world_size: int) -> Setting | None:
     """How many ranks share this node; None if the variables do not tell.
 
     Raises:
@@ -97,7 +98,7 @@ def local_world_size(reader: Reader, world_size: int) -> Setting | None:
     return None
 
 
-def master_host(reader: Reader) -> str:
+def master_host(reader: VariableReader) -> str:
     """The first node of the step: `srun` puts rank 0 there.
 
     Raises:
@@ -114,7 +115,7 @@ def master_host(reader: Reader) -> str:
     return hosts[0]
 
 
-def master_port(reader: Reader) -> int:
+def master_port(reader: VariableReader) -> int:
     """A port that all tasks of the step work out alike, and that steps of other jobs most likely do not share.
 
     Raises:
@@ -131,7 +132,7 @@ def master_port(reader: Reader) -> int:
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
 
 
-def _hosts(reader: Reader) -> tuple[list[str], str]:
+def _hosts(reader: VariableReader) -> tuple[list[str], str]:
     """The hosts of the step and the variable that names them."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         text = reader.text(name)

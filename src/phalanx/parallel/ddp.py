@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..group import Group
 from ..group.tracking import call_site
 from . import replicas
-from .reducer import Reducer
+from .reducer import GradientReducer
 from .uneven import Exchange, UnevenInputs
 
 __all__ = ["DDP"]
@@ -97,7 +97,8 @@ class DDP(nn.Module):  # type: ignore[misc]
         for name, parameter in trained.items():
             if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
                 raise UsageError(
-                    f"parameter {name!r} is of {parameter.dtype} and {parameter.layout}: no gradients of it"
+                    f"parameter {name!r} has {parameter.dtype} and {parameter.layout}, whose gradients cannot be "
+                    "averaged (expected a dense tensor of a floating-point or complex dtype, or requires_grad=False)"
                 )
         for name, part in self.module.named_modules():
             if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
@@ -110,8 +111,8 @@ class DDP(nn.Module):  # type: ignore[misc]
         words["the options"] = f"{self._bucket_bytes} {self._broadcast_buffers} {self._find_unused}"
         replicas.check_alike(words, self.group, "the ranks have different modules", timeout=self._timeout)
 
-    def _make_reducer(self, parameters: Mapping[str, nn.Parameter]) -> Reducer:
-        return Reducer(
+    def _make_reducer(self, parameters: Mapping[str, nn.Parameter]) -> GradientReducer:
+        return GradientReducer(
             parameters,
             self.group,
             bucket_bytes=self._bucket_bytes,
@@ -236,7 +237,7 @@ class DDP(nn.Module):  # type: ignore[misc]
         if all(reducer.has(parameter) for parameter in self.module.parameters() if parameter.requires_grad):
             return
         if self._uneven.on:
-            raise UsageError("more parameters require gradients than before (change that outside of join)")
+            raise UsageError("more parameters require gradients than before (change requires_grad outside of join())")
         named = dict(self.module.named_parameters())
         wanted = {name: each for name, each in named.items() if each.requires_grad or reducer.has(each)}
         self._check(wanted)

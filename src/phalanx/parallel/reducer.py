@@ -5,41 +5,40 @@ in a callback of autograd when that backward is over, however many others it has
 does). On every rank a pass is the same sequence of operations:
 
 1. one average per bucket, always in the same order; each begins as soon as it can, while backward goes on;
-2. one short all_reduce of the ranks' `_Report`s: who failed, which buckets grew after they were sent, what was used;
+2. one short all_reduce of the ranks' `PassReport`s: who failed, which buckets grew after they were sent, and
+   what was used;
 3. another average of the buckets that grew.
 
-A backward that raises does not call its callback, but drops it. The pass then sends the rest of its sequence with the
-word that it failed, so that the other ranks raise in their backward instead of waiting, and all can go on together.
+A backward that raises does not call its callback, but drops it. The pass then sends the rest of its sequence and
+reports that it failed, so that the other ranks raise in their backward instead of waiting, and all can go on together.
 Gradients are written only after the reports: a pass that failed on one rank changes none on any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from ..errors import Desync, PhalanxError, UsageError
 from ..group import Group, Work
 from . import replicas
+from .autograd_nodes import accumulator_of, nodes_of
 from .buckets import make_buckets
+from .pass_report import PassReport
 from .uneven import Exchange, UnevenInputs
 
-__all__ = ["Reducer"]
+__all__ = ["GradientReducer"]
 
 SHOWN = 5
 """Names that a message lists."""
 
 
-class Reducer:
+class GradientReducer:
     """Averages the gradients of some parameters of a module.
 
     Args:
@@ -80,7 +79,7 @@ class Reducer:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._traits = {id(parameter): (parameter.dtype, parameter.shape) for parameter in self.parameters}
         # Autograd holds these nodes weakly, and would make new ones, without our hooks.
-        self._nodes = [_accumulator(parameter) for parameter in self.parameters]
+        self._nodes = [accumulator_of(parameter) for parameter in self.parameters]
         handles = [node.register_hook(_hook(weakref.ref(self), place)) for place, node in enumerate(self._nodes)]
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
@@ -101,15 +100,15 @@ class Reducer:
     # -- what forward says ---------------------------------------------------------------------------------------------
 
     def watch(self, output: Any) -> None:
-        """The next backward through this output of the module is averaged."""
+        """Has the gradients of the next backward through this output averaged."""
         self._armed = any(parameter.requires_grad for parameter in self.parameters)
         if not self._armed:
             return
-        for node in {id(node): node for node in _nodes_of(output, set())}.values():
+        for node in {id(node): node for node in nodes_of(output, set())}.values():
             node.register_prehook(self._reached)
 
     def disarm(self) -> None:
-        """A forward that wants no averages was the last one."""
+        """Forgets the last forward: the new one wants no averages."""
         self._armed = False
 
     # -- what autograd says --------------------------------------------------------------------------------------------
@@ -153,38 +152,6 @@ class Reducer:
         Pass(self, may_leave_out=self.find_unused, only_zeros=True).finish(even_if_empty=True)
 
 
-@dataclasses.dataclass
-class _Report:
-    """What a rank says at the end of a pass. The reports of all ranks are combined by their maximum."""
-
-    words: npt.NDArray[np.int64]
-    buckets: int
-
-    @classmethod
-    def make(
-        cls, *, failed: int, trained: Sequence[bool], grown: Sequence[bool], used: Sequence[bool] | None
-    ) -> _Report:
-        """`failed` is 0, or 1 + the rank. `used` is left out where all parameters have to be."""
-        mark = zlib.crc32(bytes(trained))  # the largest of x and of -x tell whether all are the same
-        return cls(np.array([failed, mark, -mark, *grown, *(used or ())], np.int64), len(grown))
-
-    @property
-    def failed(self) -> int:
-        return int(self.words[0])
-
-    @property
-    def trained_alike(self) -> bool:
-        return bool(self.words[1] == -self.words[2])
-
-    @property
-    def grown(self) -> list[bool]:
-        return [bool(word) for word in self.words[3 : 3 + self.buckets]]
-
-    @property
-    def used(self) -> list[bool]:
-        return [bool(word) for word in self.words[3 + self.buckets :]]
-
-
 class Pass:
     """One sequence of operations that all ranks go through: one average of all gradients.
 
@@ -193,7 +160,7 @@ class Pass:
         only_zeros: This rank has no gradients to give and wants none.
     """
 
-    def __init__(self, reducer: Reducer, *, may_leave_out: bool, only_zeros: bool = False) -> None:
+    def __init__(self, reducer: GradientReducer, *, may_leave_out: bool, only_zeros: bool = False) -> None:
         self._reducer = reducer
         self._may_leave_out = may_leave_out
         self._only_zeros = only_zeros
@@ -269,7 +236,7 @@ class Pass:
             self._give_out(report)
 
     def give_up(self) -> None:
-        """Sends the rest of the sequence, with the word that this rank failed, without waiting for anything."""
+        """Sends the rest of the sequence, with a report that this rank failed, without waiting for anything."""
         reducer = self._reducer
         if reducer.current is self:
             reducer.ended()
@@ -315,7 +282,7 @@ class Pass:
                 "torch.nn.Embedding(..., sparse=False))"
             )
 
-    def _report(self, *, async_op: bool, failed: bool = False) -> _Report:
+    def _report(self, *, async_op: bool, failed: bool = False) -> PassReport:
         reducer = self._reducer
         used = None
         if self._may_leave_out:
@@ -323,7 +290,7 @@ class Pass:
                 trained and not self._only_zeros and parameter.grad is not None
                 for parameter, trained in zip(reducer.parameters, self._trained, strict=True)
             ]
-        report = _Report.make(
+        report = PassReport.make(
             failed=reducer.group.rank + 1 if failed or self._problem is not None else 0,
             trained=self._trained,
             grown=self._grown,
@@ -335,7 +302,7 @@ class Pass:
             self._works.append(made)
         return report
 
-    def _check(self, report: _Report) -> None:
+    def _check(self, report: PassReport) -> None:
         reducer = self._reducer
         if report.failed:
             peer = reducer.group.members[report.failed - 1]
@@ -351,7 +318,7 @@ class Pass:
             }
             replicas.check_alike(words, reducer.group, "the ranks train different parameters", timeout=reducer.timeout)
 
-    def _give_out(self, report: _Report) -> None:
+    def _give_out(self, report: PassReport) -> None:
         wanted = self._trained
         if self._may_leave_out:  # parameters that no rank used keep no gradient, as in training on one rank
             wanted = [trained and used for trained, used in zip(wanted, report.used, strict=True)]
@@ -369,7 +336,7 @@ class Pass:
 
 
 class _EndOfBackward:
-    """What autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
+    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
 
     __slots__ = ("_pass",)
 
@@ -386,17 +353,7 @@ class _EndOfBackward:
             self._pass.give_up()
 
 
-def _accumulator(parameter: nn.Parameter) -> Any:
-    """The node of autograd that adds to a parameter's gradient."""
-    required = parameter.requires_grad
-    parameter.requires_grad_(True)  # one that is frozen just now has none that can be reached
-    with torch.enable_grad():
-        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-    parameter.requires_grad_(required)
-    return node
-
-
-def _hook(reducer: weakref.ref[Reducer], place: int) -> Any:
+def _hook(reducer: weakref.ref[GradientReducer], place: int) -> Any:
     """Runs after all hooks of the program on that parameter, as torch's own does."""
 
     def hook(_inputs: Any, outputs: tuple[Any, ...]) -> None:
@@ -410,22 +367,3 @@ def _hook(reducer: weakref.ref[Reducer], place: int) -> Any:
 def _remove(handles: Sequence[Any]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _nodes_of(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The nodes of autograd that made the tensors in a module's output, whatever it is made of."""
-    if isinstance(value, torch.Tensor):
-        if value.grad_fn is not None:
-            yield value.grad_fn
-        return
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, nn.Module)) or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        parts: Any = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = value
-    else:
-        parts = getattr(value, "__dict__", {}).values()
-    for part in list(parts):
-        yield from _nodes_of(part, seen)

@@ -38,7 +38,7 @@ def verify(named: Mapping[str, Any], group: Group, *, timeout: float | None = No
 
 
 def check_alike(mine: Mapping[str, str], group: Group, what: str, *, timeout: float | None = None) -> None:
-    """Compares what each rank says of each name.
+    """Compares the ranks' words for each name.
 
     Raises:
         Desync: They differ; the message names what and where.

@@ -12,7 +12,7 @@ __all__ = ["Exchange", "UnevenInputs"]
 
 
 class Exchange(enum.IntEnum):
-    """What ranks that still train are about to do together."""
+    """The next exchange of the ranks that still train."""
 
     NOTHING = 0
     """No rank trains any more."""
@@ -29,7 +29,7 @@ class UnevenInputs:
         self._timeout = timeout
 
     def announce(self, what: Exchange) -> int:
-        """Says what this rank, which still trains, is about to do.
+        """Announces the next exchange of this rank, which still trains.
 
         Returns:
             The rank whose buffers count: 0, or inside `join` the highest rank that still trains.
@@ -46,7 +46,7 @@ class UnevenInputs:
             self._group.all_reduce(words, op="max", timeout=self._timeout, async_op=True)
 
     def listen(self) -> tuple[Exchange, int]:
-        """What the ranks that still train are about to do, and the highest of them; for a rank that is done."""
+        """The next exchange of the ranks that still train, and the highest of them. A rank that is done calls this."""
         return self._exchange(Exchange.NOTHING, -1)
 
     def highest(self, candidate: bool) -> int:

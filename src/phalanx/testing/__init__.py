@@ -1,4 +1,4 @@
-"""What users need to test their own distributed code, and what a backend must pass.
+"""Tools for tests of distributed code, and the checks that a backend must pass.
 
 - `run_ranks` runs a function on some ranks, as threads or as processes, and returns what each of them returned.
 - `open_world` gives all backends of a small world to one process.

@@ -13,7 +13,17 @@ from typing import Any
 from ..arguments import as_index, as_seconds
 from ..errors import PeerLost, PhalanxError, UsageError
 
-__all__ = ["FAILED_AT", "Died", "Failure", "RankFailed", "capture", "check_count", "first_cause", "noting", "to_error"]
+__all__ = [
+    "FAILED_AT",
+    "Died",
+    "RankFailed",
+    "RankFailure",
+    "capture",
+    "check_count",
+    "first_cause",
+    "noting",
+    "to_error",
+]
 
 FAILED_AT = "_phalanx_failed_at"
 """The attribute in which an exception carries the time when it left the user's function."""
@@ -59,8 +69,8 @@ class Died:
 
 
 @dataclass
-class Failure:
-    """What one rank has to say about its end."""
+class RankFailure:
+    """The failure of one rank, as that rank reported it."""
 
     rank: int
     at: float
@@ -70,9 +80,9 @@ class Failure:
     error: BaseException | None = None
     """The exception itself, where it could be brought here."""
     echo_of: int | None = None
-    """The rank that it says is lost."""
+    """The rank that the error reports as lost."""
     died: bool = False
-    """Whether the rank ended without a word."""
+    """Whether the rank ended without a report."""
 
 
 def _signal_name(number: int) -> str:
@@ -82,17 +92,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def capture(rank: int, at: float, error: BaseException) -> Failure:
-    """What is known of an exception, on the rank that raised it."""
+def capture(rank: int, at: float, error: BaseException) -> RankFailure:
+    """An exception as a failure, on the rank that raised it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     first = str(error).split("\n", 1)[0]
     name = type(error).__name__
     echo = error.peer if isinstance(error, PeerLost) else None
-    return Failure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
+    return RankFailure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
 
 
 def noting(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function; an exception that leaves it is marked with the time, before anybody else hears of it."""
+    """Calls a function; an exception that leaves it is marked with the time, before another rank can notice it."""
     try:
         return fn(*args)
     except BaseException as error:
@@ -101,17 +111,17 @@ def noting(fn: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def first_cause(failures: Sequence[Failure]) -> Failure:
+def first_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """The failure that the others follow from: the earliest that does not just say that a failed rank is lost."""
 
-    def is_echo(failure: Failure) -> bool:
+    def is_echo(failure: RankFailure) -> bool:
         # When a rank died is only known from when it was noticed, so that its time says nothing.
         return any(f.rank == failure.echo_of and f is not failure and (f.died or f.at <= failure.at) for f in failures)
 
     return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: failure.at)
 
 
-def to_error(cause: Failure, failures: Sequence[Failure]) -> RankFailed:
+def to_error(cause: RankFailure, failures: Sequence[RankFailure]) -> RankFailed:
     """The error to raise, of the original's type where that can be."""
     lines = [f"rank {cause.rank} failed: {cause.summary}"]
     others = sorted((f for f in failures if f is not cause), key=lambda f: f.rank)
@@ -126,7 +136,7 @@ def to_error(cause: Failure, failures: Sequence[Failure]) -> RankFailed:
     return failed
 
 
-def _typed(error: Exception, message: str, cause: Failure) -> RankFailed | None:
+def _typed(error: Exception, message: str, cause: RankFailure) -> RankFailed | None:
     kind = type(error)
     if isinstance(error, RankFailed):
         kind = kind.__bases__[1] if len(kind.__bases__) > 1 else Exception

@@ -42,11 +42,13 @@ __all__ = ["Died", "cut_off", "delay", "drop_connections", "exit_self", "kill_se
 
 def _need_process() -> None:
     if is_thread_rank():
-        raise UsageError("this rank is a thread: to end it would end all of them (use backend='mesh' or another)")
+        raise UsageError(
+            "this rank is a thread, and ending it would end all ranks (use backend='mesh', whose ranks are processes)"
+        )
 
 
 def kill_self() -> NoReturn:
-    """Ends this process at once (SIGKILL): nothing is flushed, closed or said.
+    """Ends this process at once (SIGKILL): nothing is flushed, closed or reported.
 
     Raises:
         UsageError: The rank is a thread.
@@ -79,7 +81,7 @@ def stop_self(seconds: float | None = None) -> None:
     _need_process()
     waker: subprocess.Popen[bytes] | None = None
     if seconds is not None:
-        # Somebody else has to wake it: a process that does nothing else.
+        # Another process, which does nothing else, has to wake it.
         program = f"import os, time; time.sleep({float(seconds)!r}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
         waker = subprocess.Popen([sys.executable, "-S", "-E", "-c", program])
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -97,7 +99,7 @@ def drop_connections(group: Group) -> None:
         UnsupportedOp: The backend has no connections.
     """
     if not isinstance(group.backend.control, MeshWorld | ClassicWorld):
-        raise UnsupportedOp(f"{type(group.backend).__name__} has no connections that could break")
+        raise UnsupportedOp(f"{type(group.backend).__name__} has no connections to break")
     streams = [stream for lane in _lanes(group) for stream in lane.streams()]
     for stream in streams:
         stream.sever()

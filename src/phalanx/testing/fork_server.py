@@ -1,4 +1,4 @@
-"""Asks the nursery (see `fork_server_process`) for processes, and hears of their ends."""
+"""Clients of the fork server (`fork_server_process`): they have it start ranks, and hear when these end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from collections.abc import Iterator, Mapping
 
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from .fork_server_process import Answer, Ended, Kill, Start, Started, read_message, write_message
+from .fork_server_process import Answer, ChildEnded, Kill, Start, Started, read_message, write_message
 
-__all__ = ["Nursery", "nursery"]
+__all__ = ["ForkServer", "borrow_fork_server"]
 
 START_TIME = 60.0
-"""Seconds for a nursery to start, or to answer. It takes a fraction of one."""
+"""Seconds for a fork server to start, or to answer. It takes a fraction of one."""
 MANY = 2
-"""Nurseries kept at once: one for each set of variables that counts at import."""
+"""Fork servers kept at once: one for each set of variables that counts at import."""
 
 
-class Nursery:
+class ForkServer:
     """One process that forks ranks. Used by one thread at a time."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class Nursery:
                 stdout=subprocess.DEVNULL,
             )
         self._sock = mine
-        self._ended: list[Ended] = []
+        self._ended: list[ChildEnded] = []
         self.modules: dict[str, float] = {}
         """When the files of the modules that it has imported were last changed."""
 
@@ -59,7 +59,7 @@ class Nursery:
         """Forks ranks; returns their process ids.
 
         Raises:
-            PhalanxError: The nursery does not answer.
+            PhalanxError: The fork server does not answer.
         """
         try:
             write_message(self._sock, request, fds)
@@ -70,23 +70,23 @@ class Nursery:
                 self._ended.append(answer)
         except (EOFError, OSError) as error:
             self.close()
-            raise PhalanxError(f"the process that starts ranks is gone: {error!r}") from None
+            raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ChildEnded]:
         """The children that have ended since this was asked last.
 
         Raises:
-            PhalanxError: The nursery itself is gone, and all ranks with it.
+            PhalanxError: The fork server itself is gone, and all ranks with it.
         """
         found, self._ended = self._ended, []
         try:
             while select.select([self._sock], [], [], 0)[0]:
                 answer = self._read()
-                if isinstance(answer, Ended):
+                if isinstance(answer, ChildEnded):
                     found.append(answer)
         except (EOFError, OSError) as error:
             self.close()
-            raise PhalanxError(f"the process that starts ranks is gone: {error!r}") from None
+            raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
         return found
 
     def kill(self, pids: list[int]) -> None:
@@ -104,23 +104,23 @@ class Nursery:
             self._process.kill()
             self._process.wait()
 
-    def _read(self) -> Started | Ended:
+    def _read(self) -> Started | ChildEnded:
         deadline = Deadline(START_TIME)
         if not select.select([self._sock], [], [], deadline.remaining())[0]:
             raise EOFError("no answer")
-        answer: Started | Ended = read_message(self._sock, Answer)[0]
+        answer: Started | ChildEnded = read_message(self._sock, Answer)[0]
         return answer
 
 
 _lock = threading.Lock()
-_free: list[tuple[dict[str, str], Nursery]] = []
+_free: list[tuple[dict[str, str], ForkServer]] = []
 
 
 def _forget() -> None:
     """In a forked child: they belong to its parent."""
     for _, one in _free:
         one._sock.close()
-        one._process.returncode = 0  # so that nobody here waits for it
+        one._process.returncode = 0  # so that this process does not wait for it
     _free.clear()
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
 
@@ -129,10 +129,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
-def nursery(environment: Mapping[str, str], modules: list[tuple[str, str | None]]) -> Iterator[Nursery]:
-    """Lends a nursery whose imports were made under the same variables and of the same files; nobody else has it."""
+def borrow_fork_server(environment: Mapping[str, str], modules: list[tuple[str, str | None]]) -> Iterator[ForkServer]:
+    """Lends a fork server that imported the same files under the same variables. No other caller has it meanwhile."""
     key = {name: value for name, value in environment.items() if _counts_at_import(name)}
-    found = _borrow(key, modules) or Nursery(environment)
+    found = _borrow(key, modules) or ForkServer(environment)
     for name, file in modules:
         found.modules[name] = _changed(file)
     try:
@@ -152,7 +152,7 @@ def _changed(file: str | None) -> float:
         return 0.0
 
 
-def _borrow(key: dict[str, str], modules: list[tuple[str, str | None]]) -> Nursery | None:
+def _borrow(key: dict[str, str], modules: list[tuple[str, str | None]]) -> ForkServer | None:
     with _lock:
         for entry in list(_free):
             their_key, one = entry
@@ -166,7 +166,7 @@ def _borrow(key: dict[str, str], modules: list[tuple[str, str | None]]) -> Nurse
     return None
 
 
-def _give_back(key: dict[str, str], one: Nursery) -> None:
+def _give_back(key: dict[str, str], one: ForkServer) -> None:
     with _lock:
         if one.alive:
             _free.append((key, one))

@@ -1,10 +1,10 @@
-"""The nursery's own process: it has everything imported, runs no threads, and forks ranks.
+"""The process of the fork server: it has everything imported, runs no threads, and forks ranks.
 
-A fork of a process with threads can hang in a lock that somebody held at that moment. This process has none, so that
-its children start clean, and in milliseconds, because what they need is already in memory.
+A fork of a process with threads can hang in a lock that another thread held at that moment. This process has no
+threads, so its children start clean, and in milliseconds, because what they need is already in memory.
 
 It reads one request after another from its socket (see `Request`) and answers with the children's process ids. It ends,
-and kills what is left of its children, when the socket does, or when nobody has asked for anything in a while.
+and kills what is left of its children, when the socket does, or when no request has come for a while.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import msgspec
 
 from . import shipping
 
-__all__ = ["Ended", "Kill", "Start", "Started", "main", "read_message", "write_message"]
+__all__ = ["ChildEnded", "Kill", "Start", "Started", "main", "read_message", "write_message"]
 
 IDLE = 120.0
-"""Seconds without a child and without a request after which the nursery ends by itself."""
+"""Seconds without a child and without a request after which the fork server ends by itself."""
 _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start"):
-    """Please fork these ranks.
+    """Request: fork these ranks.
 
     With it come 2 + 2 · ranks descriptors: standard output and error, then the socket and the file of each rank.
     """
@@ -48,7 +48,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Kill(msgspec.Struct, tag="kill"):
-    """Please end these children, and what they have started."""
+    """Request: end these children, and all processes that they started."""
 
     pids: list[int]
 
@@ -59,7 +59,7 @@ class Started(msgspec.Struct, tag="started"):
     pids: list[int]
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class ChildEnded(msgspec.Struct, tag="ended"):
     """A child ended."""
 
     pid: int
@@ -68,7 +68,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 Request = Start | Kill
-Answer = Started | Ended
+Answer = Started | ChildEnded
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Any, Any] = {}
 
@@ -104,7 +104,7 @@ def read_message(sock: socket.socket, kind: Any, max_fds: int = 0) -> tuple[Any,
     return decoder.decode(data), list(fds)
 
 
-class _Server:
+class _ForkServerProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._children: set[int] = set()
@@ -114,7 +114,7 @@ class _Server:
         os.set_blocking(self._wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for the ranks decides what Ctrl-C means for them
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C means for its ranks
 
     def serve(self) -> None:
         poller = select.poll()
@@ -133,7 +133,7 @@ class _Server:
                         return
                 self._reap()
         except (EOFError, OSError):
-            return  # whoever asked is gone
+            return  # the client is gone
         finally:
             self._kill(list(self._children))
 
@@ -166,7 +166,7 @@ class _Server:
         return True
 
     def _become(self, rank: int, request: Start, fds: list[int]) -> None:
-        """What a child does; never returns."""
+        """Turns a forked child into a rank; never returns."""
         code = 70
         try:
             self._sock.close()
@@ -216,7 +216,7 @@ class _Server:
                 os.killpg(pid, signal.SIGKILL)  # what it started and left behind, while the number is still its own
             status = os.waitpid(pid, 0)[1]
             self._children.discard(pid)
-            write_message(self._sock, Ended(pid, status))
+            write_message(self._sock, ChildEnded(pid, status))
 
     @staticmethod
     def _kill(pids: list[int]) -> None:
@@ -233,7 +233,7 @@ def _die_with_parent() -> None:
 
 
 def _keep_all() -> None:
-    """What is here stays: children need not copy its pages only because their garbage collectors look at it."""
+    """Freezes all objects: else the children's garbage collectors would touch them, and so copy their pages."""
     gc.collect()
     gc.freeze()
 
@@ -242,10 +242,7 @@ def main(fd: int) -> None:
     """Serves requests that come on a socket."""
     import numpy as np  # noqa: F401 - every rank needs it
 
-    import phalanx  # noqa: F401
-    from phalanx import testing  # noqa: F401
-
     from . import rank_process  # noqa: F401
 
     _keep_all()
-    _Server(socket.socket(fileno=fd)).serve()
+    _ForkServerProcess(socket.socket(fileno=fd)).serve()

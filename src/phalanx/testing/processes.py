@@ -18,8 +18,8 @@ from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
 from ..wire import codec
 from . import shipping
-from .failures import Died, Failure, RankFailed, first_cause, to_error
-from .fork_server import Nursery, nursery
+from .failures import Died, RankFailed, RankFailure, first_cause, to_error
+from .fork_server import ForkServer, borrow_fork_server
 from .fork_server_process import Start
 from .rank_process import HEADER, LIMITS, START, Task, error_from, read_exactly
 from .worlds import Factory, meeting_place
@@ -57,7 +57,7 @@ def run_processes(
     modules = shipping.modules_of(fn)
     with meeting_place(backend, n, options) as place:
         task = shipping.dumps(Task(place, patience, fn, args))
-        with nursery(environment, modules) as home, contextlib.ExitStack() as stack:
+        with borrow_fork_server(environment, modules) as server, contextlib.ExitStack() as stack:
             pairs = [socket.socketpair() for _ in range(n)]
             for mine, its in pairs:
                 stack.enter_context(mine)
@@ -66,10 +66,10 @@ def run_processes(
             fds = [fd for (_, its), file in zip(pairs, stacks, strict=True) for fd in (its.fileno(), file.fileno())]
             request = Start(n, modules, sys.path, os.getcwd(), environment)
             with _outputs() as outputs:
-                pids = home.start(request, [*outputs, *fds])
+                pids = server.start(request, [*outputs, *fds])
             for _, its in pairs:
                 its.close()
-            run = _Run(home, pids, [mine for mine, _ in pairs], stacks, deadline, frozenset(may_die))
+            run = _RunningRanks(server, pids, [mine for mine, _ in pairs], stacks, deadline, frozenset(may_die))
             try:
                 return run.run(START.pack(deadline.at, len(task)) + task)
             finally:
@@ -78,7 +78,7 @@ def run_processes(
 
 @contextlib.contextmanager
 def _outputs() -> Iterator[list[int]]:
-    """What is standard output and error of this process right now, be it a terminal or a test's capture."""
+    """The current standard output and error of this process, be it a terminal or a test's capture."""
     with open(os.devnull, "w") as nothing:
         found = []
         for fd in (1, 2):
@@ -90,29 +90,29 @@ def _outputs() -> Iterator[list[int]]:
         yield found
 
 
-class _Run:
+class _RunningRanks:
     """The ranks of one call, until all have ended."""
 
     def __init__(
         self,
-        home: Nursery,
+        server: ForkServer,
         pids: list[int],
         sockets: list[socket.socket],
         stacks: Sequence[IO[bytes]],
         deadline: Deadline,
         may_die: frozenset[int],
     ) -> None:
-        self._home = home
+        self._server = server
         self._pids = pids
         self._sockets = sockets
         self._stacks = stacks
         self._deadline = deadline
         self._may_die = may_die
         self._results: dict[int, Any] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[RankFailure] = []
         self._alive = set(range(len(pids)))
         self._selector = selectors.DefaultSelector()
-        self._selector.register(home, selectors.EVENT_READ, None)
+        self._selector.register(server, selectors.EVENT_READ, None)
         for rank, sock in enumerate(sockets):
             self._selector.register(sock, selectors.EVENT_READ, rank)
 
@@ -146,26 +146,26 @@ class _Run:
         while self._alive and not limit.expired:
             self._look(limit.remaining())
         limit = Deadline(KILL_TIME)
-        self._home.kill([self._pids[rank] for rank in self._alive])
+        self._server.kill([self._pids[rank] for rank in self._alive])
         while self._alive:
             self._look(limit.remaining())
             if limit.expired:
-                self._home.close()  # takes its children with it
+                self._server.close()  # takes its children with it
                 break
         self._selector.close()
 
     def _look(self, seconds: float) -> None:
-        """Waits for something to happen, and takes note of it."""
+        """Waits for a report or the end of a rank, and notes it."""
         for key, _ in self._selector.select(seconds):
             if key.data is not None:
                 self._read_report(key.data)
         try:
-            ended = self._home.ended()
+            ended = self._server.ended()
         except PhalanxError:
             ended = []
             self._alive.clear()
             for rank in self._unsettled:
-                self._fail(rank, "the process that started it is gone")
+                self._fail(rank, "the fork server that started it is gone")
         for end in ended:
             rank = self._pids.index(end.pid)
             self._alive.discard(rank)
@@ -200,7 +200,7 @@ class _Run:
             self._results[rank] = value
         elif kind == "failure":
             at, summary, traceback, echo, data = value
-            self._failures.append(Failure(rank, at, summary, traceback, error_from(data) if data else None, echo))
+            self._failures.append(RankFailure(rank, at, summary, traceback, error_from(data) if data else None, echo))
 
     def _died(self, rank: int, status: int) -> None:
         if os.WIFSIGNALED(status):
@@ -213,10 +213,10 @@ class _Run:
             self._fail(rank, str(died), self._stack_of(rank))
 
     def _fail(self, rank: int, summary: str, stack: str = "") -> None:
-        self._failures.append(Failure(rank, time.monotonic(), summary, stack, died=True))
+        self._failures.append(RankFailure(rank, time.monotonic(), summary, stack, died=True))
 
     def _end_stopped(self) -> None:
-        """A rank that was stopped on purpose would never end: it is ended once nobody else is left."""
+        """Ends ranks that were stopped on purpose, once no other is left: they would never end by themselves."""
         left = self._unsettled
         if left and left <= self._may_die and all(self._is_stopped(rank) for rank in left):
             for rank in left:
@@ -235,7 +235,7 @@ class _Run:
             time.sleep(0.01)
         parts = []
         for rank in ranks:
-            doing = self._stack_of(rank) or "  it could not be asked\n"
+            doing = self._stack_of(rank) or "  (it did not answer)\n"
             parts.append(f"rank {rank} is stopped\n" if self._is_stopped(rank) else f"rank {rank} was in:\n{doing}")
         stacks = "\n".join(parts)
         names = ", ".join(map(str, ranks))

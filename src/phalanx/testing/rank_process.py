@@ -1,4 +1,4 @@
-"""What happens inside a rank's process: it hears what to do, joins the world, calls the function, and reports."""
+"""The process of a rank: it reads its task, joins the world, calls the function, and reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..group import Group
 from ..wire import codec
 from . import shipping
 from .failures import FAILED_AT, capture, noting
-from .worlds import Place, join
+from .worlds import MeetingPlace, join
 
 __all__ = ["HEADER", "LIMITS", "START", "Task", "error_from", "main", "read_exactly"]
 
@@ -32,9 +32,9 @@ START = struct.Struct("<dQ")
 
 
 class Task(NamedTuple):
-    """What a rank is to do. Sent by `shipping`."""
+    """The task of a rank. Sent by `shipping`."""
 
-    place: Place
+    place: MeetingPlace
     patience: float
     """The default timeout of the group."""
     fn: Callable[..., Any]
@@ -95,7 +95,7 @@ def _failed(rank: int, error: BaseException) -> tuple[str, Any]:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """An exception that cannot be pickled, or not be read again, travels as its words alone: as nothing."""
+    """The pickled exception; empty if it cannot be pickled or read again, and then only its text travels."""
     try:
         data = pickle.dumps((type(error), error.args, error.__dict__))
         return data if error_from(data) is not None else b""

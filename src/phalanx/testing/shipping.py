@@ -39,19 +39,19 @@ def dumps(value: Any) -> bytes:
         _Shipper(stream, pickle.HIGHEST_PROTOCOL).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"this cannot be sent to the processes of the ranks: {error} (pass it as plain data, or use "
+            f"cannot send the function and its arguments to the ranks: {error} (pass plain data, or use "
             "backend='simulated', whose ranks are threads)"
         ) from error
     return stream.getvalue()
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """What `dumps` made. Imports the modules of its functions."""
+    """Reads a value that `dumps` wrote. Imports the modules of its functions."""
     return pickle.loads(data)  # noqa: S301 - it comes from the process that started this one
 
 
 def modules_of(fn: Callable[..., Any]) -> list[Where]:
-    """The module that a function needs, for whoever wants to import it ahead of time."""
+    """The modules that a function needs, so that the fork server can import them ahead of time."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     where = _where(getattr(fn, "__module__", None))
@@ -133,7 +133,7 @@ def _resolve(module: types.ModuleType, qualname: str) -> Any:
 def _find(where: Where, qualname: str) -> Any:
     found = _resolve(load_module(where), qualname)
     if found is None:
-        raise UsageError(f"there is no {qualname} in the module {where[0]} of the rank's process")
+        raise UsageError(f"the rank's process finds no {qualname} in the module {where[0]}")
     return found
 
 

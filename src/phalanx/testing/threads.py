@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..deadline import Deadline
-from .failures import FAILED_AT, Failure, RankFailed, capture, first_cause, to_error
+from .failures import FAILED_AT, RankFailed, RankFailure, capture, first_cause, to_error
 
 __all__ = ["is_thread_rank", "run_threads"]
 
@@ -39,13 +39,13 @@ def run_threads(
             Phalanx's is left behind as a daemon.
     """
     results: list[Any] = [None] * len(bodies)
-    failures: list[Failure] = []
+    failures: list[RankFailure] = []
     done = threading.Condition()
     running = set(range(len(bodies)))
 
     def run(rank: int) -> None:
         _here.rank = rank
-        failure: Failure | None = None
+        failure: RankFailure | None = None
         try:
             results[rank] = bodies[rank]()
         except BaseException as error:

@@ -19,7 +19,7 @@ from ..rendezvous.directory import Directory
 from ..types import Address
 from .failures import check_count
 
-__all__ = ["KINDS", "Factory", "Place", "join", "meeting_place", "open_world"]
+__all__ = ["KINDS", "Factory", "MeetingPlace", "join", "meeting_place", "open_world"]
 
 KINDS = ("simulated", "mesh", "mesh-ipv6", "mesh-classic", "tcp")
 """`simulated`: threads. `mesh`: over IPv4 on loopback, `mesh-ipv6` over IPv6. `mesh-classic`: the mesh of the classic
@@ -30,7 +30,7 @@ Factory = Callable[[int, int, Address], LaneBackend]
 
 
 @dataclass(frozen=True)
-class Place:
+class MeetingPlace:
     """Where the ranks of one world meet. Can be pickled, unless the factory cannot."""
 
     kind: str
@@ -42,7 +42,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def meeting_place(backend: str | Factory, world_size: int, options: Options | None) -> Iterator[Place]:
+def meeting_place(backend: str | Factory, world_size: int, options: Options | None) -> Iterator[MeetingPlace]:
     """Prepares a world: hosts its directory, or reserves its master's port. No port is fixed, so worlds never meet.
 
     Raises:
@@ -51,7 +51,7 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
     options = None if options is None else options_of(options)
     if callable(backend):
         with _reserved_port("127.0.0.1") as master:
-            yield Place("factory", world_size, master, None, options, backend)
+            yield MeetingPlace("factory", world_size, master, None, options, backend)
     elif not isinstance(backend, str) or backend not in KINDS:
         names = ", ".join(map(repr, KINDS))
         raise ConfigError(
@@ -63,24 +63,24 @@ def meeting_place(backend: str | Factory, world_size: int, options: Options | No
         # In a thread: this process only waits for the ranks, and a thread starts sooner than a process.
         directory = Directory(world_size, token=token, bind=Address(host, 0), options=options)
         try:
-            yield Place(backend, world_size, directory.address, token, options)
+            yield MeetingPlace(backend, world_size, directory.address, token, options)
         finally:
             directory.close()
     else:
         with _reserved_port("127.0.0.1") as master:
-            yield Place(backend, world_size, master, None, options)
+            yield MeetingPlace(backend, world_size, master, None, options)
 
 
 @contextlib.contextmanager
 def _reserved_port(host: str) -> Iterator[Address]:
-    # Bound but not listening: nobody else is given this port, while a socket that also says SO_REUSEADDR may bind it.
+    # Bound but not listening: the kernel hands this port out to no one, but a socket with SO_REUSEADDR may bind it.
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, 0))
         yield Address(*holder.getsockname())
 
 
-def join(place: Place, rank: int, timeout: float) -> LaneBackend:
+def join(place: MeetingPlace, rank: int, timeout: float) -> LaneBackend:
     """The backend of one rank; returns once the world has formed.
 
     Raises:
@@ -95,7 +95,7 @@ def join(place: Place, rank: int, timeout: float) -> LaneBackend:
             backend = TcpBackend(rank, size, place.address, timeout=timeout, options=options)
         else:
             backend = MeshBackend(rank, size, place.address, wire="classic", timeout=timeout, options=options)
-        # On this wire nobody is told that all have come: a rank that is done at once would be missed by the others.
+        # On this wire no rank is told that all have come: one that is done at once would be missed by the others.
         try:
             backend.barrier()
         except BaseException:

@@ -24,7 +24,7 @@ def autoload() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """What torch calls to make a group."""
+    """Makes a group; torch calls this."""
     from .create import create
 
     return create(options, backend_options)

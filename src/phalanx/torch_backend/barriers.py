@@ -1,4 +1,4 @@
-"""`barrier`, and the one that says who did not come."""
+"""`barrier`, and `monitored_barrier`, which names the ranks that did not come."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch.distributed.distributed_c10d as c10d
 
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from .base import GroupBase, Request
+from .base import GroupBase, OperationRequest
 from .visible import visible
 
-__all__ = ["Barriers"]
+__all__ = ["TorchBarriers"]
 
 _ARRIVED, _LEAVE = (1 << 62) + 1, (1 << 62) + 2
 """Tags that no program of torch can use: it has 32 bits for them."""
 
 
-class Barriers(GroupBase):
+class TorchBarriers(GroupBase):
     """Ways to meet."""
 
     @visible
@@ -32,7 +32,7 @@ class Barriers(GroupBase):
         """
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         group = self.group
         return self._issue(lambda seconds: group.barrier(timeout=seconds), request, [])
 

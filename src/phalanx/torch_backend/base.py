@@ -1,4 +1,4 @@
-"""What all operations of a process group stand on."""
+"""The base of a process group: requests, memory, and the way to the runner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .runner import Runner
 from .tensors import Places
 from .work import Job, seconds_of
 
-__all__ = ["SLICE", "GroupBase", "Request", "only"]
+__all__ = ["SLICE", "GroupBase", "OperationRequest", "only"]
 
 _KINDS: dict[type, tuple[bool, bool]] = {
     c10d.AllreduceOptions: (True, False),
@@ -37,16 +37,16 @@ _KINDS: dict[type, tuple[bool, bool]] = {
 _SAYS_WHEN = hasattr(c10d.AllreduceOptions(), "asyncOp")
 """Whether this torch says which calls are asynchronous. Older ones do not: they wait for all of them."""
 _LONG = 1 << 62
-"""The size of an operation that was not looked at."""
+"""The size of an operation whose size is unknown."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
 SLICE = 4 << 20
-"""Bytes of a tensor that are put together with those of others at a time: the memory for it is kept, and a call costs
-little beside it."""
+"""Bytes of a tensor that are joined with those of others at a time: few enough to keep the memory for it, and enough to
+make the cost of a call small."""
 
 
-class Request:
-    """How an operation was asked for: torch says it in an options object, or in arguments of their own."""
+class OperationRequest:
+    """The arguments of an operation, which torch gives in an options object or one by one."""
 
     __slots__ = ("later", "op", "root", "seconds")
 
@@ -85,10 +85,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self._seconds: float | None = None
         """Set by `set_timeout`; None is the group's own, which is quickest."""
         self._coalesced: list[Any] | None = None
-        """What was issued since `_start_coalescing`."""
+        """Operations issued since `_start_coalescing`."""
         self._memory = np.empty(0, np.uint8)
         self._address = 0
-        self._elsewhere: dict[str, Any] = {}
+        self.device_groups: dict[str, Any] = {}
         """The groups for tensors that are not on the CPU, by the type of the device; None while one is being made."""
         self.hooked = False
         """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
@@ -102,7 +102,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if not HAS_BACKENDS:
             kernels()
 
-    def _issue(self, job: Job, request: Request, tensors: Any, size: int = _LONG) -> Any:
+    def _issue(self, job: Job, request: OperationRequest, tensors: Any, size: int = _LONG) -> Any:
         seconds = self._seconds if request.seconds is None else request.seconds
         work = self._runner.issue(job, seconds, tensors, later=request.later, size=size)
         if self._coalesced is not None:
@@ -160,16 +160,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
 
     def _for(self, device: Any) -> Any:
         kind = device.type
-        if kind not in self._elsewhere:
-            self._elsewhere[kind] = None  # under way: whoever makes it asks what this group has
+        if kind not in self.device_groups:
+            self.device_groups[kind] = None  # under way: torch asks for this group's devices meanwhile
             try:
-                self._elsewhere[kind] = devices.group_for(self, device)
+                self.device_groups[kind] = devices.group_for(self, device)
             finally:
-                if self._elsewhere[kind] is None:
-                    del self._elsewhere[kind]
-        if self._elsewhere[kind] is None:
-            raise UnsupportedArray(f"the group for tensors on {device} is not made yet")
-        return self._elsewhere[kind]
+                if self.device_groups[kind] is None:
+                    del self.device_groups[kind]
+        if self.device_groups[kind] is None:
+            raise UnsupportedArray(f"the group for tensors on {device} is still being made")
+        return self.device_groups[kind]
 
 
 def only(tensors: Any, what: str) -> Any:
@@ -180,6 +180,6 @@ def only(tensors: Any, what: str) -> Any:
     """
     if isinstance(tensors, (list, tuple)):
         if len(tensors) != 1:
-            raise UsageError(f"{what}: {len(tensors)} tensors were given, but a process takes part with 1")
+            raise UsageError(f"{what}: got {len(tensors)} tensors (expected 1: a process takes part with one)")
         return tensors[0]
     return tensors

@@ -1,4 +1,4 @@
-"""What a process group has for the CPU in torch's eyes, where the dispatcher leads to.
+"""The CPU backend of a process group, as torch sees it: the dispatcher leads to it.
 
 torch 2.14 and later let a backend be written in Python. There the dispatcher's own kernels run it, and the hooks of the
 group before and after it: torch's flight recorder is one. Before, the kernels are given here.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from ..errors import UsageError
+from .group_interface import TorchGroup
 from .visible import OPERATIONS, perform, running
-
-if TYPE_CHECKING:
-    from .base import GroupBase
 
 __all__ = ["HAS_BACKENDS", "CpuBackend", "complete", "kernels"]
 
@@ -38,12 +36,12 @@ class CpuBackend(_distributed_c10d.Backend):
     supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, group: GroupBase) -> None:
+    def __init__(self, group: TorchGroup) -> None:
         super().__init__(group.group.rank, group.group.world_size)
         self._group = weakref.ref(group)
 
     @property
-    def process_group(self) -> GroupBase:
+    def process_group(self) -> TorchGroup:
         """The group, as long as it lives.
 
         Raises:
@@ -51,7 +49,7 @@ class CpuBackend(_distributed_c10d.Backend):
         """
         group = self._group()
         if group is None:
-            raise UsageError("the process group of this backend is gone")
+            raise UsageError("the process group of this backend was destroyed")
         return group
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -151,7 +149,7 @@ def _kernel(operator: Any, method: str) -> Any:
         work = perform(group, operation, *args[:tensors], *call.args[tensors:], **call.kwargs)
         if not results:
             return None
-        # One that lives in C++: nobody there keeps what is written in Python.
+        # One that lives in C++, where no reference would keep a Python object alive.
         boxed = getattr(_distributed_c10d, "_create_work_from_future")(work.get_future()).boxed()  # noqa: B009
         return boxed if results == 1 else (args[0], boxed)
 

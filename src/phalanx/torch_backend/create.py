@@ -38,7 +38,7 @@ for _path in (
 def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
     """The group that `torch.distributed` asks for.
 
-    The first one forms the world; later ones are sub-groups of it, for which nobody else has to be asked. Where the
+    The first one forms the world; later ones are sub-groups of it, made without the other ranks. Where the
     default group is not Phalanx's, a group is a world of its own.
 
     Args:

@@ -7,34 +7,32 @@ those for the other devices are made here, by torch, when the first tensor comes
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UnsupportedArray
+from .group_interface import TorchGroup
 from .visible import OLDER_NAMES
-
-if TYPE_CHECKING:
-    from .base import GroupBase
 
 __all__ = ["device_types", "group_for", "operation_of"]
 
 
-def _backends(group: GroupBase) -> dict[str, str]:
+def _backends(group: TorchGroup) -> dict[str, str]:
     """The backend's name for each type of device, as the user asked for it."""
     config = c10d._world.pg_backend_config.get(group, "")
     pairs = (entry.partition(":") for entry in str(config).split(",") if ":" in entry)
     return {device: name for device, _, name in pairs if name != "phalanx"}
 
 
-def device_types(group: GroupBase) -> list[Any]:
+def device_types(group: TorchGroup) -> list[Any]:
     """The devices that the group takes tensors from, the CPU first."""
-    kinds = [kind for kind in _backends(group) if group._elsewhere.get(kind, True) is not None]
+    kinds = [kind for kind in _backends(group) if group.device_groups.get(kind, True) is not None]
     return [torch.device("cpu"), *map(torch.device, kinds)]
 
 
-def group_for(group: GroupBase, device: Any) -> Any:
+def group_for(group: TorchGroup, device: Any) -> Any:
     """A group of the same ranks for another device, made by torch.
 
     Raises:

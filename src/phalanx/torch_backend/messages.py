@@ -14,18 +14,19 @@ from ..transports.ring_channel import last_handed_over
 from ..types import Received
 from .base import GroupBase, only
 from .errors import translated
+from .message_work import MessageWork, SelfMessageWork
 from .runner import Runner
 from .tensors import in_place, source
 from .visible import visible
-from .work import Finished, Message, SelfMessage
+from .work import FinishedWork
 
-__all__ = ["Messages"]
+__all__ = ["TorchMessages"]
 
 SHORT = 16 << 10
-"""Bytes up to which a message is sent in the calling thread: it fits where the receiver will look for it."""
+"""Bytes up to which a message is sent in the calling thread: short enough to be buffered on its way."""
 
 
-class Messages(GroupBase):
+class TorchMessages(GroupBase):
     """`send`, `recv` and `recv_anysource`, all of them asynchronous, as torch means them.
 
     Most are waited for at once: then they go the quick way of a synchronous message, in the thread that waits.
@@ -51,10 +52,10 @@ class Messages(GroupBase):
         def begin() -> Any:
             return self._send(array, dst, tag)
 
-        if array.nbytes <= SHORT and outgoing.idle:  # nobody has to be there to take it
+        if array.nbytes <= SHORT and outgoing.idle:  # it is sent even if no receiver waits
             work = self._at_once(begin, [tensor], (outgoing, incoming))
         else:
-            work = Message((outgoing, incoming), begin, [tensor])
+            work = MessageWork((outgoing, incoming), begin, [tensor])
             outgoing.join(work)
         return self._noted(work)
 
@@ -75,7 +76,7 @@ class Messages(GroupBase):
 
     @visible
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receives a tensor from whoever sends one; `_source_rank` of the work says who did.
+        """Receives a tensor from any rank; `_source_rank` of the work says from which.
 
         Raises:
             As `send`.
@@ -119,7 +120,7 @@ class Messages(GroupBase):
             assert isinstance(result, Received)
             return result.src
 
-        work = Message((incoming, outgoing), lambda: self._recv(memory.array, src, tag), [tensor], finish)
+        work = MessageWork((incoming, outgoing), lambda: self._recv(memory.array, src, tag), [tensor], finish)
         incoming.join(work)
         return work
 
@@ -133,8 +134,8 @@ class Messages(GroupBase):
                 raise
             raise shown from error
         if work is None:
-            return Finished(tensors)
-        message = Message(lines, lambda: work, tensors)
+            return FinishedWork(tensors)
+        message = MessageWork(lines, lambda: work, tensors)
         message.run()
         return message
 
@@ -186,13 +187,13 @@ class Messages(GroupBase):
 
 
 class OwnMessages:
-    """What a rank sends to itself, which torch allows for `isend` and `irecv`."""
+    """Messages of a rank to itself, which torch allows for `isend` and `irecv`."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._lock = threading.Lock()
         self._sent: dict[int, deque[Any]] = {}
-        self._awaited: dict[int, deque[SelfMessage]] = {}
+        self._awaited: dict[int, deque[SelfMessageWork]] = {}
 
     def send(self, tensor: Any, tag: int) -> Any:
         """Keeps a copy for the receive that will come, or gives it to the one that waits."""
@@ -204,11 +205,11 @@ class OwnMessages:
                 self._sent.setdefault(tag, deque()).append(copy)
         if receive is not None:
             receive.arrive(copy)
-        return Finished([tensor])
+        return FinishedWork([tensor])
 
     def recv(self, tensor: Any, tag: int) -> Any:
         """Takes the oldest message of that tag, now or when it is sent."""
-        receive = SelfMessage(tensor, self._rank)
+        receive = SelfMessageWork(tensor, self._rank)
         with self._lock:
             sent = self._sent.get(tag)
             copy = sent.popleft() if sent else None

@@ -1,4 +1,4 @@
-"""What older releases of torch need.
+"""Workarounds for older releases of torch.
 
 Before 2.13, some operations have other names.
 

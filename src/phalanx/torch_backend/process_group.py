@@ -17,6 +17,7 @@ from ..config import torch_hooks_wanted
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
 from . import (
+    all_to_all,
     barriers,
     base,
     cpu_backend,
@@ -34,19 +35,21 @@ from . import (
     work,
 )
 from .untraced import leave_alone
-from .work import Combined, Finished, seconds_of
+from .work import CombinedWork, FinishedWork, seconds_of
 
 __all__ = ["PhalanxProcessGroup", "part_of"]
 
 
 @older_torch.fitted
-class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers):
-    """What `init_process_group("phalanx")` and `new_group` give.
+class PhalanxProcessGroup(
+    gathers.TorchGathers, all_to_all.TorchAllToAll, messages.TorchMessages, barriers.TorchBarriers
+):
+    """The process group that `init_process_group("phalanx")` and `new_group` return.
 
     Args:
         group: Does the work; it is closed with this one.
-        store: torch's, kept for whoever asks for it.
-        name: What torch calls the group.
+        store: torch's, for callers of `get_group_store`.
+        name: The group's name in torch.
     """
 
     def __init__(self, group: Group, store: Any, name: str = "") -> None:
@@ -93,12 +96,12 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 
     @property
     def group_name(self) -> str:
-        """What torch calls the group, the same on all ranks."""
+        """The group's name in torch, the same on all ranks."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What the user calls the group."""
+        """The user's description of the group."""
         return self._description
 
     def _set_group_name(self, name: str) -> None:
@@ -167,7 +170,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         return made
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """What a rank does that is not in a group that others make: nothing has to be done."""
+        """Called on a rank that is not in a group that others make: nothing has to be done."""
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Connects before the first operation, which the world has done."""
@@ -189,7 +192,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
         return self.group._journal.sequence
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long operations may take that are not told otherwise."""
+        """Sets the default time limit of operations."""
         seconds = seconds_of(timeout)
         if seconds is None:
             raise UsageError(f"timeout={timeout} is not valid (expected more than 0 seconds)")
@@ -220,15 +223,15 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 
     def _end_coalescing(self, device: Any) -> Any:
         works, self._coalesced = self._coalesced or [], None
-        return Combined(works) if works else Finished([])
+        return CombinedWork(works) if works else FinishedWork([])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Ends what was issued, says goodbye, and gives everything back. May be called twice."""
+        """Waits for all operations, leaves the group, and frees everything. May be called twice."""
         super().shutdown()
         self._runner.stop()
-        elsewhere, self._elsewhere = list(self._elsewhere.values()), {}
+        elsewhere, self.device_groups = list(self.device_groups.values()), {}
         for group in elsewhere:
             if group is not None:
                 group.shutdown()
@@ -253,7 +256,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
 
 
 def part_of(parent: Group, ranks: Sequence[int], seconds: float) -> Group:
-    """A group of some ranks of another one, in this order. Nobody else has to take part."""
+    """A group of some ranks of another one, in this order. The other ranks take no part."""
     backend = SubBackend(parent.backend, ranks, keep_order=True)
     backend.timeout = seconds
     return Group(backend, _owns_backend=True)

@@ -24,14 +24,14 @@ _NAMES = {
 
 
 class Combining(NamedTuple):
-    """What to do with the values of the ranks."""
+    """How to combine the values of the ranks."""
 
     name: str
     """As `Group` calls it."""
     factor: Any = None
     """A number or tensor that every rank's values are multiplied by before."""
     divisor: int = 1
-    """What the result is divided by, as integers are: a mean of them has no place for a fraction."""
+    """Divides the result, rounding as integers do: a mean of them has no place for a fraction."""
 
     @property
     def simple(self) -> bool:
@@ -44,7 +44,7 @@ _SIMPLE = {hash(kind): Combining(name) for kind, name in _NAMES.items()}
 
 
 def combining(op: Any, dtype: Any, world_size: int) -> Combining:
-    """What a `torch.distributed.ReduceOp` means for a dtype.
+    """The meaning of a `torch.distributed.ReduceOp` for a dtype.
 
     Raises:
         UnsupportedOp: It is none that Phalanx has.
@@ -58,4 +58,5 @@ def combining(op: Any, dtype: Any, world_size: int) -> Combining:
     if kind == _KINDS.PREMUL_SUM:
         factor = getattr(op, "factor", None)
         return Combining("sum", factor=op.__getstate__()[1] if factor is None else factor)
-    raise UnsupportedOp(f"{kind} is not a reduction that Phalanx has")
+    known = ", ".join(kind.name for kind in _NAMES)
+    raise UnsupportedOp(f"Phalanx has no reduction {kind} (expected one of {known}, PREMUL_SUM)")

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import SLICE, GroupBase, Request, only
+from .base import SLICE, GroupBase, OperationRequest, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
-from .tensors import Memory, as_tensor, check_alike, in_place, is_sparse, joined, places, plain, source
+from .tensors import TensorMemory, as_tensor, check_alike, in_place, is_sparse, joined, places, plain, source
 from .visible import visible
 
-__all__ = ["Reductions"]
+__all__ = ["TorchReductions"]
 
 
-class Reductions(GroupBase):
+class TorchReductions(GroupBase):
     """`allreduce` and its kin."""
 
     @visible
@@ -28,7 +28,7 @@ class Reductions(GroupBase):
             DistBackendError, DistNetworkError: As every operation: from here, or from `wait` of the work.
         """
         tensor = only(tensors, "all_reduce")
-        request = Request(opts, timeout=timeout, op=op)
+        request = OperationRequest(opts, timeout=timeout, op=op)
         group = self.group
         how = combining(request.op, tensor.dtype, group.world_size)
         array = plain(tensor) if how.simple else None
@@ -52,7 +52,7 @@ class Reductions(GroupBase):
     @visible
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
         """`allreduce` of many tensors at once."""
-        request = Request(opts, timeout=timeout, op=op)
+        request = OperationRequest(opts, timeout=timeout, op=op)
         if not tensors:
             raise UsageError("all_reduce_coalesced: there are no tensors")
         if not tensors[0].is_cpu:
@@ -62,7 +62,7 @@ class Reductions(GroupBase):
         def job(seconds: float | None) -> None:
             if any(is_sparse(tensor) for tensor in tensors):
                 raise UsageError("all_reduce_coalesced takes no sparse tensors (all_reduce them one by one)")
-            by_name: dict[str, list[tuple[Any, Memory]]] = {}
+            by_name: dict[str, list[tuple[Any, TensorMemory]]] = {}
             for tensor, how in zip(tensors, hows, strict=True):
                 _multiply(tensor, how)
                 by_name.setdefault(how.name, []).append((tensor, in_place(tensor, reducing=True)))
@@ -81,7 +81,7 @@ class Reductions(GroupBase):
         tensor = only(tensors, "reduce")
         if not tensor.is_cpu:
             return self._on(tensor, "reduce")(tensors, opts)
-        request = Request(opts, timeout=timeout, op=op, root=root)
+        request = OperationRequest(opts, timeout=timeout, op=op, root=root)
         dst, mine = request.root, request.root == self.group.rank
         how = combining(request.op, tensor.dtype, self.group.world_size)
 
@@ -109,7 +109,7 @@ class Reductions(GroupBase):
         if not output.is_cpu:
             return self._on(output, "reduce_scatter")(outputs, inputs, opts)
         parts = only(inputs, "reduce_scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs
-        request = Request(opts, timeout=timeout, op=op)
+        request = OperationRequest(opts, timeout=timeout, op=op)
         check_alike("reduce_scatter", parts, count=self.group.world_size)
         check_alike("reduce_scatter", [output, *parts])
         if parts[self.group.rank].numel() != output.numel():
@@ -174,7 +174,7 @@ class Reductions(GroupBase):
         """The same with the inputs in one tensor."""
         if not output.is_cpu:
             return self._on(output, "reduce_scatter_single")(output, input, opts)
-        request = Request(opts, timeout=timeout, op=op)
+        request = OperationRequest(opts, timeout=timeout, op=op)
         self._check_parts("reduce_scatter", input, output)
         how = combining(request.op, input.dtype, self.group.world_size)
         job = self._reduce_scatter_job(output, input, how)
@@ -183,7 +183,7 @@ class Reductions(GroupBase):
     @visible
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """`reduce_scatter_single` of many tensors."""
-        request = Request(opts, timeout=timeout)
+        request = OperationRequest(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
             return self._on(outputs[0], "reduce_scatter_single_coalesced")(outputs, inputs, opts)
         jobs = []
@@ -215,7 +215,9 @@ class Reductions(GroupBase):
             UsageError: It is not, or the dtypes differ.
         """
         if whole.dtype != part.dtype:
-            raise UsageError(f"{what}: the tensors are of different dtypes ({whole.dtype}, {part.dtype})")
+            raise UsageError(
+                f"{what}: the tensors have different dtypes ({whole.dtype}, {part.dtype}; expected one for both)"
+            )
         if whole.numel() != part.numel() * self.group.world_size:
             raise UsageError(
                 f"{what}: a tensor of {whole.numel()} elements was given with one of {part.numel()}, which does not "

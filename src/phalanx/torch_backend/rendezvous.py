@@ -1,7 +1,8 @@
 """How the ranks of a torch job find each other: rank 0 tells the others through torch's store where it listens.
 
-The store is torch's: whoever can reach it can read it. So where `PHALANX_TOKEN` is set, that is the job's secret, which
-never goes through the store. Without it, rank 0 makes a fresh one and leaves it in the store until all have come.
+The store is torch's, and every process that reaches it can read it. So where `PHALANX_TOKEN` is set, that is the job's
+secret, which never goes through the store. Without it, rank 0 makes a fresh one and leaves it in the store until all
+have come.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..config import Options
-from ..config.reader import Reader
+from ..config.reader import VariableReader
 from ..config.secret import find_token
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, RendezvousError, WorldNotFormed
@@ -30,8 +31,8 @@ __all__ = ["arrange"]
 LOOPBACK = "127.0.0.1"
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """What rank 0 leaves in the store."""
+class _StoredMeeting(msgspec.Struct, frozen=True):
+    """The message that rank 0 leaves in the store."""
 
     address: str = ""
     token: str | None = None
@@ -52,7 +53,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
         WorldNotFormed: Rank 0 did not say in time where it listens.
         RendezvousError: Rank 0 said that it cannot.
     """
-    token = find_token(Reader())
+    token = find_token(VariableReader())
     # A store may outlive a world (torchrun's does), and the next one has the same name: each has a key of its own.
     key = f"phalanx/meeting/{store.add(f'phalanx/worlds/{rank}', 1)}"
     if rank != 0:
@@ -60,7 +61,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     try:
         meeting, place = _host(store, token, world_size, options)
     except Exception as error:
-        _publish(store, key, _Place(failure=describe(error)))
+        _publish(store, key, _StoredMeeting(failure=describe(error)))
         raise
     meeting.on_formed = lambda: _remove(store, key)  # by then everybody has read it
     try:
@@ -71,7 +72,7 @@ def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadlin
     return meeting
 
 
-def _host(store: Any, token: bytes | None, world_size: int, options: Options) -> tuple[Meeting, _Place]:
+def _host(store: Any, token: bytes | None, world_size: int, options: Options) -> tuple[Meeting, _StoredMeeting]:
     from ..rendezvous.hosting.start import HostedDirectory  # rank 0 alone needs it
 
     host, all_local = _my_host(store)
@@ -85,7 +86,9 @@ def _host(store: Any, token: bytes | None, world_size: int, options: Options) ->
     )
     address = Address(host, directory.address.port)
     shown = None if fresh is None else fresh.decode()
-    return Meeting([address], token or fresh, all_local, directory=directory), _Place(str(address), shown, all_local)
+    return Meeting([address], token or fresh, all_local, directory=directory), _StoredMeeting(
+        str(address), shown, all_local
+    )
 
 
 def _my_host(store: Any) -> tuple[str, bool]:
@@ -111,7 +114,7 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def _publish(store: Any, key: str, place: _Place) -> None:
+def _publish(store: Any, key: str, place: _StoredMeeting) -> None:
     store.set(key, msgspec.json.encode(place).decode())
 
 
@@ -123,10 +126,10 @@ def _remove(store: Any, key: str) -> None:
 def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadline) -> Meeting:
     try:
         store.wait([key], timedelta(seconds=max(deadline.remaining(), 0.001)))
-        place = msgspec.json.decode(store.get(key), type=_Place)
+        place = msgspec.json.decode(store.get(key), type=_StoredMeeting)
     except RuntimeError as error:  # torch's errors of a store, and of the way to it
         raise WorldNotFormed(
-            f"rank 0 did not say within {deadline.seconds:g} s where it can be met (torch's store: {error})",
+            f"rank 0 did not publish its address in torch's store within {deadline.seconds:g} s ({error})",
             missing=[0],
             seconds=deadline.seconds,
             rank=rank,
@@ -134,10 +137,10 @@ def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadli
         ) from error
     except msgspec.MsgspecError as error:
         raise RendezvousError(
-            f"what rank 0 left in torch's store cannot be read: {error}", rank=rank, peer=0
+            f"cannot read the address that rank 0 published in torch's store: {error}", rank=rank, peer=0
         ) from error
     if place.failure:
-        raise RendezvousError(f"rank 0 cannot be met: {place.failure}", rank=rank, peer=0)
+        raise RendezvousError(f"rank 0 could not host the meeting of the ranks: {place.failure}", rank=rank, peer=0)
     if (token is None) != (place.token is not None):
         there, here = ("rank 0", f"rank {rank}") if token is None else (f"rank {rank}", "rank 0")
         raise ConfigError(

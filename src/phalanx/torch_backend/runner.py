@@ -1,8 +1,8 @@
 """Runs operations of one kind of one process group, in the order in which they were issued.
 
 A synchronous call runs at once, in the caller's thread, if nothing else is under way. An asynchronous one must not
-block: the same program may be about to do what another rank waits for. It stands in line for a thread of its own, and
-whoever waits for it runs it in that thread's stead, if it has not begun: to hand it over takes longer than most take.
+block: the same program may be about to do what another rank waits for. It stands in line for a thread of its own. A
+thread that waits for it runs it in that thread's stead, if it has not begun: handing it over takes longer than most do.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from ..background_thread import BackgroundThread
+from .collective_work import CollectiveWork
 from .errors import translated
-from .work import Finished, Job, Operation
+from .line import InLine
+from .work import FinishedWork, Job
 
 __all__ = ["Runner"]
 
@@ -22,25 +24,7 @@ SHORT = 64 << 10
 """Bytes up to which an operation need not begin at once: most callers wait for it before the thread would be awake."""
 NAP = 0.001
 NAPS = 20
-"""The thread looks at the line by itself for a while after it had work, so that nobody has to wake it."""
-
-
-class InLine(Protocol):
-    """What stands in line."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether its turn was."""
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether `call_back` has something to do."""
-
-    def run(self) -> None:
-        """Does it, or begins it, whatever comes of it. Called once, in its turn."""
-
-    def call_back(self) -> None:
-        """Runs what waits for its end. Called when its turn is over: that may issue operations and wait for them."""
+"""The thread looks at the line by itself for a while after it had work, so that no caller has to wake it."""
 
 
 class Runner:
@@ -84,8 +68,8 @@ class Runner:
                 raise shown from error
             finally:
                 self._turn.release()
-            return Finished(tensors)
-        operation = Operation(self, job, seconds, self.default, tensors)
+            return FinishedWork(tensors)
+        operation = CollectiveWork(self, job, seconds, self.default, tensors)
         self.join(operation, at_once=size > SHORT)
         return operation
 
@@ -102,7 +86,7 @@ class Runner:
             self.hurry()
 
     def hurry(self) -> None:
-        """Wakes the thread if there is work for it: somebody waits in a way that does not lend a thread of its own."""
+        """Wakes the thread if there is work for it. For callers that cannot run operations themselves."""
         if self._line:
             self._alert = True
             self._signals.put(True)
@@ -193,6 +177,6 @@ class Runner:
                 naps += 1
             if naps > NAPS:
                 self._alert = False
-                # Whoever joined the line before reading that has not woken this thread: one more look.
+                # A caller that joined the line before `_alert` fell has not woken this thread: one more look.
                 naps = 0
         self.drain()

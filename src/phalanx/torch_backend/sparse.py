@@ -34,7 +34,9 @@ def all_reduce_sparse(group: Group, tensor: Any, op: Any, seconds: float | None)
     largest = np.array(shape, np.int64)
     group.all_reduce(largest, "max", timeout=seconds)
     if largest.tolist() != shape:
-        raise UsageError(f"all_reduce: this rank's sparse tensor has shape {tuple(mine.shape)}, another's is larger")
+        raise UsageError(
+            f"all_reduce: this rank's sparse tensor has shape {tuple(mine.shape)}, but another rank's is larger"
+        )
     most = int(counts.max())
     every_index = _gather(group, indices.t().contiguous(), most, seconds)
     every_value = _gather(group, values.contiguous(), most, seconds)

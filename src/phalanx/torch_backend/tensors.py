@@ -16,11 +16,12 @@ import torch
 from ..errors import UnsupportedArray, UsageError
 
 __all__ = [
-    "Memory",
     "Places",
+    "TensorMemory",
     "adjacent",
     "as_tensor",
     "check_alike",
+    "fill",
     "in_place",
     "is_sparse",
     "joined",
@@ -64,10 +65,10 @@ _OTHERS = _named(
 """Those that are not, or may be conjugated on the way; moved as what has the same size."""
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _STAND_INS = {dtype: _SIGNED[size] for dtype, (stand_in, size) in _OTHERS.items() if stand_in.kind == "u"}
-"""What torch itself can turn into an array instead."""
+"""The dtypes that torch itself can turn into an array instead."""
 
 
-class Memory:
+class TensorMemory:
     """Contiguous memory that stands for a tensor: its own, or a copy that `restore` writes back."""
 
     __slots__ = ("_copy", "_tensor", "array")
@@ -113,7 +114,7 @@ def source(tensor: Any, *, reducing: bool = False) -> Any:
     return in_place(tensor, reducing=reducing).array if array is None else array
 
 
-def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
+def in_place(tensor: Any, *, reducing: bool = False) -> TensorMemory:
     """Memory to read a tensor from and to write it to.
 
     Raises:
@@ -121,14 +122,14 @@ def in_place(tensor: Any, *, reducing: bool = False) -> Memory:
     """
     array = plain(tensor)
     if array is not None:
-        return Memory(array, tensor)
+        return TensorMemory(array, tensor)
     _check(tensor)
     detached = tensor.detach()
     if detached.is_contiguous() and not detached.is_conj() and not detached.is_neg():
-        return Memory(_by_address(detached, reducing), detached)
+        return TensorMemory(_by_address(detached, reducing), detached)
     copy = torch.empty(detached.shape, dtype=detached.dtype)
     copy.copy_(detached)
-    return Memory(_owned(copy, reducing), detached, copy)
+    return TensorMemory(_owned(copy, reducing), detached, copy)
 
 
 class Places(NamedTuple):
@@ -241,11 +242,11 @@ def check_alike(what: str, tensors: Sequence[Any], *, count: int | None = None) 
         UsageError: They are.
     """
     if count is not None and len(tensors) != count:
-        raise UsageError(f"{what}: {len(tensors)} tensors were given, but there are {count} ranks (one for each)")
+        raise UsageError(f"{what}: got {len(tensors)} tensors (expected {count}, one for each rank)")
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) > 1:
         names = ", ".join(sorted(map(str, kinds)))
-        raise UsageError(f"{what}: the tensors are of different dtypes ({names}), but must all be of one")
+        raise UsageError(f"{what}: the tensors have different dtypes ({names}; expected one for all)")
 
 
 def _check(tensor: Any) -> None:
@@ -255,7 +256,7 @@ def _check(tensor: Any) -> None:
             "make the group with backend='cpu:phalanx,cuda:nccl')"
         )
     if tensor.layout is not _STRIDED:
-        raise UnsupportedArray(f"a tensor of layout {tensor.layout} cannot be sent here (only all_reduce takes them)")
+        raise UnsupportedArray(f"a tensor of layout {tensor.layout} cannot be sent (only all_reduce takes it)")
     if tensor.dtype not in _PLAIN and tensor.dtype not in _OTHERS:
         raise UnsupportedArray(f"a tensor of {tensor.dtype} cannot be sent")
 
@@ -273,7 +274,7 @@ def _at(tensor: Any, dtype: Any, size: int) -> Any:
 
 
 def _memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
-    """An array on these bytes, which lives no longer than what has them."""
+    """An array on these bytes, which keeps their owner alive."""
     memory: Any = (_BYTE * size).from_address(address)
     memory.owner = owner  # an operation may outlive what the caller holds
     return np.ndarray((size // dtype.itemsize,), dtype, memory)
@@ -291,7 +292,7 @@ def _by_address(tensor: Any, reducing: bool) -> Any:
 
 
 def _owned(tensor: Any, reducing: bool) -> Any:
-    """The memory of a contiguous tensor that nobody else has; it lives as long as the array."""
+    """The memory of a contiguous tensor that no other reference holds; the array keeps it alive."""
     flat = tensor.reshape(-1)
     if tensor.dtype not in _STAND_INS:
         return flat.numpy()
@@ -304,3 +305,10 @@ def _owned(tensor: Any, reducing: bool) -> Any:
 def _check_values(tensor: Any) -> None:
     if tensor.dtype != torch.bfloat16:
         raise UnsupportedArray(f"a tensor of {tensor.dtype} cannot be reduced (convert it to float32 or bfloat16)")
+
+
+def fill(tensor: Any, values: Any) -> None:
+    """Copies flat values to a tensor."""
+    memory = in_place(tensor)
+    memory.array[:] = values
+    memory.restore()

@@ -17,7 +17,7 @@ __all__ = ["leave_alone"]
 
 
 def _skipper() -> Callable[[CodeType], object]:
-    """What marks code that is not to be traced, with all that it calls; releases of torch have different ways."""
+    """Decorates code that is not to be traced, with all that it calls; releases of torch have different ways."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP

@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:
-    from .base import GroupBase
+from .group_interface import TorchGroup
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
 
-Operation = Callable[..., Any]
+Perform = Callable[..., Any]
 
 OLDER_NAMES = {
     "all_gather_single": "_allgather_base",
@@ -30,9 +29,9 @@ OLDER_NAMES = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
 }
-"""What torch called these before 2.13."""
-OPERATIONS: dict[str, Operation] = {}
-"""What Phalanx does for each of torch's operations, by the name of the method."""
+"""The names of these operations before torch 2.13."""
+OPERATIONS: dict[str, Perform] = {}
+"""Phalanx's function for each of torch's operations, by the name of the method."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_dispatch_stack
@@ -41,27 +40,27 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 class _Running(threading.local):
-    call: Call | None = None
+    call: DispatchedCall | None = None
 
 
-class Call:
+class DispatchedCall:
     """A call that is on its way through the dispatcher."""
 
     __slots__ = ("args", "kwargs", "operation", "work")
 
-    def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, operation: Perform, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operation = operation
         self.args = args
         self.kwargs = kwargs
         self.work: Any = None
-        """What Phalanx has begun for it, if it came through."""
+        """The work that Phalanx began for it, if the call came through."""
 
 
 running = _Running()
 """The innermost of those calls of this thread."""
 
 
-def visible(operation: Operation) -> Operation:
+def visible(operation: Perform) -> Perform:
     """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches."""
     name = operation.__name__
     OPERATIONS[name] = operation
@@ -69,13 +68,13 @@ def visible(operation: Operation) -> Operation:
         name = OLDER_NAMES[name]
     through = getattr(dist.ProcessGroup, name)
 
-    def call(self: GroupBase, *args: Any, **kwargs: Any) -> Any:
+    def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
         if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
             return operation(self, *args, **kwargs)
         if not _are_on_cpu(args, kwargs):  # the group for that device shows it
             return operation(self, *args, **kwargs)
         self.prepare_dispatch()
-        outer, running.call = running.call, Call(operation, args, kwargs)
+        outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
         mine = running.call
         try:
             found = through(self, *args, **kwargs)
@@ -89,7 +88,7 @@ def visible(operation: Operation) -> Operation:
     return functools.wraps(operation)(call)
 
 
-def perform(group: GroupBase, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+def perform(group: TorchGroup, operation: Perform, *args: Any, **kwargs: Any) -> Any:
     """Does an operation that has come through the dispatcher."""
     work = operation(group, *args, **kwargs)
     if running.call is not None and running.call.operation is operation:
@@ -97,7 +96,7 @@ def perform(group: GroupBase, operation: Operation, *args: Any, **kwargs: Any) -
     return work
 
 
-def unwatched(job: Operation, *args: Any) -> Any:
+def unwatched(job: Perform, *args: Any) -> Any:
     """Runs what belongs to an operation that was shown before, in a thread of a program that may be watched now."""
     if not _modes():
         return job(*args)

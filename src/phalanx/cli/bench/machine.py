@@ -1,4 +1,4 @@
-"""What this machine is, and how fast its memory is: no collective on one machine can be faster than that allows."""
+"""This machine, and the speed of its memory: no collective on one machine can be faster than that allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDS = 9
 
 
 def describe(bandwidth: list[Bandwidth]) -> Machine:
-    """This machine, with what was measured of it."""
+    """This machine, with its measured bandwidth."""
     return Machine(
         cores=cores(),
         model=_model(),
@@ -77,7 +77,7 @@ def _seconds(calls: list[Callable[[], object]]) -> float:
     for thread in threads:
         thread.join()
     slowest: list[float] = [max(together) for together in zip(*times, strict=True)]
-    return min(slowest)  # a limit is what the machine can do when nobody disturbs it
+    return min(slowest)  # a limit is what the machine can do undisturbed
 
 
 def limit(operation: str, size: int, ranks: int, bandwidth: list[Bandwidth], *, in_segment: bool = False) -> float:

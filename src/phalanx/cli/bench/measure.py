@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .contenders import Contender, Site
-from .crew import Crew, CrewFailed
-from .orders import Check, Drop, Memory, Run
-from .plan import Cell, Entrant, Plan
+from .orders import CheckOrder, DropOrder, MemoryOrder, RunOrder
+from .plan import BenchPlan, Cell, Entrant
 from .results import Bandwidth, CellResult, MemoryResult, Timing
+from .workers import Workers, WorkersFailed
 
 __all__ = ["Measuring"]
 
@@ -30,7 +30,7 @@ class _Racer:
     """An entrant in one cell."""
 
     entrant: Entrant
-    crew: Crew
+    workers: Workers
     iterations: int = 1
     rounds: int = 1
     times: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Measuring:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchPlan,
         *,
         site: Site,
         folder: Path,
@@ -71,7 +71,7 @@ class Measuring:
         step: Callable[[Cell | str], None],
     ) -> None:
         self._plan, self._site, self._folder, self._bandwidth, self._step = plan, site, folder, bandwidth, step
-        self._crews: dict[str, Crew] = {}
+        self._running: dict[str, Workers] = {}
         self._failures: dict[str, int] = {}
         self._started = 0
         self.cells: list[CellResult] = []
@@ -81,12 +81,12 @@ class Measuring:
         self.ours_failed = False
 
     def run(self) -> None:
-        """Measures everything. What fails is noted, and the others go on."""
+        """Measures everything. Failures are noted, and the other contenders go on."""
         for ranks in self._plan.ranks:
             self._failures.clear()
             try:
                 for contender in self._plan.contenders:
-                    self._crew(contender, ranks)
+                    self._workers_of(contender, ranks)
                 if self._plan.memory:
                     self._measure_memory(ranks)
                 for cell in self._plan.cells(ranks):
@@ -94,45 +94,45 @@ class Measuring:
                     self.cells.append(self._measure(cell))
             except BaseException:
                 with _uninterrupted():
-                    self._end_all(Crew.kill)
+                    self._end_all(Workers.kill)
                 raise
-            self._end_all(Crew.end)
+            self._end_all(Workers.end)
 
-    # -- crews ---------------------------------------------------------------------------------------------------------
+    # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _crew(self, contender: Contender, ranks: int) -> Crew | None:
+    def _workers_of(self, contender: Contender, ranks: int) -> Workers | None:
         """The contender's processes, started if they are not there; None if they failed too often."""
-        crew = self._crews.get(contender.name)
-        if crew is not None or self._failures.get(contender.name, 0) >= _CHANCES:
-            return crew
+        workers = self._running.get(contender.name)
+        if workers is not None or self._failures.get(contender.name, 0) >= _CHANCES:
+            return workers
         self._step(f"starting {contender.label} on {ranks} ranks")
         self._started += 1
         folder = self._folder / str(self._started)
         folder.mkdir()
         try:
-            crew = Crew(contender, ranks, site=self._site, folder=folder, limit=self._plan.limit)
-        except CrewFailed as error:
+            workers = Workers(contender, ranks, site=self._site, folder=folder, limit=self._plan.limit)
+        except WorkersFailed as error:
             self._note(contender, str(error))
             return None
-        self._crews[contender.name] = crew
-        self.versions[contender.name] = crew.version
-        return crew
+        self._running[contender.name] = workers
+        self.versions[contender.name] = workers.version
+        return workers
 
     def _note(self, contender: Contender, text: str) -> None:
         self._failures[contender.name] = self._failures.get(contender.name, 0) + 1
         self.ours_failed |= contender.is_ours
         self.errors.append(text)
 
-    def _failed(self, crew: Crew, error: CrewFailed) -> str:
-        """Ends the processes; they are started again for the next cell. What to write into the table."""
-        self._note(crew.contender, str(error))
-        self._crews.pop(crew.contender.name, None)
-        crew.kill()
+    def _failed(self, workers: Workers, error: WorkersFailed) -> str:
+        """Ends the processes, which are started again for the next cell. Returns the text for the table."""
+        self._note(workers.contender, str(error))
+        self._running.pop(workers.contender.name, None)
+        workers.kill()
         return str(error).split("\n", 1)[0]
 
-    def _end_all(self, how: Callable[[Crew], None]) -> None:
-        while self._crews:
-            how(self._crews.popitem()[1])
+    def _end_all(self, how: Callable[[Workers], None]) -> None:
+        while self._running:
+            how(self._running.popitem()[1])
 
     # -- one cell ------------------------------------------------------------------------------------------------------
 
@@ -150,33 +150,33 @@ class Measuring:
             name = racer.entrant.name
             times = [] if racer.error else [seconds / self._plan.parts(cell) for seconds in racer.times]
             timings[name] = Timing(name, times, racer.iterations, error=racer.error)
-        for crew in list(self._crews.values()):
+        for workers in list(self._running.values()):
             try:
-                crew.ask(Drop())
-            except CrewFailed as error:
-                self._failed(crew, error)
+                workers.ask(DropOrder())
+            except WorkersFailed as error:
+                self._failed(workers, error)
         order = [entrant.name for entrant in self._plan.entrants(cell.operation)]
         least = self._plan.least(cell, self._bandwidth)
         return CellResult(**cell._asdict(), timings=[timings[name] for name in order], limit=least)
 
     def _prepare(self, cell: Cell, entrant: Entrant) -> _Racer | Timing:
-        crew = self._crew(entrant.contender, cell.ranks)
-        if crew is None:
+        workers = self._workers_of(entrant.contender, cell.ranks)
+        if workers is None:
             return Timing(entrant.name, error=f"{entrant.label} does not run on {cell.ranks} ranks here")
-        racer = _Racer(entrant, crew)
+        racer = _Racer(entrant, workers)
         try:
             lacks = self._fill(racer, cell)
             if lacks:
                 return Timing(entrant.name, lacks=lacks)
-            crew.ask(Check(entrant.name))
+            workers.ask(CheckOrder(entrant.name))
             self._calibrate(racer)
-        except CrewFailed as error:
-            return Timing(entrant.name, error=self._failed(crew, error))
+        except WorkersFailed as error:
+            return Timing(entrant.name, error=self._failed(workers, error))
         return racer
 
     def _fill(self, racer: _Racer, cell: Cell) -> str:
-        """Has the arrays made; what the library lacks, if it cannot do this."""
-        answers = racer.crew.ask(self._plan.prepare(cell, racer.entrant))
+        """Has the ranks make the arrays. Returns the feature that the library lacks; empty if it lacks none."""
+        answers = racer.workers.ask(self._plan.prepare(cell, racer.entrant))
         return next((answer.lacks for answer in answers if answer.lacks), "")
 
     def _calibrate(self, racer: _Racer) -> None:
@@ -200,36 +200,36 @@ class Measuring:
             for racer in racers[first:] + racers[:first]:
                 if racer.error or turn >= racer.rounds:
                     continue
-                if self._crews.get(racer.entrant.contender.name) is not racer.crew:
+                if self._running.get(racer.entrant.contender.name) is not racer.workers:
                     racer.error = "its processes were ended"
                     continue
                 try:
                     racer.times.append(self._time(racer, racer.iterations))
-                except CrewFailed as error:
-                    racer.error = self._failed(racer.crew, error)
+                except WorkersFailed as error:
+                    racer.error = self._failed(racer.workers, error)
 
     def _time(self, racer: _Racer, iterations: int) -> float:
         """Seconds per call, of the slowest rank."""
-        answers = racer.crew.ask(Run(racer.entrant.name, iterations))
+        answers = racer.workers.ask(RunOrder(racer.entrant.name, iterations))
         return max(max(answer.seconds for answer in answers) / iterations, 1e-9)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _measure_memory(self, ranks: int) -> None:
-        """On processes that have done nothing else yet: what they set up for the first call counts too."""
+        """Measures processes that have done nothing else yet, so that memory for the first call counts, too."""
         cell = Cell("all_reduce", self._plan.dtypes[0], ranks, max(self._plan.sizes))
         self._step(f"memory of all_reduce on {ranks} ranks")
         for entrant in self._plan.entrants("all_reduce"):
-            crew = self._crews.get(entrant.contender.name)
-            if crew is None or entrant.in_segment:  # its arrays are in memory that is there before the call
+            workers = self._running.get(entrant.contender.name)
+            if workers is None or entrant.in_segment:  # its arrays are in memory that is there before the call
                 continue
             try:
-                if self._fill(_Racer(entrant, crew), cell):
+                if self._fill(_Racer(entrant, workers), cell):
                     continue
-                found = [answer.memory for answer in crew.ask(Memory(entrant.name, _FEWEST)) if answer.memory]
-                crew.ask(Drop())
-            except CrewFailed as error:
-                self._failed(crew, error)
+                found = [answer.memory for answer in workers.ask(MemoryOrder(entrant.name, _FEWEST)) if answer.memory]
+                workers.ask(DropOrder())
+            except WorkersFailed as error:
+                self._failed(workers, error)
                 continue
             peak, kept = max(usage.peak for usage in found), max(usage.kept for usage in found)
             self.memory.append(MemoryResult(entrant.name, ranks, cell.size, peak, kept))

@@ -1,4 +1,4 @@
-"""How much more memory a process needs while it does something."""
+"""The extra memory that a process needs for a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _field(file: str, name: str) -> int:
 
 
 def watch_memory(call: Callable[[], object]) -> Usage:
-    """Calls it, and says what that took."""
+    """Calls a function; returns the memory that the call took."""
     # Sets the high-water mark to what is there now. Where it is not allowed, the mark is that of the whole life of the
     # process, which for one that has done nothing yet is the same.
     with contextlib.suppress(OSError):

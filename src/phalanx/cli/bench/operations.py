@@ -1,4 +1,4 @@
-"""What is measured: each operation's arrays, what they hold before and after one call, and how much must be moved.
+"""The operations that are measured: their arrays, what they hold before and after one call, and how much must be moved.
 
 One convention for sizes holds for every operation and contender: the size is that of the largest array that a rank
 holds. That is the array itself for all_reduce, reduce, broadcast and pingpong; the output of all_gather and gather; the
@@ -7,23 +7,21 @@ input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "ALONE",
     "DTYPES",
-    "LISTS",
     "OPERATIONS",
     "ROOT",
-    "TRAINING",
     "Arrays",
     "Cost",
-    "Operation",
+    "MeasuredOperation",
+    "add_operations",
     "element_count",
     "find_operation",
     "item_size",
@@ -61,7 +59,7 @@ def item_size(dtype: str) -> int:
 
 
 class Arrays(NamedTuple):
-    """What one rank passes in; `out` is None where there is none, or where the operation works in place."""
+    """The arrays of one rank; `out` is None where there is none, or where the operation works in place."""
 
     x: Array
     out: Array | None
@@ -75,7 +73,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class MeasuredOperation:
     """One operation. `rank` and `n` are the rank and the number of ranks, `count` the elements of the size."""
 
     name: str
@@ -92,12 +90,12 @@ class Operation:
     after: Callable[[int, int, Array, Array | None], bool]
     """Whether `x` and `out` hold what one call must leave there."""
     cost: Callable[[int], Cost]
-    """What must at least be done for it through shared memory, with ordinary arrays: each is copied there first."""
+    """n -> the least work through shared memory with ordinary arrays, which are copied there first."""
     shared_cost: Callable[[int], Cost]
     """The same with arrays that lie in shared memory."""
 
 
-def element_count(operation: Operation, size: int, dtype: str, n: int) -> int:
+def element_count(operation: MeasuredOperation, size: int, dtype: str, n: int) -> int:
     """Elements that make up a size, at least one, and a multiple of the ranks where it is cut by rank."""
     if not operation.sized:
         return 0
@@ -114,7 +112,7 @@ def _mine(rank: int, n: int, x: Array) -> None:
 
 
 def _by_target(rank: int, n: int, x: Array) -> None:
-    """Part j is for rank j and says so."""
+    """Fills part j with a number that tells sender and receiver j."""
     for target, part in enumerate(np.split(x, n)):
         part.fill(rank % 4 + target % 4)
 
@@ -139,7 +137,7 @@ def _parts(array: Array | None, n: int, value: Callable[[int], int]) -> bool:
 # -- the operations ----------------------------------------------------------------------------------------------------
 
 _ALL = [
-    Operation(
+    MeasuredOperation(
         name="all_reduce",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -148,7 +146,7 @@ _ALL = [
         cost=lambda n: Cost(2 * (n - 1), n - 1),
         shared_cost=lambda n: Cost(n - 1, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="reduce",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -156,7 +154,7 @@ _ALL = [
         cost=lambda n: Cost(n - 1 + (n - 1) / n, n - 1),
         shared_cost=lambda n: Cost((n - 1) / n, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="broadcast",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
@@ -164,7 +162,7 @@ _ALL = [
         cost=lambda n: Cost(n, 0),
         shared_cost=lambda n: Cost(n - 1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="all_gather",
         divided=True,
         shape=lambda rank, n, count: (count // n, count),
@@ -173,7 +171,7 @@ _ALL = [
         cost=lambda n: Cost(1 + n, 0),
         shared_cost=lambda n: Cost(n, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="gather",
         divided=True,
         shape=lambda rank, n, count: (count // n, count if rank == ROOT else None),
@@ -182,7 +180,7 @@ _ALL = [
         cost=lambda n: Cost(1 + (n - 1) / n, 0),
         shared_cost=lambda n: Cost(1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="scatter",
         divided=True,
         shape=lambda rank, n, count: (count if rank == ROOT else 0, count // n),
@@ -191,7 +189,7 @@ _ALL = [
         cost=lambda n: Cost(1 + (n - 1) / n, 0),
         shared_cost=lambda n: Cost(1, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="reduce_scatter",
         divided=True,
         shape=lambda rank, n, count: (count, count // n),
@@ -200,7 +198,7 @@ _ALL = [
         cost=lambda n: Cost(n - 1, n - 1),
         shared_cost=lambda n: Cost(0, n - 1),
     ),
-    Operation(
+    MeasuredOperation(
         name="all_to_all",
         divided=True,
         shape=lambda rank, n, count: (count, count),
@@ -209,7 +207,7 @@ _ALL = [
         cost=lambda n: Cost(2 * (n - 1) + 1, 0),
         shared_cost=lambda n: Cost(n, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="barrier",
         sized=False,
         shape=lambda rank, n, count: (0, None),
@@ -218,7 +216,7 @@ _ALL = [
         cost=lambda n: Cost(0, 0),
         shared_cost=lambda n: Cost(0, 0),
     ),
-    Operation(
+    MeasuredOperation(
         name="pingpong",
         halved=True,
         shape=lambda rank, n, count: (count, count),
@@ -230,34 +228,16 @@ _ALL = [
     ),
 ]
 
-_CUT = ("all_gather", "reduce_scatter", "all_to_all")
-
 OPERATIONS = {operation.name: operation for operation in _ALL}
-LISTS = {f"{name}_list": replace(OPERATIONS[name], name=f"{name}_list") for name in _CUT}
-"""The same on a list of one tensor per rank, which torch.distributed has beside the form on one tensor."""
+"""The operations of `phalanx bench`, by name."""
+_KNOWN = dict(OPERATIONS)
 
 
-ALONE = "-alone"
-"""Ends the name of a step of training without communication."""
-_STEPS = [
-    Operation(
-        name=f"{model}{how}",
-        sized=False,
-        shape=lambda rank, n, count: (1, None),
-        before=_nothing,
-        after=lambda rank, n, x, out: bool(np.isfinite(x[0]) and x[0] > 0),  # the loss
-        cost=lambda n: Cost(0, 0),
-        shared_cost=lambda n: Cost(0, 0),
-    )
-    for model in ("gpt", "layers")
-    for how in ("", ALONE)
-]
-TRAINING = {step.name: step for step in _STEPS if not step.name.endswith(ALONE)}
-"""Models of which a step is measured."""
-
-_EVERYTHING = {**OPERATIONS, **LISTS, **{step.name: step for step in _STEPS}}
+def add_operations(more: Iterable[MeasuredOperation]) -> None:
+    """Makes operations of another benchmark known, in the driver or in a rank."""
+    _KNOWN.update((operation.name, operation) for operation in more)
 
 
-def find_operation(name: str) -> Operation:
-    """The operation of this name, of any kind."""
-    return _EVERYTHING[name]
+def find_operation(name: str) -> MeasuredOperation:
+    """The operation of this name: one of `OPERATIONS`, or one that was added."""
+    return _KNOWN[name]

@@ -1,4 +1,4 @@
-"""What the command lines of `phalanx bench` and of its other kinds share."""
+"""The parts of the command line that every benchmark has, `phalanx bench` and those of the repository."""
 
 from __future__ import annotations
 
@@ -102,9 +102,14 @@ def ranks_of(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 _PATHS = ("--json", "--plot", "--openmpi", "--mpich", "--ray")
 
 
-def command_line() -> str:
-    """As it was typed, without paths, which say nothing to others."""
-    words = sys.argv[sys.argv.index("bench") + 1 :] if "bench" in sys.argv else []
+def command_line(program: str) -> str:
+    """The command line as it was typed, without paths, which say nothing to others.
+
+    Args:
+        program: The words before the arguments, as `phalanx bench`.
+    """
+    last = program.rsplit(maxsplit=1)[-1]
+    words = sys.argv[sys.argv.index(last) + 1 :] if last in sys.argv else []
     kept, skip = [], False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -114,7 +119,7 @@ def command_line() -> str:
             skip = False
         else:
             kept.append(word)
-    return shlex.join(["phalanx", "bench", *kept])
+    return shlex.join([*program.split(), *kept])
 
 
 def end_on_signals() -> None:

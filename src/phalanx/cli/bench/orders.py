@@ -1,4 +1,4 @@
-"""What the driver and the ranks of a contender say to each other, one line of JSON each."""
+"""Messages between the driver and the ranks of a contender, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 from .memory import Usage
 
-__all__ = ["Answer", "Check", "Drop", "End", "Memory", "Order", "Prepare", "Run"]
+__all__ = ["Answer", "CheckOrder", "DropOrder", "EndOrder", "MemoryOrder", "Order", "PrepareOrder", "RunOrder"]
 
 
-class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+class PrepareOrder(msgspec.Struct, tag="prepare", frozen=True):
     """Make the arrays for an operation, and keep them under a name."""
 
     slot: str
@@ -19,45 +19,45 @@ class Prepare(msgspec.Struct, tag="prepare", frozen=True):
     in_segment: bool
 
 
-class Check(msgspec.Struct, tag="check", frozen=True):
+class CheckOrder(msgspec.Struct, tag="check", frozen=True):
     """Call it once, and see whether the result is right."""
 
     slot: str
 
 
-class Run(msgspec.Struct, tag="run", frozen=True):
+class RunOrder(msgspec.Struct, tag="run", frozen=True):
     """Call it so many times, and say how long that took."""
 
     slot: str
     iterations: int
 
 
-class Memory(msgspec.Struct, tag="memory", frozen=True):
+class MemoryOrder(msgspec.Struct, tag="memory", frozen=True):
     """Call it so many times, and say how much memory that took."""
 
     slot: str
     iterations: int
 
 
-class Drop(msgspec.Struct, tag="drop", frozen=True):
+class DropOrder(msgspec.Struct, tag="drop", frozen=True):
     """Forget all arrays."""
 
 
-class End(msgspec.Struct, tag="end", frozen=True):
+class EndOrder(msgspec.Struct, tag="end", frozen=True):
     """Leave the world and end."""
 
 
-Order = Prepare | Check | Run | Memory | Drop | End
+Order = PrepareOrder | CheckOrder | RunOrder | MemoryOrder | DropOrder | EndOrder
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank says to every order, and once before the first."""
+    """The answer of a rank to every order, and once before the first."""
 
     rank: int = -1
     size: int = 0
     version: str = ""
     seconds: float = 0.0
     lacks: str = ""
-    """What the library does not have; nothing was called."""
+    """The feature that the library lacks; nothing was called."""
     error: str = ""
     memory: Usage | None = None

@@ -1,4 +1,4 @@
-"""What to measure: the cells of the table, and who takes part in them."""
+"""The plan of a run: the cells of the table, and the contenders in them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from .contenders import Contender
 from .machine import LARGE, limit
 from .operations import element_count, find_operation
-from .orders import Prepare
+from .orders import PrepareOrder
 from .results import Bandwidth
 
-__all__ = ["DEFAULT_OPERATIONS", "Cell", "Entrant", "Plan"]
+__all__ = ["DEFAULT_OPERATIONS", "BenchPlan", "Cell", "Entrant"]
 
 DEFAULT_OPERATIONS = (
     "all_reduce",
@@ -45,7 +45,7 @@ class Entrant(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """One run."""
 
     operations: Sequence[str]
@@ -65,7 +65,7 @@ class Plan:
     memory: bool = False
 
     def cells(self, ranks: int) -> Iterator[Cell]:
-        """The cells for one number of ranks. What has no array has one cell, whatever the sizes and dtypes."""
+        """The cells for one number of ranks. An operation without an array has one cell, for all sizes and dtypes."""
         for operation in self.operations:
             if not find_operation(operation).sized:
                 yield Cell(operation, "", ranks, 0)
@@ -83,18 +83,18 @@ class Plan:
                 found.append(Entrant(f"{contender.name}-empty", f"{contender.label}, empty()", contender, True))
         return found
 
-    def prepare(self, cell: Cell, entrant: Entrant) -> Prepare:
+    def prepare(self, cell: Cell, entrant: Entrant) -> PrepareOrder:
         """The order that makes a contender ready for a cell."""
         dtype = cell.dtype or "float32"
         count = element_count(find_operation(cell.operation), cell.size, dtype, cell.ranks)
-        return Prepare(entrant.name, cell.operation, count, dtype, entrant.in_segment)
+        return PrepareOrder(entrant.name, cell.operation, count, dtype, entrant.in_segment)
 
     def parts(self, cell: Cell) -> int:
-        """Into how many parts the time of a call is cut: a ping-pong is two messages."""
+        """The messages of a call, by which its time is divided: a ping-pong has two."""
         return 2 if find_operation(cell.operation).halved else 1
 
     def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
-        """Seconds that a cell takes at least on this machine, where that can be said."""
+        """The fewest seconds that a cell can take on this machine; None if unknown."""
         # Over TCP the kernel copies as it likes; the estimate is of shared memory.
         if cell.size < LARGE or self.contenders[0].name != "phalanx":
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.errors import BackendUnavailable, ConfigError
 
-from .results import CellResult, Report
+from .results import BenchReport, CellResult
 from .sizes import show_size
 from .summary import operations
 
@@ -33,7 +33,7 @@ _COLOURS = {
 
 
 def check_plot(path: Path) -> None:
-    """Sees before the run whether there can be a picture after it.
+    """Checks before the run that a picture can be drawn after it.
 
     Raises:
         ConfigError: It would be neither SVG nor PNG.
@@ -45,7 +45,7 @@ def check_plot(path: Path) -> None:
         raise BackendUnavailable("--plot needs matplotlib, which is not installed: pip install 'phalanx[bench]'")
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: BenchReport, path: Path) -> None:
     """Writes the picture. The same report gives the same file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def draw(report: Report, path: Path) -> None:
         figure.savefig(path, metadata=metadata, dpi=130)
 
 
-def _draw_field(field: Any, report: Report, cells: list[CellResult]) -> None:
+def _draw_field(field: Any, report: BenchReport, cells: list[CellResult]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     dtypes = list(dict.fromkeys(cell.dtype for cell in cells))

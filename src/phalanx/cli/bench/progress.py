@@ -1,4 +1,4 @@
-"""How far the run is: a bar on a terminal, nothing in a log."""
+"""The progress of a run: a bar on a terminal, nothing in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["progress"]
 
 @contextlib.contextmanager
 def progress(out: TextIO, cells: int) -> Iterator[Callable[[Cell | str], None]]:
-    """What to call before each step. On the way out, also after an error, the terminal is as it was before."""
+    """Yields a function to call before each step. Leaves the terminal as it was, also after an error."""
     if not out.isatty():
         yield lambda step: None
         return

@@ -1,4 +1,4 @@
-"""What came out, as it is written to and read from JSON."""
+"""The results, as written to and read from JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-__all__ = ["Bandwidth", "CellResult", "Column", "Machine", "MemoryResult", "Report", "Timing"]
+__all__ = ["Bandwidth", "BenchReport", "CellResult", "Column", "Machine", "MemoryResult", "Timing"]
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class Timing(msgspec.Struct, frozen=True):
     iterations: int = 0
     """Calls in each round."""
     lacks: str = ""
-    """What it does not have, if it could not take part."""
+    """The feature that it lacks, if it could not take part."""
     error: str = ""
 
     @property
@@ -44,7 +44,7 @@ class CellResult(msgspec.Struct, frozen=True):
     size: int
     timings: list[Timing]
     limit: float | None = None
-    """Seconds that the machine's memory makes it take at least, by an estimate; only where no cache helps."""
+    """The fewest seconds that the machine's memory allows, by an estimate; only where no cache helps."""
 
     def of(self, entrant: str) -> Timing | None:
         """The timing of one contender, if it took part."""
@@ -80,7 +80,7 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What it ran on. No names of hosts or people."""
+    """The machine of a run, without names of hosts or people."""
 
     cores: int
     model: str
@@ -90,7 +90,7 @@ class Machine(msgspec.Struct, frozen=True):
     bandwidth: list[Bandwidth]
 
 
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     """A whole run."""
 
     date: str
@@ -108,7 +108,7 @@ class Report(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
-    def decode(cls, data: bytes) -> Report:
+    def decode(cls, data: bytes) -> BenchReport:
         """The reverse.
 
         Raises:

@@ -14,17 +14,17 @@ from phalanx.cli.run.plan import cores
 from .contenders import Missing, Site
 from .machine import describe, measure_bandwidth
 from .measure import Measuring
-from .plan import Plan
+from .plan import BenchPlan
 from .progress import progress
-from .results import Column, Report
+from .results import BenchReport, Column
 
 __all__ = ["run"]
 
 
 def run(
-    plan: Plan, *, missing: Sequence[Missing] = (), command: str = "", site: Site | None = None
-) -> tuple[Report, bool]:
-    """Measures a plan; the report, and whether Phalanx failed somewhere. Leaves no process and no file behind."""
+    plan: BenchPlan, *, missing: Sequence[Missing] = (), command: str = "", site: Site | None = None
+) -> tuple[BenchReport, bool]:
+    """Measures a plan. Returns the report, and whether Phalanx failed anywhere. Leaves no process or file behind."""
     cells = sum(1 for ranks in plan.ranks for _ in plan.cells(ranks))
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder, progress(sys.stderr, cells) as step:
         step("the memory's speed")
@@ -41,7 +41,7 @@ def run(
         )
         for entrant in plan.entrants()
     ]
-    report = Report(
+    report = BenchReport(
         date=dt.datetime.now(dt.timezone.utc).date().isoformat(),
         command=command,
         version=phalanx.__version__,

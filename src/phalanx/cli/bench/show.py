@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from .results import CellResult, Report, Timing
+from .results import BenchReport, CellResult, Timing
 from .sizes import show_bytes, show_ratio, show_seconds, show_size
 from .summary import place, ratio, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["FOOTNOTES", "Drawn", "Table", "all_errors", "left_out", "present", "show", "show_timing", "tables"]
+__all__ = ["FOOTNOTES", "Drawn", "ResultTable", "all_errors", "left_out", "present", "show", "show_timing", "tables"]
 
 FOOTNOTES = (
     "Time per call: median over rounds of the slowest rank's loop; ± is half the distance between the quartiles.",
@@ -32,10 +32,10 @@ class Drawn(Protocol):
         """The ratio that stands there, which gives the colour; None for every other text."""
 
 
-class Table:
+class ResultTable:
     """One operation on one number of ranks, as words."""
 
-    def __init__(self, report: Report, title: str, cells: Sequence[CellResult]) -> None:
+    def __init__(self, report: BenchReport, title: str, cells: Sequence[CellResult]) -> None:
         self.title = title
         columns = [column for column in report.columns if any(cell.of(column.name) for cell in cells)]
         peers = any(not column.ours for column in report.columns)
@@ -67,15 +67,15 @@ def show_timing(timing: Timing | None) -> str:
     return f"{show_seconds(timing.seconds)} ±{timing.spread:.0%}"
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: BenchReport) -> Iterator[ResultTable]:
     """All of them, in the order in which they were measured."""
     for (ranks, operation, dtype), cells in itertools.groupby(
         report.cells, key=lambda cell: (cell.ranks, cell.operation, cell.dtype)
     ):
-        yield Table(report, f"{operation}, {ranks} ranks{f', {dtype}' if dtype else ''}", list(cells))
+        yield ResultTable(report, f"{operation}, {ranks} ranks{f', {dtype}' if dtype else ''}", list(cells))
 
 
-def _more(report: Report) -> Iterator[tuple[str, str]]:
+def _more(report: BenchReport) -> Iterator[tuple[str, str]]:
     """Everything beside the tables, as names and texts."""
     yield from summary(report)
     labels = {column.name: column.label for column in report.columns}
@@ -89,8 +89,8 @@ def _more(report: Report) -> Iterator[tuple[str, str]]:
     yield from left_out(report)
 
 
-def left_out(report: Report) -> Iterator[tuple[str, str]]:
-    """What was not measured though it was asked for, as names and reasons."""
+def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
+    """Peers that were asked for and not measured, with reasons."""
     labels = {column.name: column.label for column in report.columns}
     for name, reason in report.missing.items():
         yield f"{name} left out", reason
@@ -101,13 +101,13 @@ def left_out(report: Report) -> Iterator[tuple[str, str]]:
         yield "n/a", text
 
 
-def show(report: Report, out: TextIO, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Writes it all, and more lines of a name and a text; errors are the caller's business."""
+def show(report: BenchReport, out: TextIO, more: Sequence[tuple[str, str]] = ()) -> None:
+    """Writes the whole result, and more lines of a name and a text. The caller shows the errors."""
     present(out, list(tables(report)), FOOTNOTES, [*_more(report), *more])
 
 
 def present(out: TextIO, found: Sequence[Drawn], footnotes: Sequence[str], lines: Sequence[tuple[str, str]]) -> None:
-    """Writes tables, what holds for all of them, and lines of a name and a text; with colour on a terminal."""
+    """Writes tables, footnotes, and lines of a name and a text; with colour on a terminal."""
     if out.isatty():
         from rich.console import Console
 
@@ -167,7 +167,7 @@ def _colour(value: float) -> str:
     return "bold green" if value >= 1.5 else "green" if value >= 1 else "yellow" if value >= 0.95 else "bold red"
 
 
-def all_errors(report: Report) -> list[str]:
-    """What failed, each once, with where."""
+def all_errors(report: BenchReport) -> list[str]:
+    """All failures, each once, with the cell."""
     failed = [f"{place(cell)}: {timing.error}" for cell in report.cells for timing in cell.timings if timing.error]
     return list(dict.fromkeys([*report.errors, *failed]))

@@ -1,4 +1,4 @@
-"""What the figures say: how Phalanx stands beside the best peer."""
+"""The figures in words: how Phalanx stands beside the best peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .results import CellResult, Column, Report
+from .results import BenchReport, CellResult, Column
 from .sizes import show_ratio, show_seconds, show_size
 
 __all__ = ["Standing", "best_peer", "geometric_mean", "operations", "place", "primary", "ratio", "standings", "summary"]
@@ -28,12 +28,12 @@ class Standing(NamedTuple):
     peer: Column
 
 
-def primary(report: Report) -> Column:
+def primary(report: BenchReport) -> Column:
     """The column that peers are compared with: Phalanx, over the first transport, with ordinary arrays."""
     return next(column for column in report.columns if column.ours)
 
 
-def best_peer(report: Report, cell: CellResult) -> tuple[float, Column] | None:
+def best_peer(report: BenchReport, cell: CellResult) -> tuple[float, Column] | None:
     """The fastest peer's time in a cell; None if none took part."""
     times = []
     for column in report.columns:
@@ -43,7 +43,7 @@ def best_peer(report: Report, cell: CellResult) -> tuple[float, Column] | None:
     return min(times, key=lambda pair: pair[0], default=None)
 
 
-def ratio(report: Report, cell: CellResult, *, against: str | None = None, of: str | None = None) -> float | None:
+def ratio(report: BenchReport, cell: CellResult, *, against: str | None = None, of: str | None = None) -> float | None:
     """A peer's time in parts of Phalanx's; the best peer's, unless one is named. None where either is missing."""
     ours = cell.of(of or primary(report).name)
     if ours is None or ours.seconds is None:
@@ -55,7 +55,7 @@ def ratio(report: Report, cell: CellResult, *, against: str | None = None, of: s
     return None if peer is None or peer.seconds is None else peer.seconds / ours.seconds
 
 
-def standings(report: Report) -> list[Standing]:
+def standings(report: BenchReport) -> list[Standing]:
     """All cells that can be compared."""
     found = []
     for cell in report.cells:
@@ -66,13 +66,13 @@ def standings(report: Report) -> list[Standing]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """As it should be for ratios."""
+    """The geometric mean, which is the right one for ratios."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
 
 
 def operations(cells: Sequence[CellResult]) -> list[str]:
-    """Their operations, in order."""
+    """The operations of the cells, in order."""
     return list(dict.fromkeys(cell.operation for cell in cells))
 
 
@@ -83,7 +83,7 @@ def place(cell: CellResult) -> str:
     return f"{cell.operation}{size}{dtype} on {cell.ranks} ranks"
 
 
-def summary(report: Report) -> list[tuple[str, str]]:
+def summary(report: BenchReport) -> list[tuple[str, str]]:
     """Lines of a name and a text. Empty without peers."""
     found = standings(report)
     if not found:
@@ -104,8 +104,8 @@ def summary(report: Report) -> list[tuple[str, str]]:
     return [*lines, *_added_to_mpi(report), *_beside_openmpi(report), *_in_segment(report)]
 
 
-def _added_to_mpi(report: Report) -> list[tuple[str, str]]:
-    """What Phalanx adds to a call of the MPI that it runs on."""
+def _added_to_mpi(report: BenchReport) -> list[tuple[str, str]]:
+    """The time that Phalanx adds to a call of the MPI that it runs on."""
     lines = []
     for column in report.columns:
         base = column.name.removeprefix("phalanx-").removesuffix("-apart")
@@ -131,7 +131,7 @@ def _added_to_mpi(report: Report) -> list[tuple[str, str]]:
     return lines
 
 
-def _beside_openmpi(report: Report) -> list[tuple[str, str]]:
+def _beside_openmpi(report: BenchReport) -> list[tuple[str, str]]:
     lines = []
     for column in report.columns:
         cells = [cell for cell in report.cells if cell.operation == "all_reduce" and cell.size >= _FROM]
@@ -147,7 +147,7 @@ def _beside_openmpi(report: Report) -> list[tuple[str, str]]:
     return lines
 
 
-def _in_segment(report: Report) -> list[tuple[str, str]]:
+def _in_segment(report: BenchReport) -> list[tuple[str, str]]:
     lines = []
     for column in report.columns:
         if not column.in_segment:

@@ -1,4 +1,4 @@
-"""Any MPI, through mpi4py's calls on buffers. Which one it is, is up to the mpirun that started this process."""
+"""Any MPI, through mpi4py's calls on buffers. The mpirun that started this process decides which MPI it is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .library import Call, Unsupported, pingpong
+from .library import Call, LibraryLacks, pingpong
 from .operations import ROOT, Arrays
 
 __all__ = ["open_world"]
 
 
-class _Mpi:
+class _MpiLibrary:
     def __init__(self, mpi: Any) -> None:
         self._mpi, self._comm = mpi, mpi.COMM_WORLD
         self.rank: int = self._comm.rank
@@ -54,11 +54,11 @@ class _Mpi:
         except ValueError:
             known = self._mpi.DATATYPE_NULL
         if known == self._mpi.DATATYPE_NULL:
-            raise Unsupported(f"this MPI has no datatype for {dtype}")
+            raise LibraryLacks(f"this MPI has no datatype for {dtype}")
 
 
-def open_world(timeout: float) -> _Mpi:
+def open_world(timeout: float) -> _MpiLibrary:
     """Joins the world of the mpirun that started this process. MPI has no time-outs: the driver ends it if need be."""
     from mpi4py import MPI
 
-    return _Mpi(MPI)
+    return _MpiLibrary(MPI)

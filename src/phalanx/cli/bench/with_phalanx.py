@@ -16,7 +16,7 @@ from .operations import ROOT, Arrays
 __all__ = ["open_world"]
 
 
-class _Phalanx:
+class _PhalanxLibrary:
     def __init__(self, timeout: float) -> None:
         self._world = px.init(timeout=timeout)
         self.rank = self._world.rank
@@ -46,6 +46,6 @@ class _Phalanx:
         return calls[operation]
 
 
-def open_world(timeout: float) -> _Phalanx:
+def open_world(timeout: float) -> _PhalanxLibrary:
     """Joins by the variables of this process."""
-    return _Phalanx(timeout)
+    return _PhalanxLibrary(timeout)

@@ -1,4 +1,4 @@
-"""torch.distributed on CPU tensors that share the memory of NumPy arrays: on Gloo, or on Phalanx's plug-in."""
+"""torch.distributed on CPU tensors that share the memory of NumPy arrays, by the name of one of its backends."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .library import Call, Unsupported, pingpong
+from .library import Call, LibraryLacks, pingpong
 from .operations import ROOT, Arrays
 
-__all__ = ["open_world"]
+__all__ = ["TorchLibrary", "open_world"]
 
 
-class _Torch:
+class TorchLibrary:
+    """A world of torch.distributed."""
+
     def __init__(self, torch: Any, backend: str, timeout: float) -> None:
-        self._torch, self._dist, self._backend = torch, torch.distributed, backend
+        self._torch, self.dist, self.backend = torch, torch.distributed, backend
         torch.set_num_threads(1)
-        self._dist.init_process_group(backend, timeout=dt.timedelta(seconds=timeout))
-        self.rank: int = self._dist.get_rank()
-        self.size: int = self._dist.get_world_size()
+        self.dist.init_process_group(backend, timeout=dt.timedelta(seconds=timeout))
+        self.rank: int = self.dist.get_rank()
+        self.size: int = self.dist.get_world_size()
         self.version = f"torch {torch.__version__}"
-        self.barrier: Call = self._dist.barrier
-        self.close = self._dist.destroy_process_group
+        self.barrier: Call = self.dist.barrier
+        self.close = self.dist.destroy_process_group
 
     def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
         return np.empty(count, dtype)
 
     def call(self, operation: str, arrays: Arrays) -> Call:
-        dist, root = self._dist, self.rank == ROOT
-        x, out = self._tensor(arrays.x), None if arrays.out is None else self._tensor(arrays.out)
+        dist, root = self.dist, self.rank == ROOT
+        x, out = self.tensor(arrays.x), None if arrays.out is None else self.tensor(arrays.out)
         if operation == "pingpong":
             return pingpong(self.rank, dist.send, dist.recv, x, out)
         calls: dict[str, Call] = {
@@ -39,60 +41,37 @@ class _Torch:
             "reduce": partial(dist.reduce, x, ROOT),
             "broadcast": partial(dist.broadcast, x, ROOT),
             "all_gather": partial(self._either("all_gather_single", "all_gather_into_tensor"), out, x),
-            "gather": partial(dist.gather, x, self._parts(out) if root else None, ROOT),
-            "scatter": partial(dist.scatter, out, self._parts(x) if root else None, ROOT),
+            "gather": partial(dist.gather, x, self.parts(out) if root else None, ROOT),
+            "scatter": partial(dist.scatter, out, self.parts(x) if root else None, ROOT),
             "reduce_scatter": partial(self._either("reduce_scatter_single", "reduce_scatter_tensor"), out, x),
             "all_to_all": partial(dist.all_to_all_single, out, x),
             "barrier": dist.barrier,
         }
-        return calls[operation] if operation in calls else self._on_lists(operation, x, out)
+        return calls[operation]
 
-    def _on_lists(self, operation: str, x: Any, out: Any) -> Call:
-        """An operation on tensors that lie apart, as those of most programs do. The first call is the one that is
-        checked, and fills them from `x` and `out` from them.
+    def tensor(self, array: npt.NDArray[Any]) -> Any:
+        """A tensor in the array's memory.
+
+        Raises:
+            LibraryLacks: torch has no such dtype.
         """
-        if operation == "all_to_all_list" and self._backend == "gloo" and not hasattr(self._dist, "all_gather_single"):
-            raise Unsupported("Gloo has no all_to_all on lists before torch 2.13")
-        dist, (x_parts, out_parts) = self._dist, ([part.clone() for part in self._parts(t) or ()] for t in (x, out))
-        calls: dict[str, Call] = {
-            "all_gather_list": partial(dist.all_gather, out_parts, x),
-            "reduce_scatter_list": partial(dist.reduce_scatter, out, x_parts),
-            "all_to_all_list": partial(dist.all_to_all, out_parts, x_parts),
-        }
-        call, is_checked = calls[operation], False
-
-        def checked_once() -> None:
-            nonlocal is_checked
-            if is_checked:
-                call()
-                return
-            is_checked = True
-            for copy, part in zip(x_parts, self._parts(x) or (), strict=True):
-                copy.copy_(part)
-            call()
-            if operation != "reduce_scatter_list":
-                for copy, part in zip(out_parts, self._parts(out) or (), strict=True):
-                    part.copy_(copy)
-
-        return checked_once
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Any:
         try:
             return self._torch.from_numpy(array)
         except TypeError:
-            raise Unsupported(f"torch takes no NumPy array of {array.dtype}") from None
+            raise LibraryLacks(f"torch takes no NumPy array of {array.dtype}") from None
 
-    def _parts(self, tensor: Any) -> list[Any] | None:
+    def parts(self, tensor: Any) -> list[Any] | None:
+        """One view of the tensor for each rank."""
         return None if tensor is None else list(tensor.chunk(self.size))
 
     def _either(self, new: str, old: str) -> Any:
         """A function that newer versions of torch have under another name; there the old one warns."""
-        return getattr(self._dist, new, None) or getattr(self._dist, old)
+        return getattr(self.dist, new, None) or getattr(self.dist, old)
 
 
-def open_world(timeout: float, backend: str) -> _Torch:
+def open_world(timeout: float, backend: str) -> TorchLibrary:
     """Joins by the variables of this process, on torch's backend of this name."""
     import torch
     import torch.distributed
 
-    return _Torch(torch, backend, timeout)
+    return TorchLibrary(torch, backend, timeout)

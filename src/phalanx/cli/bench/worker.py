@@ -18,10 +18,10 @@ import traceback
 
 import msgspec
 
-from .library import Call, Library, Unsupported, open_library
+from .library import Call, Library, LibraryLacks, open_library
 from .memory import Usage, watch_memory
 from .operations import Arrays, find_operation, numpy_dtype
-from .orders import Answer, Check, Drop, End, Memory, Order, Prepare, Run
+from .orders import Answer, CheckOrder, DropOrder, EndOrder, MemoryOrder, Order, PrepareOrder, RunOrder
 
 __all__ = ["main", "timed"]
 
@@ -35,24 +35,24 @@ def timed(call: Call, iterations: int) -> float:
     return clock() - begin
 
 
-class _Worker:
+class _BenchWorker:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._prepared: dict[str, tuple[str, Arrays, Call]] = {}
 
-    def obey(self, order: Order) -> Answer:
-        if isinstance(order, Prepare):
+    def handle(self, order: Order) -> Answer:
+        if isinstance(order, PrepareOrder):
             return self._prepare(order)
-        if isinstance(order, Check):
+        if isinstance(order, CheckOrder):
             return self._check(order)
-        if isinstance(order, Run):
+        if isinstance(order, RunOrder):
             return self._run(order)
-        if isinstance(order, Memory):
+        if isinstance(order, MemoryOrder):
             return self._memory(order)
         self._prepared.clear()
         return Answer()
 
-    def _prepare(self, order: Prepare) -> Answer:
+    def _prepare(self, order: PrepareOrder) -> Answer:
         operation, library = find_operation(order.operation), self._library
         try:
             dtype = numpy_dtype(order.dtype)
@@ -64,14 +64,14 @@ class _Worker:
         arrays = Arrays(x, out)
         try:
             call = library.call(order.operation, arrays)
-        except Unsupported as error:
+        except LibraryLacks as error:
             return Answer(lacks=str(error))
         _clear(arrays)
         self._prepared[order.slot] = (order.operation, arrays, call)
         return Answer()
 
-    def _check(self, order: Check) -> Answer:
-        """One call with known numbers, so that nobody is fast at doing something else."""
+    def _check(self, order: CheckOrder) -> Answer:
+        """Makes one call with known numbers and checks the result: a wrong answer may not count as a fast one."""
         name, arrays, call = self._prepared[order.slot]
         operation, rank, size = find_operation(name), self._library.rank, self._library.size
         operation.before(rank, size, arrays.x)
@@ -82,7 +82,7 @@ class _Worker:
         _clear(arrays)
         return Answer() if right else Answer(error=f"{name} gave a wrong result on rank {rank}")
 
-    def _run(self, order: Run) -> Answer:
+    def _run(self, order: RunOrder) -> Answer:
         _, _, call = self._prepared[order.slot]
         self._library.barrier()
         gc.disable()  # as timeit does: a collection belongs to what a program keeps, not to these calls
@@ -94,7 +94,7 @@ class _Worker:
         self._library.barrier()
         return Answer(seconds=seconds)
 
-    def _memory(self, order: Memory) -> Answer:
+    def _memory(self, order: MemoryOrder) -> Answer:
         _, _, call = self._prepared[order.slot]
         self._library.barrier()
 
@@ -136,20 +136,20 @@ def main(arguments: list[str]) -> None:
 
     try:
         library = open_library(name, float(timeout))
-        worker = _Worker(library)
+        worker = _BenchWorker(library)
         tell(Answer(rank=library.rank, size=library.size, version=library.version))
     except Exception:
         tell(Answer(error=traceback.format_exc()))
         sys.exit(1)
     for line in reading:
         order = decode(line)
-        if isinstance(order, End):
+        if isinstance(order, EndOrder):
             break
         try:
-            tell(worker.obey(order))
+            tell(worker.handle(order))
         except Exception:
             tell(Answer(error=traceback.format_exc()))
-    worker.obey(Drop())
+    worker.handle(DropOrder())
     library.close()
     tell(Answer())
 

@@ -17,7 +17,7 @@ import click
 
 from .follow import follow
 from .report import Outcome
-from .screen import Screen, next_steps, screen
+from .screen import DemoScreen, next_steps, screen
 
 __all__ = ["command"]
 
@@ -60,7 +60,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _train(view: Screen, folder: Path, ranks: int, steps: int) -> Outcome:
+def _train(view: DemoScreen, folder: Path, ranks: int, steps: int) -> Outcome:
     """Runs the job and shows its progress.
 
     Raises:

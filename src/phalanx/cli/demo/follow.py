@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .report import Outcome, Step
+from .report import Outcome, TrainingStep
 
 __all__ = ["follow"]
 
 _PAUSE = 0.05
 
 
-def follow(path: Path, progress: Callable[[Step], None], *, running: Callable[[], bool]) -> Outcome | None:
+def follow(path: Path, progress: Callable[[TrainingStep], None], *, running: Callable[[], bool]) -> Outcome | None:
     """Calls `progress` for each step until the outcome is there. None if the job ended without one.
 
     Args:
@@ -36,7 +36,7 @@ def follow(path: Path, progress: Callable[[Step], None], *, running: Callable[[]
                 event = json.loads(line)
                 if "accuracy" in event:
                     return Outcome(**event)
-                progress(Step(**event))
+                progress(TrainingStep(**event))
         if not alive:
             return None
         time.sleep(_PAUSE)

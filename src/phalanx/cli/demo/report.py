@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Protocol, TextIO
 
-__all__ = ["Outcome", "Report", "Step", "reporter"]
+__all__ = ["DemoReport", "Outcome", "TrainingStep", "reporter"]
 
 _EVENT_PAUSE = 0.05
 """Seconds between two events: as often as an eye can follow."""
@@ -19,7 +19,7 @@ _SHOWN_ALONE = 8
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One step of training is done."""
 
     done: int
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a training run."""
+    """The outcome of a training run."""
 
     ranks: int
     steps: int
@@ -83,23 +83,23 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}"
 
 
-class Report(Protocol):
-    """Who hears of the progress."""
+class DemoReport(Protocol):
+    """A listener to the progress."""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: TrainingStep) -> None:
         """A step is done."""
 
     def end(self, outcome: Outcome) -> None:
         """The training is over."""
 
 
-class _Lines:
+class _LogLines:
     """Some lines for a log: one for each tenth of the way, then the result."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def step(self, step: Step) -> None:
+    def step(self, step: TrainingStep) -> None:
         if step.done == step.steps or step.done % max(1, step.steps // 10) == 0:
             self._say(f"step {step.done:>4} of {step.steps}   loss {step.loss:.4f}")
 
@@ -118,7 +118,7 @@ class _Events:
         self._file = file
         self._next = 0.0
 
-    def step(self, step: Step) -> None:
+    def step(self, step: TrainingStep) -> None:
         now = time.monotonic()
         if step.done == step.steps or now >= self._next:
             self._next = now + _EVENT_PAUSE
@@ -133,7 +133,7 @@ class _Events:
 
 
 class _Nobody:
-    def step(self, step: Step) -> None:
+    def step(self, step: TrainingStep) -> None:
         pass
 
     def end(self, outcome: Outcome) -> None:
@@ -141,12 +141,12 @@ class _Nobody:
 
 
 @contextlib.contextmanager
-def reporter(events: str | None, *, quiet: bool) -> Iterator[Report]:
-    """Who reports on this rank: nobody if `quiet`, else to the file `events`, else lines on standard output."""
+def reporter(events: str | None, *, quiet: bool) -> Iterator[DemoReport]:
+    """The report of this rank: none if `quiet`, else to the file `events`, else lines on standard output."""
     if quiet:
         yield _Nobody()
     elif events is None:
-        yield _Lines(sys.stdout)
+        yield _LogLines(sys.stdout)
     else:
         with open(events, "a", encoding="utf-8") as file:
             yield _Events(file)

@@ -1,4 +1,4 @@
-"""What `phalanx demo` shows: a progress bar and colours on a terminal, a few plain lines anywhere else."""
+"""The output of `phalanx demo`: a progress bar and colours on a terminal, a few plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from .report import Step
+from .report import TrainingStep
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["Screen", "next_steps", "screen"]
+__all__ = ["DemoScreen", "next_steps", "screen"]
 
 
 def next_steps(ranks: int) -> list[tuple[str, str]]:
@@ -32,20 +32,20 @@ def next_steps(ranks: int) -> list[tuple[str, str]]:
     ]
 
 
-class Screen(Protocol):
+class DemoScreen(Protocol):
     """Where the demo shows itself."""
 
     def say(self, text: str) -> None:
         """A sentence."""
 
-    def progress(self, step: Step) -> None:
+    def progress(self, step: TrainingStep) -> None:
         """How far the training is."""
 
     def result(self, lines: Sequence[tuple[str, str]]) -> None:
-        """What came out."""
+        """Shows the outcome."""
 
     def next(self, steps: Sequence[tuple[str, str]]) -> None:
-        """What to try now."""
+        """Shows commands to try next."""
 
 
 class _Plain:
@@ -57,7 +57,7 @@ class _Plain:
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
-    def progress(self, step: Step) -> None:
+    def progress(self, step: TrainingStep) -> None:
         pass
 
     def result(self, lines: Sequence[tuple[str, str]]) -> None:
@@ -81,7 +81,7 @@ class _Terminal:
     def say(self, text: str) -> None:
         self._console.print(text, style="bold")
 
-    def progress(self, step: Step) -> None:
+    def progress(self, step: TrainingStep) -> None:
         detail = f"{step.done} of {step.steps} steps  loss {step.loss:.3f}"
         self._bar.update(self._task, description="training", total=step.steps, completed=step.done, detail=detail)
 
@@ -105,7 +105,7 @@ class _Terminal:
 
 
 @contextlib.contextmanager
-def screen(out: TextIO) -> Iterator[Screen]:
+def screen(out: TextIO) -> Iterator[DemoScreen]:
     """The right kind for this output. On the way out, also after an error, the terminal is as it was before."""
     if not out.isatty():
         yield _Plain(out)

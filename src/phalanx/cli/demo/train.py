@@ -22,13 +22,13 @@ import phalanx as px
 
 from .digits import load
 from .model import Classifier
-from .report import Outcome, Step, reporter
+from .report import Outcome, TrainingStep, reporter
 
 BATCH = 32  # images per rank and step
 RATE = 0.2  # of learning, at the start
 
 
-def train(world: px.Group, steps: int, tell: Callable[[Step], None]) -> Outcome | None:
+def train(world: px.Group, steps: int, tell: Callable[[TrainingStep], None]) -> Outcome | None:
     """Trains for so many steps, and tells of each. Rank 0 gets the outcome."""
     data = load()
     images = data.images[world.rank :: world.world_size]  # this rank's share
@@ -51,7 +51,7 @@ def train(world: px.Group, steps: int, tell: Callable[[Step], None]) -> Outcome 
 
         rate = RATE * (1 + math.cos(math.pi * step / steps)) / 2  # falls to zero
         model.descend(gradient, rate)
-        tell(Step(step + 1, steps, loss))
+        tell(TrainingStep(step + 1, steps, loss))
     seconds = time.perf_counter() - started
 
     fingerprint = hashlib.sha256(model.parameters.tobytes()).hexdigest()

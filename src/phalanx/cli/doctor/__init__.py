@@ -17,11 +17,11 @@ from phalanx.types import Address
 from . import software, launching, network, memory, limits  # noqa: F401
 
 # isort: on
-from .findings import CHECKS, Finding, Situation, Status, examine
+from .findings import CHECKS, Finding, Severity, Situation, examine
 from .launching import present_situation
 from .show import as_json, as_lines, show_table
 
-__all__ = ["CHECKS", "Finding", "Situation", "Status", "command", "examine", "present_situation"]
+__all__ = ["CHECKS", "Finding", "Severity", "Situation", "command", "examine", "present_situation"]
 
 
 @click.command(short_help="Look at this machine and say what would break a job, and what to do.")
@@ -47,4 +47,4 @@ def command(master: str | None, machine_readable: bool) -> None:
         with Console(stderr=True).status("Looking …"):
             findings = list(examine(situation))
         show_table(findings)
-    sys.exit(1 if any(finding.status is Status.PROBLEM for finding in findings) else 0)
+    sys.exit(1 if any(finding.status is Severity.PROBLEM for finding in findings) else 0)

@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and the list of all checks.
+"""Checks, their findings, and the list of all checks.
 
 A check is one function that takes a `Situation` and returns a `Finding` (or several). It is entered in the list by
 `@check("topic")` and may not change anything on this machine. It never raises for what it looks at: a broken state is a
@@ -17,10 +17,10 @@ from typing import TypeVar
 from phalanx.config import Launch, Options
 from phalanx.types import Address
 
-__all__ = ["CHECKS", "Check", "Finding", "Situation", "Status", "check", "examine", "ok", "problem", "warning"]
+__all__ = ["CHECKS", "Check", "Finding", "Severity", "Situation", "check", "examine", "ok", "problem", "warning"]
 
 
-class Status(enum.Enum):
+class Severity(enum.Enum):
     """How bad it is."""
 
     OK = "ok"
@@ -32,22 +32,22 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what to do about it. The advice is empty only where all is well."""
+    """The result of one check, with advice on what to do. The advice is empty only where all is well."""
 
     topic: str
-    status: Status
+    status: Severity
     found: str
     advice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the checks look at. Everything has the value of this machine unless a test says otherwise."""
+    """The state that the checks look at. Everything has the value of this machine unless a test says otherwise."""
 
     env: dict[str, str] = field(default_factory=dict, repr=False)
     """The environment. Holds the token: never show it, but what `config.snapshot` makes of it."""
     launch: Launch | None = None
-    """What the launcher's variables say; None where they do not add up."""
+    """The launch as the launcher's variables describe it; None if they contradict each other."""
     options: Options | None = None
     """The options from the environment; None where they are not valid."""
     master: Address | None = None
@@ -98,17 +98,17 @@ def check(topic: str) -> Callable[[_Check], _Check]:
 
 def ok(topic: str, found: str) -> Finding:
     """All is well."""
-    return Finding(topic, Status.OK, found)
+    return Finding(topic, Severity.OK, found)
 
 
 def warning(topic: str, found: str, advice: str) -> Finding:
     """Works, but may bite."""
-    return Finding(topic, Status.WARNING, found, advice)
+    return Finding(topic, Severity.WARNING, found, advice)
 
 
 def problem(topic: str, found: str, advice: str) -> Finding:
     """A job would fail."""
-    return Finding(topic, Status.PROBLEM, found, advice)
+    return Finding(topic, Severity.PROBLEM, found, advice)
 
 
 def examine(situation: Situation) -> Iterator[Finding]:

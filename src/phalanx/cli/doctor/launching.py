@@ -28,7 +28,7 @@ _NOT_OF_THE_JOB = ("XDG_RUNTIME_DIR", "TMPDIR")
 
 
 def present_situation(master: Address | None = None) -> Situation:
-    """What holds for this process. What is wrong with the variables is left for the checks to say."""
+    """The situation of this process. Errors in the variables are left to the checks."""
     launch = options = None
     with contextlib.suppress(ConfigError):
         launch = config.detect()

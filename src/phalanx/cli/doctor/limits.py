@@ -12,7 +12,7 @@ from .findings import Finding, Situation, check, ok, problem, warning
 __all__ = ["available_cores", "descriptors", "machine_share", "processes"]
 
 _DESCRIPTORS_PER_RANK = 64
-"""What a rank holds open besides its connections: Python's modules, log files, the data set."""
+"""Files that a rank holds open besides its connections: Python's modules, log files, the data set."""
 _CONNECTIONS_PER_PEER = 3
 """Control, collectives, point-to-point; the directory's host holds one of them for every rank."""
 _THREADS_PER_RANK = 8

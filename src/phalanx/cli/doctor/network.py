@@ -35,7 +35,7 @@ def hostname(situation: Situation) -> Finding:
             topic,
             f"the name of this machine, {name}, does not resolve: {error.strerror}",
             "Phalanx does not need it (it takes the address that routes to the master), but Gloo and MPI do, "
-            "and nobody can use it as "
+            "and no other host can use it as "
             f"MASTER_ADDR. Add {hosts_line}.",
         )
     listed = ", ".join(addresses)
@@ -52,7 +52,7 @@ def hostname(situation: Situation) -> Finding:
 
 @check("interfaces")
 def network_interfaces(situation: Situation) -> Finding:
-    """What interfaces there are, and whether the one that was asked for is among them."""
+    """The interfaces, and whether the one that the user asked for is among them."""
     topic = "interfaces"
     present = interfaces(situation.proc)
     usable = [interface for interface in present if interface.up and interface.addresses]
@@ -120,7 +120,7 @@ def _loopback_master(topic: str, own_name: str, master: Address) -> Finding:
             topic,
             f"{master.host} is this machine's own name and resolves to loopback here, while the job spans "
             "several hosts",
-            "Other libraries would listen where nobody can reach them. Set MASTER_ADDR to the machine's "
+            "Other libraries would listen where no other host can reach them. Set MASTER_ADDR to the machine's "
             "address on every host.",
         )
     return problem(
@@ -165,7 +165,7 @@ def _own_port(topic: str, master: Address, addresses: list[str], agent: bool, si
     except OSError as error:
         return problem(
             topic,
-            f"nobody could listen on {master}: {error.strerror}",
+            f"no process could listen on {master}: {error.strerror}",
             "Choose another address or port for the master.",
         )
     if free:

@@ -6,12 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from .findings import Finding, Status
+from .findings import Finding, Severity
 
 __all__ = ["as_json", "as_lines", "show_table", "summary"]
 
-_COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "bold red"}
-_MARKS = {Status.OK: "✓", Status.WARNING: "!", Status.PROBLEM: "✗"}
+_COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
+_MARKS = {Severity.OK: "✓", Severity.WARNING: "!", Severity.PROBLEM: "✗"}
 
 
 def show_table(findings: Sequence[Finding]) -> None:
@@ -50,7 +50,7 @@ def as_json(findings: Sequence[Finding]) -> str:
     rows = [
         {"topic": row.topic, "status": row.status.value, "found": row.found, "advice": row.advice} for row in findings
     ]
-    worst = max((row.status for row in findings), key=list(Status).index, default=Status.OK)
+    worst = max((row.status for row in findings), key=list(Severity).index, default=Severity.OK)
     return json.dumps({"status": worst.value, "findings": rows}, indent=2, ensure_ascii=False)
 
 
@@ -59,10 +59,10 @@ def summary(findings: Sequence[Finding]) -> str:
     count = Counter(finding.status for finding in findings)
     parts = [
         f"{count[status]} {status.value}{'s' if count[status] > 1 else ''}"
-        for status in (Status.PROBLEM, Status.WARNING)
+        for status in (Severity.PROBLEM, Severity.WARNING)
         if count[status]
     ]
-    if count[Status.PROBLEM]:
+    if count[Severity.PROBLEM]:
         return f"{' and '.join(parts)}: a job would fail here until this is repaired."
     if parts:
         return f"No problems, {parts[0]}: nothing here would stop a job."

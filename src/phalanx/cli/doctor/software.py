@@ -156,7 +156,7 @@ def mpi_library(situation: Situation) -> Finding:
 
 
 def _launcher_vendor() -> str:
-    """Whose mpirun is first on the path; empty if that cannot be told."""
+    """The MPI of the first mpirun on the path; empty if it cannot be told."""
     path = shutil.which("mpirun")
     if path is None:
         return ""

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from phalanx import config
-from phalanx.config.reader import Reader
+from phalanx.config.reader import VariableReader
 from phalanx.config.secret import find_token
 from phalanx.errors import ConfigError
 from phalanx.types import Address
 
 from .launcher import launch, new_token
-from .plan import MAX_PORT, Plan, cores
+from .plan import MAX_PORT, RunPlan, cores
 
 __all__ = ["command"]
 
@@ -149,7 +149,7 @@ def command(
     """Start SCRIPT (or a MODULE) on several ranks, and end all of them when one fails."""
     base = config.inherited()
     try:
-        plan = Plan(
+        plan = RunPlan(
             target=target,
             arguments=tuple(arguments),
             module=module,
@@ -177,11 +177,11 @@ def _token(file: Path | None, *, several_nodes: bool) -> bytes | None:
     """
     if file is not None:
         try:
-            token = find_token(Reader({"PHALANX_TOKEN_FILE": str(file)}))
+            token = find_token(VariableReader({"PHALANX_TOKEN_FILE": str(file)}))
         except ConfigError as error:
             raise ConfigError(str(error).replace("PHALANX_TOKEN_FILE=", "--token-file ", 1)) from None
     else:
-        token = find_token(Reader()) if several_nodes else None
+        token = find_token(VariableReader()) if several_nodes else None
     if token is not None and b"\0" in token:
-        raise ConfigError("the token holds a zero byte, which no environment variable can")
+        raise ConfigError("the token has a zero byte, which an environment variable cannot hold")
     return token

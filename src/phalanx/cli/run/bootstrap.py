@@ -1,4 +1,4 @@
-"""What runs first in a rank's process: it ties its life to the launcher's and then becomes the rank's command.
+"""The first program of a rank's process: it ties its life to the launcher's, then becomes the rank's command.
 
 Run as a program (`python -I -S bootstrap.py LAUNCHER_PID COMMAND…`), so it imports nothing but the standard library. It
 is a program and not a `preexec_fn`, because Python code between fork and exec may deadlock where there are threads.

@@ -7,19 +7,19 @@ import math
 import signal
 from dataclasses import dataclass, field
 
-from .processes import Rank
+from .processes import LocalRank
 from .world import WorldEnd
 
 __all__ = ["Ending", "Reason"]
 
 SETTLE = 0.2
-"""Seconds between the first failure and SIGTERM, in which the directory may say who was the first to go."""
+"""Seconds between the first failure and SIGTERM, in which the directory may name the rank that failed first."""
 NOTICE = 1.0
 """Seconds that ranks get to raise `PeerLost` by themselves, once the directory has told them who is lost."""
 
 
 LINGER = 0.5
-"""Seconds in which what the ranks leave behind may end by itself, as helpers do that notice the end of their rank."""
+"""Seconds for processes that the ranks left behind to end by themselves, as helpers do that notice the end."""
 
 
 class Reason(enum.Enum):
@@ -30,9 +30,9 @@ class Reason(enum.Enum):
     SIGNAL = enum.auto()
     """The launcher was told to."""
     OUTPUT = enum.auto()
-    """Nobody reads the launcher's output any more."""
+    """The reader of the launcher's output is gone."""
     LEFTOVERS = enum.auto()
-    """All ranks are done, but not all that they started."""
+    """All ranks are done, but processes that they started are not."""
 
 
 @dataclass
@@ -42,16 +42,16 @@ class Ending:
     grace: float
     reason: Reason | None = None
     signal: int = 0
-    """What the launcher was told to end by."""
-    failed: list[Rank] = field(default_factory=list)
+    """The signal that told the launcher to end."""
+    failed: list[LocalRank] = field(default_factory=list)
     """The ranks that failed before anything was sent to them, in the order in which they were seen."""
     cause: WorldEnd | None = None
     signalled: bool = False
     """True once anything was sent: from then on a rank's end says nothing about the rank."""
     steps: list[tuple[float, int]] = field(default_factory=list)
 
-    def rank_ended(self, rank: Rank, now: float) -> None:
-        """A rank ended by itself, or so it seems."""
+    def rank_ended(self, rank: LocalRank, now: float) -> None:
+        """Notes that a rank ended, as far as is known by itself."""
         if self.signalled:
             return
         if rank.status:
@@ -62,7 +62,7 @@ class Ending:
             # It left in a hurry, but it was done: those who still need it will say so themselves.
             self._start(None)
 
-    def world_ended(self, cause: WorldEnd, now: float, local: Rank | None) -> bool:
+    def world_ended(self, cause: WorldEnd, now: float, local: LocalRank | None) -> bool:
         """The directory said why the world ended.
 
         Args:
@@ -81,7 +81,7 @@ class Ending:
         self._start(Reason.FAILURE, (now + NOTICE, signal.SIGTERM), (now + NOTICE + self.grace, signal.SIGKILL))
         return True
 
-    def _only_lost(self, rank: Rank) -> bool:
+    def _only_lost(self, rank: LocalRank) -> bool:
         return self.cause is not None and self.cause.rank == rank.rank and not self.cause.aborted
 
     def told(self, number: int, now: float) -> None:
@@ -99,23 +99,23 @@ class Ending:
             self.steps = [(min(at, last), step) for at, step in self.steps]
 
     def output_closed(self, now: float) -> None:
-        """Nobody reads any more."""
+        """The reader of the output is gone."""
         if self.reason is None:
             self._start(Reason.OUTPUT, (now, signal.SIGTERM), (now + self.grace, signal.SIGKILL))
 
     def leftovers(self, now: float) -> None:
-        """All ranks are done, but what they started is not."""
+        """All ranks are done, but processes that they started still run."""
         self._start(Reason.LEFTOVERS, (now + LINGER, signal.SIGTERM), (now + LINGER + self.grace, signal.SIGKILL))
 
     def ranks_are_gone(self, now: float) -> None:
-        """No rank runs any more: after a failure there is nobody to wait for, unless it is open who failed first."""
+        """No rank runs any more: after a failure the wait is over, unless the first failure is still unknown."""
         if self.reason is Reason.FAILURE and not self.signalled and (self.cause is not None or len(self.failed) == 1):
             late = max(0.0, self.next_step() - now)
             self.steps = [(at - late, number) for at, number in self.steps]
 
     @property
     def undecided(self) -> bool:
-        """Whether it is open who failed first."""
+        """True while the first rank that failed is not known."""
         return self.reason is Reason.FAILURE and not self.signalled
 
     def _start(self, reason: Reason | None, *steps: tuple[float, int]) -> None:
@@ -133,8 +133,8 @@ class Ending:
         self.signalled = True
         return self.steps.pop(0)[1]
 
-    def culprit(self, ranks: list[Rank]) -> Rank | None:
-        """The rank of this node that is to blame; None if it is another node's or nobody is."""
+    def culprit(self, ranks: list[LocalRank]) -> LocalRank | None:
+        """The rank of this node that is to blame; None if no rank of this node is."""
         if self.cause is not None:
             return next((rank for rank in ranks if rank.rank == self.cause.rank), None)
         return self.failed[0] if self.failed else None

@@ -6,31 +6,21 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError
 from phalanx.types import Address
 
 from .guardian import MARK
+from .plan import RunPlan
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
-__all__ = ["OWN_VARIABLES", "new_run_id", "rank_environment", "reserve_port"]
-
-OWN_VARIABLES = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
-    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    f"PHALANX_TOKEN PHALANX_DIRECTORY {MARK}".split()
-)
-"""What a user cannot set with --env."""
+__all__ = ["new_run_id", "rank_environment", "reserve_port"]
 
 _DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
-"""What an outer torchrun says to its own ranks. Here nobody else hosts torch's store."""
+"""Variables of an outer torchrun for its own ranks. Here no agent hosts torch's store."""
 
 
 def rank_environment(
-    plan: Plan,
+    plan: RunPlan,
     base: Mapping[str, str],
     local_rank: int,
     *,
@@ -40,12 +30,12 @@ def rank_environment(
     run_id: str,
     cores: int,
 ) -> dict[str, str]:
-    """The whole environment of one rank: the launcher's own (`base`), what the user adds, and what the rank must find.
+    """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
 
     The `cores` of this node are shared among its ranks.
     """
     rank = plan.first_rank + local_rank
-    # Said nothing, each rank would start as many threads as there are cores, and they would get in each other's way.
+    # By default each rank would start as many threads as there are cores, and they would get in each other's way.
     shared = plan.ranks > 1 and "OMP_NUM_THREADS" not in base
     threads = {"OMP_NUM_THREADS": str(max(1, cores // plan.ranks))} if shared else {}
     return {
@@ -86,9 +76,9 @@ def new_run_id(secret: str, base: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def reserve_port() -> Iterator[int]:
-    """A port of this machine that nobody gets by chance, but that a rank can listen on.
+    """A port of this machine that no process gets by chance, but that a rank can listen on.
 
-    The socket is bound but does not listen: the kernel then gives the port to nobody who asks for any, while a socket
+    The socket is bound but does not listen: the kernel then does not hand the port out as a free one, while a socket
     with SO_REUSEADDR (as torch's store has) may bind and listen there.
 
     Raises:
@@ -102,5 +92,5 @@ def reserve_port() -> Iterator[int]:
         try:
             holder.bind(("", 0))
         except OSError as error:
-            raise ConfigError(f"no port can be reserved for MASTER_PORT: {error.strerror}") from None
+            raise ConfigError(f"cannot reserve a port for MASTER_PORT: {error.strerror}") from None
         yield holder.getsockname()[1]

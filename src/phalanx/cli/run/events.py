@@ -1,4 +1,4 @@
-"""What reaches the launcher's loop from outside: signals, and mail from other threads. Both wake it."""
+"""Events from outside the launcher's loop: signals, and mail from other threads. Both wake it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 
 from .world import WorldEnd
 
-__all__ = ["MailHandler", "Mailbox", "Signals"]
+__all__ = ["LauncherMailbox", "MailHandler", "Signals"]
 
 
-class Mailbox:
+class LauncherMailbox:
     """Takes messages from any thread; the loop polls `descriptor` and empties it."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Mailbox:
 
     def wake(self) -> None:
         """Wakes the loop."""
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nobody listens any more
+        with contextlib.suppress(OSError):  # full: the loop will wake anyway; closed: the loop has ended
             os.write(self._write, b"\0")
 
     def world_ended(self, end: WorldEnd) -> None:
@@ -53,7 +53,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Closes the pipe."""
-        writing, self._write = self._write, -1  # a late thread must not write into somebody else's descriptor
+        writing, self._write = self._write, -1  # a late thread must not write into a descriptor that was opened since
         os.close(writing)
         os.close(self.descriptor)
 
@@ -61,7 +61,7 @@ class Mailbox:
 class MailHandler(logging.Handler):
     """Brings log lines of other threads to the loop, so that they never tear a rank's line."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: LauncherMailbox) -> None:
         super().__init__()
         self._mailbox = mailbox
         self.setFormatter(logging.Formatter("phalanx: %(message)s"))
@@ -82,8 +82,8 @@ class Signals:
 
     @classmethod
     @contextlib.contextmanager
-    def caught(cls, mailbox: Mailbox) -> Iterator[Signals]:
-        """Catches them and wakes the loop; the former handlers come back at the end."""
+    def caught(cls, mailbox: LauncherMailbox) -> Iterator[Signals]:
+        """Catches the signals and wakes the loop; puts the former handlers back at the end."""
         signals = cls()
 
         def arrive(number: int, frame: FrameType | None) -> None:

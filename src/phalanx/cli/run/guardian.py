@@ -130,7 +130,7 @@ def end_all(find: Callable[[], set[int]], between: Callable[[], object] = lambda
 
 def main(run_id: str) -> int:
     """Waits for the end of the job or of the launcher."""
-    # Whoever ends the launcher with a signal to everybody must not end the one who cleans up.
+    # A signal to the launcher's whole process group must not end the process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if not os.read(0, 1):

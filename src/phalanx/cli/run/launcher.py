@@ -13,14 +13,14 @@ from phalanx.errors import ConfigError
 from phalanx.types import Address
 
 from .environment import new_run_id, rank_environment, reserve_port
-from .events import Mailbox, MailHandler, Signals
+from .events import LauncherMailbox, MailHandler, Signals
 from .guardian import end_all
 from .output import Console, RankOutput
-from .plan import Plan, cores
-from .processes import Guardian, Processes, Rank
+from .plan import RunPlan, cores
+from .processes import Guardian, LocalRank, Processes
 from .supervisor import Supervisor
-from .world import HostedWorld, WatchedWorld, World
-from .writer import Writer
+from .world import HostedWorld, LaunchedWorld, WatchedWorld
+from .writer import OutputWriter
 
 if TYPE_CHECKING:
     from phalanx.config import Options
@@ -35,7 +35,7 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
+def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
     """Runs a job on this node until its end.
 
     It acts on signals and reaps every child of this process, so it must run in the main thread of a process of its own.
@@ -56,11 +56,11 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
     token = plan.token or new_token().encode()
     run_id = new_run_id(secrets.token_hex(16), base)
     with contextlib.ExitStack() as stack:
-        mailbox = Mailbox()
+        mailbox = LauncherMailbox()
         stack.callback(mailbox.close)
         signals = stack.enter_context(Signals.caught(mailbox))
         stack.enter_context(_logs_to(mailbox))
-        writer = Writer(mailbox.wake)
+        writer = OutputWriter(mailbox.wake)
         stack.callback(writer.close)
         console = Console(writer, prefix=plan.prefix, colour=colour, log_dir=plan.log_dir)
         stack.callback(console.close)
@@ -75,7 +75,7 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
         processes = Processes(run_id, spare=[guardian.pid] if world.pid is None else [guardian.pid, world.pid])
         # Whatever goes wrong from here on, no process is left.
         stack.callback(end_all, processes.find, processes.reap)
-        outputs: dict[Rank, tuple[RankOutput, RankOutput]] = {}
+        outputs: dict[LocalRank, tuple[RankOutput, RankOutput]] = {}
         available = cores()
         for local_rank in range(plan.ranks):
             environment = rank_environment(
@@ -106,7 +106,9 @@ def launch(plan: Plan, *, base: Mapping[str, str], options: Options, colour: boo
         return supervisor.run()
 
 
-def _open_world(plan: Plan, master: Address, token: bytes, options: Options, mailbox: Mailbox) -> World:
+def _open_world(
+    plan: RunPlan, master: Address, token: bytes, options: Options, mailbox: LauncherMailbox
+) -> LaunchedWorld:
     from phalanx.transports.tcp import check_tls
 
     check_tls(options.tls)  # here, or its error would be taken for one about the port
@@ -135,7 +137,7 @@ def _open_world(plan: Plan, master: Address, token: bytes, options: Options, mai
 
 
 @contextlib.contextmanager
-def _logs_to(mailbox: Mailbox) -> Iterator[None]:
+def _logs_to(mailbox: LauncherMailbox) -> Iterator[None]:
     logger = logging.getLogger("phalanx")
     handler, propagate = MailHandler(mailbox), logger.propagate
     logger.addHandler(handler)
@@ -148,7 +150,7 @@ def _logs_to(mailbox: Mailbox) -> Iterator[None]:
 
 
 def _open_standard_descriptors() -> None:
-    """Whoever starts us with a closed descriptor must not find a pipe of ours in its place."""
+    """Opens standard descriptors that the parent process closed, so that no pipe of ours takes their place."""
     opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
     while opened <= 2:
         os.set_inheritable(opened, True)

@@ -1,4 +1,4 @@
-"""What the ranks write, as whole lines with the rank in front. No I/O: bytes in, bytes to a `put` function out.
+"""The output of the ranks as whole lines with the rank in front. No I/O: bytes in, bytes to a `put` function out.
 
 A line is written in one piece, once it is complete. What stands without a line end for a while (a prompt, some dots)
 is shown as far as it is. Should another rank write in between, its line starts a new row and the unfinished line is
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["LineStream", "Screen", "colour_of"]
+__all__ = ["LineOutput", "LineStream", "colour_of"]
 
 PARTIAL_AFTER = 0.5
 """Seconds after which an unfinished line is shown."""
@@ -33,7 +33,7 @@ def colour_of(rank: int) -> int:
     return _COLOURS[rank % len(_COLOURS)]
 
 
-class Screen:
+class LineOutput:
     """One output: a terminal, a pipe or a file. It knows whose unfinished line stands in the last row.
 
     Args:
@@ -65,20 +65,20 @@ class Screen:
 
 
 def _visible(line: bytes) -> bytes:
-    """What remains to be seen of a line with carriage returns."""
+    """The visible rest of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class LineStream:
     """One output of one rank on its way to a screen."""
 
-    def __init__(self, screen: Screen, prefix: bytes) -> None:
+    def __init__(self, screen: LineOutput, prefix: bytes) -> None:
         self._screen = screen
         self._prefix = prefix
         self._line = b""
         """The unfinished line. Of a progress bar, its last state."""
         self._shown = b""
-        """What of it was shown; it stands in the screen's last row as long as this stream owns that."""
+        """The part that was shown; it stands in the screen's last row as long as this stream owns that row."""
         self._continues = False
         """The unfinished line is the rest of one that was too long."""
         self._bar = False

@@ -1,4 +1,4 @@
-"""What the ranks write: read from their pipes, kept as a tail for the report, copied to log files, shown by lines."""
+"""Output of the ranks: read from their pipes, kept as a tail for the report, copied to log files, shown as lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from phalanx.errors import ConfigError
 
-from .lines import LineStream, Screen, colour_of
-from .writer import Writer
+from .lines import LineOutput, LineStream, colour_of
+from .writer import OutputWriter
 
 __all__ = ["Console", "RankOutput"]
 
@@ -31,7 +31,7 @@ class RankOutput:
         log: A descriptor that gets a copy of every byte, or None.
     """
 
-    def __init__(self, descriptor: int, stream: LineStream, writer: Writer, log: int | None) -> None:
+    def __init__(self, descriptor: int, stream: LineStream, writer: OutputWriter, log: int | None) -> None:
         self.descriptor = descriptor
         self.stream = stream
         self.closed = False
@@ -96,7 +96,7 @@ class Console:
         ConfigError: The folder cannot be made.
     """
 
-    def __init__(self, writer: Writer, *, prefix: bool, colour: bool, log_dir: Path | None) -> None:
+    def __init__(self, writer: OutputWriter, *, prefix: bool, colour: bool, log_dir: Path | None) -> None:
         self._writer = writer
         self._prefix = prefix
         self._log_dir = log_dir
@@ -110,9 +110,11 @@ class Console:
             except OSError as error:
                 raise ConfigError(f"log folder {str(log_dir)!r} cannot be made: {error.strerror}") from None
 
-    def _screen(self, descriptor: int, colour: bool) -> Screen:
+    def _screen(self, descriptor: int, colour: bool) -> LineOutput:
         terminal = os.isatty(descriptor)
-        return Screen(lambda data: self._writer.put(descriptor, data), terminal=terminal, colour=colour and terminal)
+        return LineOutput(
+            lambda data: self._writer.put(descriptor, data), terminal=terminal, colour=colour and terminal
+        )
 
     def connect(self, rank: int, descriptor: int, name: str) -> RankOutput:
         """Takes over one pipe of a rank.

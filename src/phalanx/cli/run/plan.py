@@ -1,4 +1,4 @@
-"""What to run, where, and how: the command line, checked."""
+"""The plan of a job: the command line, checked."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from phalanx.errors import ConfigError
 from phalanx.types import Address
 
-from .environment import OWN_VARIABLES
+from .own_variables import OWN_VARIABLES
 
-__all__ = ["Plan", "cores"]
+__all__ = ["RunPlan", "cores"]
 
 MAX_PORT = 65535
 
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """One job, as the launcher of one node sees it.
 
     Raises:
@@ -112,5 +112,5 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        """What each rank runs."""
+        """The command of each rank."""
         return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]

@@ -16,7 +16,7 @@ from phalanx.errors import ConfigError
 from .bootstrap import PR_SET_CHILD_SUBREAPER, prctl
 from .guardian import Process, processes, relatives, send
 
-__all__ = ["Guardian", "Processes", "Rank"]
+__all__ = ["Guardian", "LocalRank", "Processes"]
 
 _HERE = Path(__file__).parent
 _PYTHON = [sys.executable, "-I", "-S"]
@@ -24,7 +24,7 @@ GUARDIAN_WAIT = 2.0
 
 
 @dataclass(eq=False)
-class Rank:
+class LocalRank:
     """One rank. It leads a session of its own, so that Ctrl-C reaches the launcher only, which then decides."""
 
     rank: int
@@ -40,14 +40,14 @@ class Processes:
 
     def __init__(self, run_id: str, *, spare: Iterable[int] = ()) -> None:
         self.run_id = run_id
-        self.ranks: list[Rank] = []
+        self.ranks: list[LocalRank] = []
         me = os.getpid()
         # A launcher that was started by `exec` may have children of a former life.
         self._spare = {*spare, *(p.pid for p in processes() if p.parent == me)}
         # What ranks leave behind becomes a child of the launcher and not of the init process: so it is found.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> Rank:
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> LocalRank:
         """Starts one rank. Rank 0 reads the launcher's standard input, the others read nothing.
 
         Raises:
@@ -64,17 +64,17 @@ class Processes:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"rank {rank} cannot be started: {error.strerror}") from None
+            raise ConfigError(f"cannot start rank {rank}: {error.strerror}") from None
         assert process.stdout is not None
         assert process.stderr is not None
-        started = Rank(rank, process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
+        started = LocalRank(rank, process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
         process.stdout.close()
         process.stderr.close()
         process.returncode = 0  # `reap` waits for it; Popen must not
         self.ranks.append(started)
         return started
 
-    def reap(self) -> list[Rank]:
+    def reap(self) -> list[LocalRank]:
         """The ranks that have ended since the last call."""
         ended = []
         mine = {rank.pid: rank for rank in self.ranks if rank.status is None}
@@ -92,7 +92,7 @@ class Processes:
         return ended
 
     @property
-    def running(self) -> list[Rank]:
+    def running(self) -> list[LocalRank]:
         """The ranks that have not ended."""
         return [rank for rank in self.ranks if rank.status is None]
 
@@ -100,8 +100,8 @@ class Processes:
         """Every process of this job on this node that is alive: ranks, and what they started."""
         return self._find()[0]
 
-    def to_tell(self, *, but: Rank | None = None) -> set[int]:
-        """Those who get a polite signal: the ranks of a job inside this one do not, as their own launcher tells them.
+    def to_tell(self, *, but: LocalRank | None = None) -> set[int]:
+        """The processes that get a polite signal. Ranks of a job inside this one do not: their own launcher tells them.
 
         Args:
             but: A rank that is left out, with what is in its session.
@@ -138,7 +138,7 @@ class Guardian:
             )
         except OSError as error:
             os.close(self._pipe)
-            raise ConfigError(f"the guardian cannot be started: {error.strerror}") from None
+            raise ConfigError(f"cannot start the guardian process: {error.strerror}") from None
         finally:
             os.close(reading)
 
@@ -148,7 +148,7 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """The job is over: it ends at once."""
+        """Ends the guardian: the job is over."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, b".")
         os.close(self._pipe)

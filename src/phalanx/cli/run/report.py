@@ -1,4 +1,4 @@
-"""The last words of a job that failed: which rank, how, where, and what that rank itself had to say."""
+"""The last words of a job that failed: which rank, how, where, and that rank's last output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "describe_status", "failure_report", "last_words", "list_ranks"]
+__all__ = ["JobFailure", "describe_status", "failure_report", "last_words", "list_ranks"]
 
 LAST_LINES = 30
 """Lines that are shown of an output without a traceback."""
@@ -20,19 +20,19 @@ _LINK = re.compile(r"^(During handling of the above exception|The above exceptio
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What is known of the rank that failed."""
+class JobFailure:
+    """The rank that failed, and all that is known of it."""
 
     rank: int
     how: str
-    """What happened: an exit code, a signal, or what the directory said."""
+    """An exit code, a signal, or the words of the directory."""
     host: str
     pid: int | None = None
     log: Path | None = None
     stderr: bytes = b""
     stdout: bytes = b""
     traceback: str = ""
-    """What the rank told the directory, for a rank of another node."""
+    """As the rank sent it to the directory; only for a rank of another node."""
     killed: bool = False
     verb: str = "failed"
 
@@ -69,7 +69,7 @@ def list_ranks(ranks: Iterable[int]) -> str:
 
 
 def last_words(stderr: bytes, stdout: bytes = b"", *, failed: bool = True) -> tuple[str, list[str]]:
-    """What a rank wrote last, with a title: its traceback where there is one, else the last lines.
+    """The last output of a rank, with a title: its traceback where there is one, else the last lines.
 
     Args:
         stderr: The end of its standard error.
@@ -112,7 +112,7 @@ def _lines(data: bytes) -> list[str]:
     return lines
 
 
-def failure_report(failure: Failure, notes: Sequence[str], *, colour: bool) -> str:
+def failure_report(failure: JobFailure, notes: Sequence[str], *, colour: bool) -> str:
     """The text that is printed last.
 
     Args:

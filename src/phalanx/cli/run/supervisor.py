@@ -1,4 +1,4 @@
-"""The launcher's loop: it reads what the ranks write, notices who ends, and brings the job to its end. One thread."""
+"""The launcher's loop: it reads the ranks' output, notices their ends, and ends the job. One thread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import socket
 import time
 
 from .ending import Ending, Reason
-from .events import Mailbox, Signals
+from .events import LauncherMailbox, Signals
 from .guardian import end_all, send
 from .output import Console, RankOutput
-from .plan import Plan
-from .processes import Processes, Rank
-from .report import Failure, describe_status, failure_report, last_words, list_ranks
-from .world import World, WorldEnd
-from .writer import Writer
+from .plan import RunPlan
+from .processes import LocalRank, Processes
+from .report import JobFailure, describe_status, failure_report, last_words, list_ranks
+from .world import LaunchedWorld, WorldEnd
+from .writer import OutputWriter
 
 __all__ = ["Supervisor"]
 
@@ -42,14 +42,14 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         processes: Processes,
-        outputs: dict[Rank, tuple[RankOutput, RankOutput]],
+        outputs: dict[LocalRank, tuple[RankOutput, RankOutput]],
         *,
         console: Console,
-        writer: Writer,
-        world: World,
-        mailbox: Mailbox,
+        writer: OutputWriter,
+        world: LaunchedWorld,
+        mailbox: LauncherMailbox,
         signals: Signals,
     ) -> None:
         self._plan = plan
@@ -63,9 +63,9 @@ class Supervisor:
         self._signals = signals
         self._ending = Ending(plan.grace)
         self._host = socket.gethostname()
-        self._spared: Rank | None = None
+        self._spared: LocalRank | None = None
         """The rank that is to blame and gets the time to end by itself, so that its exit code is its own."""
-        self._stubborn: set[Rank] = set()
+        self._stubborn: set[LocalRank] = set()
         """Ranks that were killed after the grace period."""
         self._announced = False
         self._killed = False
@@ -79,7 +79,7 @@ class Supervisor:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Until the end; returns the launcher's exit code."""
+        """Runs until the job has ended; returns the launcher's exit code."""
         try:
             finished = False
             while not finished:
@@ -112,7 +112,7 @@ class Supervisor:
                 output.stream.flush(now)
 
     def _choose_what_to_read(self) -> None:
-        """Reads from nobody while the writer cannot keep up: then the ranks wait, and nothing piles up here."""
+        """Stops reading while the writer cannot keep up: then the ranks wait, and nothing piles up here."""
         wanted = set() if self._writer.full else {output for output in self._outputs if not output.closed}
         for output in self._reading - wanted:
             self._selector.unregister(output.descriptor)
@@ -158,7 +158,7 @@ class Supervisor:
                 self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
 
     def _step(self, now: float) -> None:
-        """Sends what is due."""
+        """Sends the signal that is due."""
         if not self._processes.running:
             self._ending.ranks_are_gone(now)
         first = not self._ending.signalled
@@ -181,7 +181,7 @@ class Supervisor:
         left = end_all(self._processes.find, lambda: self._reap(time.monotonic()))
         self._killed = True
         if left:
-            self._say(f"could not be ended, not even by SIGKILL: processes {', '.join(map(str, sorted(left)))}")
+            self._say(f"these processes survived SIGKILL: {', '.join(map(str, sorted(left)))}")
 
     def _finished(self, now: float) -> bool:
         """Whether nothing of the job is left."""
@@ -201,7 +201,7 @@ class Supervisor:
         return self._others_finished(now)
 
     def _others_finished(self, now: float) -> bool:
-        """Whether the other nodes need this launcher no more. Ends that are no success do not wait."""
+        """True once no other node needs this launcher. A job that failed does not wait for them."""
         if self._ending.reason not in (None, Reason.LEFTOVERS):
             return True
         others = self._world.others()
@@ -209,21 +209,21 @@ class Supervisor:
             self._done_at = min(self._done_at, now)
             if now > self._done_at + WAITING_AFTER and not self._said_waiting:
                 self._said_waiting = True
-                self._say(f"all ranks of this node are done; other nodes are not yet ({others})")
+                self._say(f"all ranks of this node are done; waiting for other nodes ({others})")
             self._look_at = now + ASK
         return not others
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> int:
-        """Shows what is left to show; the exit code."""
+        """Shows the rest of the output and the report; returns the exit code."""
         now = time.monotonic()
         # A job that was told to end does not wait for a reader that does not read.
         patience = now + LAST_FLUSH if self._ending.reason in (Reason.SIGNAL, Reason.OUTPUT) else math.inf
         for output in self._outputs:
             for _ in output.drain(now):
                 if self._writer.full and not self._flush(patience):
-                    patience = now  # and nobody waits again
+                    patience = now  # and there is no second wait
                     break
             output.close()
         self._take_mail(now)
@@ -269,10 +269,10 @@ class Supervisor:
                 return f"phalanx: {cause.reason}"
             where = f"node {self._plan.node_of(cause.rank)}"
             verb = "ended the world" if cause.aborted else "was lost"
-            far = Failure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
+            far = JobFailure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
             return failure_report(far, (), colour=colour)
         stdout, stderr = (output.tail for output in self._by_rank[culprit])
-        failure = Failure(
+        failure = JobFailure(
             culprit.rank,
             self._how(culprit),
             self._host,
@@ -285,7 +285,7 @@ class Supervisor:
         )
         return failure_report(failure, self._notes(culprit), colour=colour)
 
-    def _how(self, culprit: Rank) -> str:
+    def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause
         if culprit in self._stubborn:
             what = cause.reason if cause else "it"
@@ -297,7 +297,7 @@ class Supervisor:
             )
         return describe_status(culprit.status or 0)
 
-    def _notes(self, culprit: Rank) -> list[str]:
+    def _notes(self, culprit: LocalRank) -> list[str]:
         also = [rank for rank in self._ending.failed if rank is not culprit]
         known = {culprit, *also}
         ended = [rank.rank for rank in self._processes.ranks if rank.status and rank not in known]

@@ -1,4 +1,4 @@
-"""The job's world as its launchers see it. Here is all that the launcher knows of the directory.
+"""The job's world as its launchers see it. The only module of the launcher that knows the directory.
 
 The first node's launcher hosts the directory, so that no rank is special. The launchers of the other nodes watch it.
 Each hears why a world ended, and tells the directory what it sees of the ranks of its own node: one that failed without
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
 
-__all__ = ["HostedWorld", "WatchedWorld", "World", "WorldEnd"]
+__all__ = ["HostedWorld", "LaunchedWorld", "WatchedWorld", "WorldEnd"]
 
 logger = logging.getLogger("phalanx.run")
 
 TRY = 1.0
-"""Seconds of one attempt to reach the first node's launcher; between two it is seen whether the job is over."""
+"""Seconds of one attempt to reach the first node's launcher; between two, it looks whether the job is over."""
 LAST_TRY = 5.0
 """Seconds that a launcher whose rank failed at once waits for the connection over which to say so."""
 ARRIVAL = 2 * TRY
@@ -48,11 +48,11 @@ class WorldEnd:
     reason: str
     traceback: str = ""
     aborted: bool = True
-    """True if somebody said so, False if the rank was lost without a word."""
+    """True if a rank aborted the world, False if the rank was lost without a word."""
 
 
-class World(Protocol):
-    """What the supervisor needs of it."""
+class LaunchedWorld(Protocol):
+    """The world as the supervisor sees it."""
 
     address: Address
 
@@ -107,7 +107,7 @@ class HostedWorld:
         self._serves_since = 0.0
         self._lock = threading.Lock()
         self._later: list[Callable[[], None]] | None = []
-        """What the directory is to hear once it serves; None from then on."""
+        """Messages to the directory until it serves; None from then on."""
         # In the background: the launcher watches its ranks from the moment when they are started.
         self._starting = BackgroundThread(self._start, "phalanx-start").start()
 
@@ -177,7 +177,7 @@ class WatchedWorld:
         self._watch: DirectoryWatch | None = None
         self._last_words: tuple[int, str, str] | None = None
         self._exited: list[tuple[int, str]] = []
-        """What the directory is to hear as soon as it can be reached."""
+        """Messages to the directory until it can be reached."""
         self._closed = threading.Event()
         self._settled = threading.Event()
         self._lock = threading.Lock()
@@ -245,11 +245,11 @@ class WatchedWorld:
                 self._exited.append((rank, how))
 
     def others(self) -> int:
-        """Nobody needs this launcher."""
+        """0: other nodes need only the launcher of the first."""
         return 0
 
     def close(self) -> None:
-        """Stops watching, once it has said what there was to say."""
+        """Stops watching, after a short wait for messages that are still to be sent."""
         if self._last_words is not None or self._exited:
             self._settled.wait(LAST_TRY)
         with self._lock:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from phalanx.background_thread import BackgroundThread
 
-__all__ = ["Writer"]
+__all__ = ["OutputWriter"]
 
 HIGH = 1 << 20
 """Bytes waiting above which the writer is full."""
@@ -25,7 +25,7 @@ PIECE = 256 << 10
 """Bytes that are joined into one write."""
 
 
-class Writer:
+class OutputWriter:
     """Writes bytes to descriptors in the order in which they were put.
 
     Args:
@@ -45,7 +45,7 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """True from the moment when too much waits until little does."""
+        """True from the moment when too many bytes wait until few do."""
         return self._full
 
     def put(self, descriptor: int, data: bytes) -> None:
@@ -120,7 +120,7 @@ def _write(descriptor: int, data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
             view = view[os.write(descriptor, view) :]
             continue
-        # Somebody who shares this descriptor made it non-blocking.
+        # Another process that shares this descriptor made it non-blocking.
         poller = select.poll()
         poller.register(descriptor, select.POLLOUT)
         poller.poll()

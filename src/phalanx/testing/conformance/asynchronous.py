@@ -49,7 +49,7 @@ def many_at_once(backend: Any) -> None:
                 end = time.monotonic() + 20
                 while not work.done() and time.monotonic() < end:
                     time.sleep(0.001)
-                assert work.done(), "nobody moves what nobody waits for"
+                assert work.done(), "no thread moves a message that no caller waits for"
             result = work.wait()
             if kind == "r":
                 assert bytes(memoryview(result)) == noise(size(a, b, tag), tag)
@@ -59,7 +59,7 @@ def many_at_once(backend: Any) -> None:
 @check(ranks=2)
 def threads_receive(backend: Any) -> None:
     """Receives in several threads of a rank."""
-    # Each waits for its own tag, and whoever reads the connection also reads what belongs to the others.
+    # Each waits for its own tag, and the thread that reads the connection also reads messages of the others.
     threads, count = 6, 60
     with Group(backend) as group:
         other = 1 - group.rank
@@ -105,7 +105,7 @@ def threads_ping_pong(backend: Any) -> None:
 
 @check(ranks=2)
 def work_handles(backend: Any) -> None:
-    """Work says how it stands."""
+    """Work tells its state."""
     with Group(backend) as group:
         if group.rank == 1:
             work = group.irecv(src=0)
@@ -160,13 +160,13 @@ def awaited(backend: Any) -> None:
         expect(Timeout, asyncio.run, fails())
 
         async def gives_up() -> None:
-            # The loop is gone when the work ends: that must harm nobody.
+            # The loop is gone when the work ends: that must do no harm.
             await asyncio.wait_for(_as_coroutine(group.irecv(src=other, tag=98, timeout=4 * SHORT)), SHORT)
 
         expect(TimeoutError, asyncio.run, gives_up())
         time.sleep(5 * SHORT)
         assert group.all_reduce(np.array([1])).tolist() == [2]
-        work = group.irecv(src=other, tag=1)  # whoever moves the bytes is still there
+        work = group.irecv(src=other, tag=1)  # the thread that moves the bytes is still there
         group.send(np.array([3]), other, tag=1)
         end = time.monotonic() + 10
         while not work.done() and time.monotonic() < end:
@@ -181,7 +181,7 @@ async def _as_coroutine(work: Work) -> Any:
 
 @check(ranks=2)
 def failing_callback(backend: Any) -> None:
-    """A callback that fails harms nobody else."""
+    """A callback that fails does not harm other operations."""
     with Group(backend) as group:
         other = 1 - group.rank
         quiet = logging.getLogger("phalanx")

@@ -1,4 +1,4 @@
-"""What a check is, the list of all, and how one is run."""
+"""Checks, the list of all of them, and how one is run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Check:
 
     @property
     def rule(self) -> str:
-        """What must hold, in words."""
+        """The rule in words."""
         return (self.function.__doc__ or "").split("\n", 1)[0]
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ def as_subgroup(make: Make) -> Make:
     @contextlib.contextmanager
     def make_subgroup(n: int) -> Iterator[list[Backend]]:
         with make(n + 1) as parents:
-            # Rank 0 is in it, because on a star nobody else is connected with all.
+            # Rank 0 is in it, because on a star no other rank is connected with all.
             members = [0, *range(2, n + 1)]
             chosen: list[Any] = [parents[member] for member in members]
             backends = [SubBackend(parent, members) for parent in chosen]

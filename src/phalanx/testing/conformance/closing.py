@@ -1,4 +1,4 @@
-"""The end: said once, final, and noticed by the others."""
+"""Closing: final, allowed twice, and noticed by the other ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def use_after_close(backend: Any) -> None:
 
 @check(ranks=2)
 def sent_before_close(backend: Any) -> None:
-    """What was sent before a close still arrives."""
+    """A message sent before a close still arrives."""
     size = 1 << 16  # fits the buffers on the way, so that the sender need not wait
     if backend.rank == 0:
         for number in range(4):

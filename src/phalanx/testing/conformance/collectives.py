@@ -46,7 +46,7 @@ def values_of(rank: int, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
 
 
 def combined(op: str, arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """What NumPy makes of it."""
+    """The result by NumPy."""
     if op == "mean":
         mean: npt.NDArray[Any] = (np.sum(arrays, axis=0) / len(arrays)).astype(arrays[0].dtype)
         return mean
@@ -308,7 +308,7 @@ def desync(backend: Any) -> None:
     if isinstance(error, Desync):
         assert error.mine
         assert error.theirs
-    else:  # only one rank may have met the other's mark, where there is nobody to tell the second
+    else:  # only one rank may have met the other's mark, where no directory tells the second
         assert classic, error
     expect(PhalanxError, group.barrier)
     group.close()

@@ -1,4 +1,4 @@
-"""What the checks share."""
+"""Helpers of the checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def has_self(backend: Any) -> bool:
 
 
 def is_classic(backend: Any) -> bool:
-    """Whether nobody can be asked how the others are: there is no directory."""
+    """Whether there is no directory that knows how the other ranks are."""
     control = getattr(backend, "control", None)
     return control is None or not control.statuses(backend.context).answered
 

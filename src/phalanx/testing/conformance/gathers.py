@@ -88,7 +88,7 @@ def objects_of_everyone(backend: Any) -> None:
 
 @check(ranks=RANKS)
 def refused(backend: Any) -> None:
-    """What cannot be is refused before anything is sent."""
+    """Impossible arguments are refused before anything is sent."""
     with Group(backend) as group:
         bad = np.zeros((RANKS + 1, 2))  # cannot be cut into one part per rank
         for call in (
@@ -107,7 +107,7 @@ def refused(backend: Any) -> None:
 
 @check(ranks=RANKS)
 def in_place(backend: Any) -> None:
-    """What users of MPI and torch do in place gives what it gives with an array apart, short and long."""
+    """In-place use as in MPI and torch gives the same as separate arrays, short and long."""
     with Group(backend) as group:
         for count in (2, 20_000):
             for array in (np.empty, group.empty):

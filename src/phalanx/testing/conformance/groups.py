@@ -56,7 +56,7 @@ def split(backend: Any) -> None:
     """A group is split by color and key."""
     with Group(backend) as group:
         me = group.rank
-        # Rank 0 is in every group that talks, and first there: on a star nobody else is connected with the others.
+        # Rank 0 is in every group that talks, and first there: on a star no other rank is connected with all.
         part = group.split(0 if me != 1 else 7, key=-me if me else -9)
         assert part is not None
         if me == 1:
@@ -127,7 +127,7 @@ def closed_group(backend: Any) -> None:
 
 @check(ranks=3)
 def refused(backend: Any) -> None:
-    """What cannot be is refused before anything is sent."""
+    """Impossible arguments are refused before anything is sent."""
     with Group(backend) as group:
         peer = 0 if group.rank else 1
         one = np.zeros(2, np.float32)

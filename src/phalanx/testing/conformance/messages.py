@@ -244,7 +244,7 @@ def timeout_in_the_middle(backend: Any) -> None:
 
 @check(ranks=2)
 def sent_before_close(backend: Any) -> None:
-    """What was sent before a group closed still arrives."""
+    """A message sent before its group closed still arrives."""
     group = Group(backend)
     if group.rank == 0:
         works = [group.isend(np.full(1000, number), 1, tag=number) for number in range(10)]

@@ -165,7 +165,7 @@ def invalid_rank(backend: Any) -> None:
 
 @check(ranks=2)
 def what_has_no_buffer(backend: Any) -> None:
-    """What has no buffer is refused."""
+    """An object without a buffer is refused."""
     other = 1 - backend.rank
     strided = np.zeros((4, 4))[:, ::2]
     unsendable: list[Any] = [None, 7, "text", [1, 2], strided]
@@ -207,7 +207,7 @@ def connections(backend: Any) -> None:
 
 @check(ranks=4)
 def barrier_holds(backend: Any) -> None:
-    """Nobody leaves a barrier before all have come."""
+    """No rank leaves a barrier before all have come."""
     for late in range(4):
         if backend.rank == late:
             time.sleep(0.03)

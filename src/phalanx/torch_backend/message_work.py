@@ -1,0 +1,138 @@
+"""The handles of messages: to another rank, and to oneself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..background_thread import BackgroundThread
+from ..group.tracking import call_site
+from .errors import translated
+from .line import Line
+from .visible import unwatched
+from .work import UnfinishedWork
+
+if TYPE_CHECKING:
+    from ..group import Work as GroupWork
+
+__all__ = ["MessageWork", "SelfMessageWork"]
+
+
+class MessageWork(UnfinishedWork):
+    """A message that waits for its turn, or is under way. A thread that waits for it may begin it.
+
+    Args:
+        lines: Its own line, and the one for the other direction.
+        begin: Moves the message if that can be done soon, else returns the work that does.
+        finish: Called when it has arrived; says who sent it, where that matters.
+    """
+
+    def __init__(
+        self,
+        lines: tuple[Line, Line],
+        begin: Callable[[], GroupWork | None],
+        tensors: Any,
+        finish: Callable[[Any], int] | None = None,
+    ) -> None:
+        super().__init__(tensors)
+        self._line, self._other_line = lines
+        self._begin: Callable[[], GroupWork | None] | None = begin
+        self._finish = finish
+        self._work: GroupWork | None = None
+        self._source = -1
+        self._site = call_site.find()
+        self._done = threading.Event()
+        self.begun = False
+
+    def source_rank(self) -> int:
+        if self._source < 0:
+            return super().source_rank()
+        return self._source
+
+    def is_completed(self) -> bool:
+        if not self.begun:
+            self._line.hurry()
+        return self._ended
+
+    def get_future(self) -> Any:
+        if not self.begun:
+            self._line.hurry()
+        return super().get_future()
+
+    def run(self) -> None:
+        """Begins it. Called once, in its turn; takes some milliseconds at most, whatever the other rank does."""
+        begin, self._begin = self._begin, None
+        assert begin is not None
+        try:
+            call_site.lend(self._site)
+            try:
+                self._work = unwatched(begin)
+            finally:
+                call_site.lend(None)
+            if self._work is None:
+                self._arrived(None)
+            else:
+                self._work.add_done_callback(self._heard)
+        except BaseException as failure:
+            self._conclude(translated(failure))
+        self.begun = True
+
+    def _heard(self, work: GroupWork) -> None:
+        try:
+            self._arrived(work.result())
+        except BaseException as failure:
+            self._conclude(translated(failure))
+        if self.has_callbacks:  # this thread moves the messages of others, too: it must not wait for one
+            BackgroundThread(self.call_back, "phalanx-torch-callback").start()
+
+    def _arrived(self, result: Any) -> None:
+        if self._finish is not None:
+            self._source = unwatched(self._finish, result)
+        self._conclude(None)
+
+    def _conclude(self, error: BaseException | None) -> None:
+        self._end(error)
+        self._done.set()
+
+    def _await(self, seconds: float | None) -> None:
+        self._other_line.hurry()  # the other rank may wait for what this one sends, or has no room to send more
+        if seconds is None:
+            self._line.drive(self)
+        else:
+            self._line.hurry()
+            if not self._done.wait(seconds):
+                raise self._too_long(seconds)
+        if self._work is not None and not self._ended:
+            with contextlib.suppress(Exception):  # the same is heard below, in torch's words
+                self._work.wait()
+        self._done.wait()  # another thread may be about to say so
+
+
+class SelfMessageWork(UnfinishedWork):
+    """A receive from oneself."""
+
+    def __init__(self, tensor: Any, rank: int) -> None:
+        super().__init__([tensor])
+        self._rank = rank
+        self._done = threading.Event()
+
+    def source_rank(self) -> int:
+        return self._rank
+
+    def arrive(self, values: Any) -> None:
+        """The message was sent."""
+        error: BaseException | None = None
+        try:
+            tensor = self._tensors[0].detach()
+            tensor.copy_(values.reshape(tensor.shape))
+        except Exception as failure:
+            error = failure
+        self._end(error)
+        self._done.set()
+        self.call_back()
+
+    def _await(self, seconds: float | None) -> None:
+        if not self._done.wait(seconds):
+            raise self._too_long(seconds or 0.0)

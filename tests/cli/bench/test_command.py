@@ -1,0 +1,309 @@
+"""`phalanx bench` as a person runs it: the table, the files, peers, failures, and what is left after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.lateness import bound
+from tests.launchers.starting import mpirun, needs_mpirun, needs_torch
+
+from phalanx.cli import app
+from phalanx.cli.bench.contenders import Contender, Site, ours
+from phalanx.cli.bench.measure import Measuring
+from phalanx.cli.bench.plan import BenchPlan, Cell
+from phalanx.cli.bench.results import BenchReport
+
+pytestmark = pytest.mark.timeout(120)
+
+BENCH = [sys.executable, "-m", "phalanx", "bench"]
+QUICK = ["--rounds", "3", "--round-ms", "1"]
+
+needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+
+def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", **variables}
+    return subprocess.run(
+        [*BENCH, *arguments, *QUICK], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def workers(folder: Path) -> list[int]:
+    """The ranks whose files are in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# -- the whole thing -------------------------------------------------------------------------------------------------
+
+
+def test_in_a_pipe_it_writes_a_table_and_the_files(tmp_path: Path) -> None:
+    data = tmp_path / "out.json"
+    done = bench("all_reduce,barrier", "pingpong", "-s", "8,4K", "-n", "2,3", "--memory", "--json", str(data))
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert "\x1b" not in done.stdout
+    for words in (
+        "all_reduce, 2 ranks, float32",
+        "barrier, 3 ranks\n",
+        "pingpong, 3 ranks",
+        "memory, Phalanx, 3 ranks",
+    ):
+        assert words in done.stdout
+    assert re.search(r"^4 KiB +[\d.,]+ (µs|ms) ±\d+%$", done.stdout, re.M)
+    report = BenchReport.decode(data.read_bytes())
+    assert [(cell.operation, cell.ranks, cell.size) for cell in report.cells] == [
+        (operation, ranks, size)
+        for ranks in (2, 3)
+        for operation, size in [
+            *(("all_reduce", s) for s in (8, 4096)),
+            ("barrier", 0),
+            *(("pingpong", s) for s in (8, 4096)),
+        ]
+    ]
+    assert all(len(timing.rounds) == 3 for cell in report.cells for timing in cell.timings)
+    assert report.command.startswith("phalanx bench all_reduce,barrier pingpong")
+    assert str(tmp_path) not in data.read_text()
+
+
+def test_dtypes_and_operations_with_a_root() -> None:
+    done = bench("reduce", "gather", "scatter", "broadcast", "-s", "64", "--dtype", "int8,float16", "-n", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("float16\n") == 4
+
+
+@needs_torch
+@needs_mpi4py
+@needs_mpirun("openmpi")
+@needs_mpirun("mpich")
+def test_beside_every_peer(tmp_path: Path) -> None:
+    data = tmp_path / "out.json"
+    every = "all_reduce,reduce,broadcast,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier,pingpong"
+    peers = "gloo,openmpi,mpich,openmpi-tcp"
+    where = ["--openmpi", str(mpirun("openmpi")), "--mpich", str(mpirun("mpich"))]
+    done = bench(every, "-s", "1K", "-n", "2", "--against", peers, *where, "--json", str(data))
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    report = BenchReport.decode(data.read_bytes())
+    assert [column.name for column in report.columns] == ["phalanx", *peers.split(",")]
+    assert [len(cell.timings) for cell in report.cells] == [5] * 10
+    for cell in report.cells:
+        for timing in cell.timings:
+            assert timing.seconds, (cell.operation, timing)
+    versions = [column.version for column in report.columns]
+    assert [version.split()[0] for version in versions[1:]] == ["torch", "Open", "MPICH", "Open"]
+    assert "worst cell: " in done.stdout
+    assert not list(tmp_path.glob("phalanx-bench-*"))
+
+
+def test_a_peer_that_is_not_there_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    done = bench("barrier", "--against", "openmpi", PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("phalanx: openmpi is left out: ")
+    assert "barrier, 2 ranks" in done.stdout
+
+
+def test_on_a_terminal_there_is_a_bar_and_colour() -> None:
+    main, other = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [*BENCH, "barrier", "--transport", "auto,tcp", *QUICK], env=environment, stdin=other, stdout=other, stderr=other
+    )
+    os.close(other)
+    seen = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(main, 1 << 16):
+            seen += part
+    os.close(main)
+    assert process.wait(60) == 0
+    text = seen.decode()
+    assert "Phalanx TCP" in text
+    assert "\x1b[" in text
+    assert text.count("\x1b[?25h") >= 1, "the cursor is shown again"
+
+
+# -- wrong calls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["all_redcue"], "'all_redcue' is not valid (expected all_reduce"),
+        (["-n", "1"], "expected numbers from 2"),
+        (["-s", "8..x"], "'x' is not a size"),
+        (["--dtype", "float33"], "'float33' is not valid"),
+        (["--against", "nccl"], "'nccl' is not valid (expected gloo"),
+        (["barrier", "--in-segment", "all_reduce"], "--in-segment all_reduce: this operation is not measured"),
+        (["--rounds", "1"], "1 is not in the range"),
+    ],
+)
+def test_a_wrong_call_says_what_is_valid(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+def test_help_names_the_operations() -> None:
+    result = CliRunner().invoke(app, ["bench", "--help"])
+    assert result.exit_code == 0
+    assert "reduce_scatter" in result.output
+
+
+def test_a_picture_of_no_known_kind_is_refused_before_anything_is_measured() -> None:
+    begin = time.monotonic()
+    done = bench("--plot", "plot.gif")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ends in .svg or .png" in done.stderr
+    assert time.monotonic() - begin < bound(10)
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_phalanx_gives_exit_code_1_and_its_error() -> None:
+    done = bench("barrier", PHALANX_HEARTBEAT="never")
+    assert done.returncode == 1
+    assert "PHALANX_HEARTBEAT='never' is not valid" in done.stderr
+    assert "failed" in done.stdout
+
+
+def measuring(tmp_path: Path, contenders: list[Contender], step: Callable[[Any], None], **changes: Any) -> Measuring:
+    plan = BenchPlan(
+        operations=["all_reduce"],
+        sizes=[8, 64],
+        dtypes=["float32"],
+        ranks=[2],
+        contenders=contenders,
+        rounds=3,
+        round_seconds=0.001,
+        **changes,
+    )
+    return Measuring(plan, site=Site(), folder=tmp_path, bandwidth=[], step=step)
+
+
+def test_a_failing_peer_is_shown_and_the_others_go_on(tmp_path: Path) -> None:
+    broken = Contender(name="broken", label="Broken", library="nothing of that name")
+    run = measuring(tmp_path, [ours("auto"), broken], lambda step: None)
+    run.run()
+    assert not run.ours_failed
+    assert all("Broken on 2 ranks failed (starting)" in error for error in run.errors)
+    assert len(run.errors) == 2, "it is given up after two attempts"
+    for cell in run.cells:
+        (good, bad) = cell.timings
+        assert good.seconds
+        assert bad.error
+
+
+def test_a_contender_whose_rank_dies_is_started_again_for_the_next_cell(tmp_path: Path) -> None:
+    steps: list[Cell] = []
+
+    def step(what: Cell | str) -> None:
+        if isinstance(what, Cell):
+            steps.append(what)
+            if len(steps) == 1:
+                os.kill(run._running["phalanx-tcp"].pids[1], signal.SIGKILL)
+
+    run = measuring(tmp_path, [ours("auto"), ours("tcp")], step)
+    run.run()
+    assert run.ours_failed
+    assert len(run.errors) == 1
+    first, second = run.cells
+    assert [bool(timing.error) for timing in first.timings] == [False, True]
+    assert [bool(timing.seconds) for timing in second.timings] == [True, True]
+    assert workers(tmp_path) == []
+
+
+def test_a_contender_that_takes_too_long_has_failed(tmp_path: Path) -> None:
+    def step(what: Cell | str) -> None:
+        if isinstance(what, Cell) and what.size == 8:
+            os.kill(run._running["phalanx-tcp"].pids[1], signal.SIGSTOP)
+
+    run = measuring(tmp_path, [ours("auto"), ours("tcp")], step, limit=2.0)
+    run.run()
+    assert [bool(timing.error) for timing in run.cells[0].timings] == [False, True]
+    assert workers(tmp_path) == []
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A run that takes long, with its files in a folder of its own, when all its ranks are there."""
+    process = subprocess.Popen(
+        [*BENCH, "all_reduce", "-s", "1M,2M,4M,8M,16M", "-n", "3", "--rounds", "1000", "--round-ms", "50", *arguments],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: len(workers(tmp_path)) >= 3 or process.poll() is not None)
+    time.sleep(1)
+    assert process.poll() is None, "it is to be interrupted"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path)
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    assert process.stdout is not None
+    assert "Traceback" not in process.stdout.read()
+    process.stdout.close()
+    assert workers(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_mpi4py
+@needs_mpirun("openmpi")
+@needs_mpirun("mpich")
+def test_a_signal_ends_mpi_too(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    where = ["--openmpi", str(mpirun("openmpi")), "--mpich", str(mpirun("mpich"))]
+    process = start(tmp_path, "--against", "openmpi,mpich", *where)
+    wait_until(lambda: len(workers(tmp_path)) >= 9 or process.poll() is not None)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(40) != 0
+    assert process.stdout is not None
+    process.stdout.close()
+    wait_until(lambda: workers(tmp_path) == [], 5)
+    assert list(tmp_path.iterdir()) == []
+    # Tests on MPI may run beside this one, and have theirs for a while.
+    wait_until(lambda: not {name for name in set(os.listdir("/dev/shm")) - before if "mpi" in name or "sm_seg" in name})
+
+
+def test_ranks_end_when_their_driver_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    process.kill()
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+    wait_until(lambda: workers(tmp_path) == [], 10)
