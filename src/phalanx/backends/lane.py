@@ -344,9 +344,8 @@ class Lane(ABC):
         for sender in outbound:
             sender.push()
         if not self._read(inbound, operations):
-            if any(
-                channel.read_ahead for channel in inbound
-            ):  # perhaps for another thread, and its poll does not see bytes that were read already
+            # Bytes that were read ahead may be for another thread, whose poll does not see them.
+            if any(channel.read_ahead for channel in inbound):
                 self.wake_readers()
             return None
         polled = [(c.stream.fd, c.stream.read_events) for c in inbound if not c.ended]
