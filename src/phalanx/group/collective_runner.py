@@ -24,56 +24,56 @@ from .engines.hosts import HostEngine
 from .engines.network import NetworkEngine
 from .engines.segment import SegmentEngine, raise_outcome, wait_for_receivers
 from .engines.steps.run import DeadlinePassed, FingerprintMismatch
-from .running_collective import Turn
+from .running_collective import RunningCollective
 from .tracking.fingerprint import kind_of
 from .tracking.journal import Entry
 from .work import Work
 
 if TYPE_CHECKING:
-    from .._core import Express, MpiCalls, Segment
+    from .._core import FastPath, MpiCalls, Segment
     from ..backends.mpi.backend import Messenger
-    from .engines.mpi.device import DeviceExpress
+    from .engines.mpi.device import DeviceFastPath
 
-__all__ = ["Lockstep", "Turn"]
+__all__ = ["CollectiveRunner", "RunningCollective"]
 
 
-class Lockstep(GroupCore):
+class CollectiveRunner(GroupCore):
     """What the collectives have in common."""
 
     _worker: _Worker | None = None
     _engine: Engine | None = None
-    _express: Express | DeviceExpress | None = None
-    """The quick path of synchronous calls on plain arrays, once there is a segment of all members."""
+    _fast_path: FastPath | DeviceFastPath | None = None
+    """The fast path of synchronous calls on plain arrays, once there is a segment of all members."""
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
         if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
-            from .engines.mpi.device import DeviceExpress
+            from .engines.mpi.device import DeviceFastPath
 
-            self._express = DeviceExpress(weakref.proxy(self))
+            self._fast_path = DeviceFastPath(weakref.proxy(self))
 
-    def _engine_for(self, turn: Turn) -> Engine:
+    def _engine_for(self, running: RunningCollective) -> Engine:
         """What moves the data of this group's collectives; the first of them decides it."""
         if self._engine is None:
-            self._engine = self._choose_engine(turn)
+            self._engine = self._choose_engine(running)
         return self._engine
 
-    def _choose_engine(self, turn: Turn) -> Engine:
+    def _choose_engine(self, running: RunningCollective) -> Engine:
         lane = self._collectives
         messenger = self._backend.messenger
         if messenger is not None and messenger.mpi.multiple:
-            return self._start_mpi(turn, messenger)
+            return self._start_mpi(running, messenger)
         if self._backend.peers == "ferrotorch":
             from .engines.classic import ClassicEngine  # most worlds have no such ranks
 
             return ClassicEngine(lane, self._backend)
         is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
         network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
-        areas = segment_setup.neighbourhoods(self._backend)
+        areas = segment_setup.memory_groups(self._backend)
         if max(map(len, areas)) == 1:
             return network
         mine = next(area for area in areas if self.rank in area)
-        shared, segment = segment_setup.agree(turn, lane, mine, heap=self._backend.options.segment_heap)
+        shared, segment = segment_setup.open_segment(running, lane, mine, heap=self._backend.options.segment_heap)
         if not shared:
             return network
         local: SegmentEngine | None = None
@@ -82,21 +82,21 @@ class Lockstep(GroupCore):
             local = SegmentEngine(segment, self.rank, mine, lane)
         if local is None or len(areas) > 1:
             return HostEngine(lane, areas, local, network)
-        self._start_express(local.segment)
+        self._start_fast_path(local.segment)
         return local
 
-    def _start_mpi(self, turn: Turn, messenger: Messenger) -> Engine:
-        from .engines.mpi import engine as mpi_engine  # most worlds are not MPI's
+    def _start_mpi(self, running: RunningCollective, messenger: Messenger) -> Engine:
+        from .engines.mpi.engine import start  # most worlds are not MPI's
 
-        engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
+        engine = start(running, self._backend, messenger, self._collectives)
         self._closers.append(engine.close)
         if engine.meeting is not None:
-            calls = engine.quick_calls()
+            calls = engine.fast_calls()
             if calls is not None:
-                self._start_express(engine.meeting, calls)
+                self._start_fast_path(engine.meeting, calls)
         return engine
 
-    def _start_express(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
+    def _start_fast_path(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
         assert core is not None
         assert self._recorder is not None
         reference = weakref.ref(self)
@@ -104,22 +104,22 @@ class Lockstep(GroupCore):
         def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
             group = reference()
             if group is not None:
-                group._express_failed(outcome, sequence, blamed, interrupt)
+                group._fast_path_failed(outcome, sequence, blamed, interrupt)
 
-        express: Express = core.Express(
+        fast_path: FastPath = core.FastPath(
             segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
         )
         if self._worker is not None:
-            self._worker.hold_back(express)
-        if self._express is None:
-            self._express = express
+            self._worker.hold_back(fast_path)
+        if self._fast_path is None:
+            self._fast_path = fast_path
         else:
-            self._express.plain = express  # type: ignore[union-attr]
+            self._fast_path.plain = fast_path  # type: ignore[union-attr]
 
-    def _express_failed(
+    def _fast_path_failed(
         self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
     ) -> None:
-        """Raises what a quick path's failure means, as the general path would.
+        """Raises what a fast path's failure means, as the general path would.
 
         Args:
             sequence: The operation's number. Another thread may have begun the next one since.
@@ -128,7 +128,7 @@ class Lockstep(GroupCore):
         entry = self._journal.at(sequence)
         assert entry is not None
 
-        def fail(_turn: Turn) -> None:
+        def fail(_running: RunningCollective) -> None:
             engine = self._engine
             if engine is not None and interrupt is not None:
                 raise engine.explain(interrupt)
@@ -153,7 +153,7 @@ class Lockstep(GroupCore):
     def _check_member(self, rank: int) -> int:
         return as_rank(rank, self.world_size, self._not_a_member)
 
-    def _run(self, what: str, body: Callable[[Turn], Any], timeout: float | None, async_op: bool) -> Any:
+    def _run(self, what: str, body: Callable[[RunningCollective], Any], timeout: float | None, async_op: bool) -> Any:
         """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
         deadline = self._deadline(timeout)
         if not self._turn.acquire(timeout=deadline.remaining()):
@@ -169,8 +169,8 @@ class Lockstep(GroupCore):
                 with naming_limits():  # before the operation has a number: without a thread it never was
                     self._worker = _Worker()
                 self._closers.insert(0, self._worker.stop)
-                if self._express is not None:
-                    self._worker.hold_back(self._express)
+                if self._fast_path is not None:
+                    self._worker.hold_back(self._fast_path)
             entry = self._journal.begin(what, collective=True)
             if at_once or self._worker is None:
                 return self._guarded(body, entry, deadline)
@@ -180,7 +180,7 @@ class Lockstep(GroupCore):
             self._turn.release()
         return work if async_op else work.wait()
 
-    def _unheard(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _unheard(self, body: Callable[[RunningCollective], Any], entry: Entry, deadline: Deadline) -> Any:
         """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
         told = self._told
         try:
@@ -189,9 +189,9 @@ class Lockstep(GroupCore):
             self._told = told
             raise
 
-    def _guarded(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _guarded(self, body: Callable[[RunningCollective], Any], entry: Entry, deadline: Deadline) -> Any:
         try:
-            return body(Turn(self, entry, deadline))
+            return body(RunningCollective(self, entry, deadline))
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except DeadlinePassed as passed:
@@ -278,7 +278,7 @@ class Lockstep(GroupCore):
         )
 
 
-def _told(group: weakref.ref[Lockstep]) -> None:
+def _told(group: weakref.ref[CollectiveRunner]) -> None:
     """The program has been given the error of an asynchronous operation."""
     found = group()
     if found is not None:
@@ -286,7 +286,7 @@ def _told(group: weakref.ref[Lockstep]) -> None:
 
 
 def _kind_of(verb: str, dtype: int, reduction: str) -> int:
-    """The part of a quick path's fingerprint that stays: as the general path says it."""
+    """The part of a fast path's fingerprint that stays: as the general path says it."""
     return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
 
 
@@ -301,7 +301,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pending = 0
-        self._express: Express | DeviceExpress | None = None
+        self._fast_path: FastPath | DeviceFastPath | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
@@ -312,11 +312,11 @@ class _Worker:
         """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
         return self._pending == 0
 
-    def hold_back(self, express: Express | DeviceExpress) -> None:
-        """Keeps the quick path closed as long as something that was issued is under way."""
+    def hold_back(self, fast_path: FastPath | DeviceFastPath) -> None:
+        """Keeps the fast path closed as long as something that was issued is under way."""
         with self._lock:
-            self._express = express
-            express.paused = self._pending
+            self._fast_path = fast_path
+            fast_path.paused = self._pending
 
     def add(self, work: Work, job: Callable[[], Any]) -> None:
         self._count(+1)
@@ -325,8 +325,8 @@ class _Worker:
     def _count(self, change: int) -> None:
         with self._lock:
             self._pending += change
-            if self._express is not None:
-                self._express.paused = self._pending
+            if self._fast_path is not None:
+                self._fast_path.paused = self._pending
 
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""

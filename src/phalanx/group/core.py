@@ -41,7 +41,7 @@ class GroupCore:
         self._context = backend.next_context("group")
         self._control = backend.control
         self._recorder: Recorder | None = None if core is None else core.Recorder()
-        """What the quick paths note of their operations."""
+        """What the fast paths note of their operations."""
         self._journal = Journal(self._recorder)
         self._cause: PhalanxError | None = None
         self._told = False
@@ -54,8 +54,8 @@ class GroupCore:
         everyone = range(backend.world_size)
         self._messages = backend.open_lane(self._context, MESSAGES, everyone)
         recorder = self._recorder
-        self._quick = None if recorder is None else self._messages.quick_messages(recorder, self._timeout)
-        """The quick way of simple messages, where there is one."""
+        self._fast_messages = None if recorder is None else self._messages.fast_messages(recorder, self._timeout)
+        """The fast path of simple messages, where there is one."""
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
         self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""

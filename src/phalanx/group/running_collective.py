@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from .engines.steps.run import FingerprintMismatch
-from .tracking.fingerprint import fingerprint
+from .tracking.fingerprint import fingerprint_of
 from .tracking.journal import Entry
 
 if TYPE_CHECKING:
-    from .collective_runner import Lockstep
+    from .collective_runner import CollectiveRunner
     from .engines.base import Engine
 
-__all__ = ["Turn"]
+__all__ = ["RunningCollective"]
 
 
-class Turn:
+class RunningCollective:
     """One collective under way. What it is, is said by `stamp` before anything is sent."""
 
-    def __init__(self, group: Lockstep, entry: Entry, deadline: Deadline) -> None:
+    def __init__(self, group: CollectiveRunner, entry: Entry, deadline: Deadline) -> None:
         self.group = group
         self.entry = entry
         self.deadline = deadline
-        self.mark = 0
+        self.fingerprint = 0
         """The operation's fingerprint, which everything that is sent for it carries."""
 
     def stamp(
@@ -36,11 +36,11 @@ class Turn:
         root: int = 0,
     ) -> Engine:
         """Says what must be the same on all ranks, and returns what will move the data."""
-        mark = fingerprint(operation, self.entry.sequence, dtype, shape, reduction, root)
-        self.mark = self.group._journal.stamp(self.entry, mark, dtype, shape)
+        fingerprint = fingerprint_of(operation, self.entry.sequence, dtype, shape, reduction, root)
+        self.fingerprint = self.group._journal.stamp(self.entry, fingerprint, dtype, shape)
         return self.group._engine_for(self)
 
-    def look_around(self) -> None:
+    def check_peers(self) -> None:
         """Asks what the others are doing.
 
         Ranks in different operations may all wait without a byte on the wire: then only asking tells.

@@ -20,7 +20,7 @@ def line() -> int:
 def test_nothing_has_happened_yet() -> None:
     status = Journal().status()
     assert status.operation == ""
-    assert (status.sequence, status.mark, status.running) == (0, 0, False)
+    assert (status.sequence, status.fingerprint, status.running) == (0, 0, False)
     assert describe(status) == "has not called any operation of this group"
     assert describe(None) == "has not called any operation of this group"
 
@@ -31,7 +31,7 @@ def test_an_operation_that_runs() -> None:
     journal.stamp(entry, 77, "", 0)
     time.sleep(0.01)
     status = journal.status()
-    assert (status.operation, status.sequence, status.mark, status.running) == ("barrier #1", 1, 77, True)
+    assert (status.operation, status.sequence, status.fingerprint, status.running) == ("barrier #1", 1, 77, True)
     assert status.seconds >= 0.01
     assert describe(status).startswith("is in barrier #1 at test_journal.py:")
 
@@ -70,11 +70,11 @@ def test_others_compare_what_has_begun_to_run_and_not_what_was_issued() -> None:
     second = journal.begin("barrier", collective=True)
     assert journal.status().sequence == 0
     journal.stamp(first, 11, "", 0)
-    assert (journal.status().sequence, journal.status().mark) == (1, 11)
+    assert (journal.status().sequence, journal.status().fingerprint) == (1, 11)
     assert journal.at(1) is first
     assert journal.at(2) is None
     asked = journal.status(1)
-    assert (asked.operation, asked.mark) == ("all_reduce(op=sum) #1", 11)
+    assert (asked.operation, asked.fingerprint) == ("all_reduce(op=sum) #1", 11)
     first.end()
     journal.stamp(second, 22, "", 0)
     other = Journal()

@@ -153,7 +153,7 @@ class MpiBackend(LaneBackend):
     def after_fork_in_child(self, parent_pid: int) -> None:
         super().after_fork_in_child(parent_pid)
         self.mpi.broken = True  # the parent's MPI is not the child's to end
-        for lane in list(self._lanes):  # nor are the quick paths of its groups the child's to take
+        for lane in list(self._lanes):  # nor are the fast paths of its groups the child's to take
             lane.interrupt(False)
         if self.world is not None:
             self.world.abandon()

@@ -14,7 +14,7 @@ from ...backends.lane import Lane
 from ...errors import ChannelClosed, PhalanxError
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
-from ..running_collective import Turn
+from ..running_collective import RunningCollective
 from .base import Engine, Flat
 from .steps.run import DeadlinePassed, FingerprintMismatch
 
@@ -77,8 +77,8 @@ class SegmentEngine(Engine):
         self.members = tuple(members)
         self._lane = lane
 
-    def _do(self, turn: Turn, operation: Callable[..., int], *arguments: Any) -> None:
-        outcome = operation(*arguments, turn.mark, turn.deadline.at)
+    def _do(self, running: RunningCollective, operation: Callable[..., int], *arguments: Any) -> None:
+        outcome = operation(*arguments, running.fingerprint, running.deadline.at)
         if outcome != DONE:
             raise_outcome(outcome, self.segment.blamed(outcome), self.members, self._lane)
 
@@ -86,36 +86,40 @@ class SegmentEngine(Engine):
         divisor = self.size if reduction.name == "mean" else 1
         return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
 
-    def barrier(self, turn: Turn) -> None:
-        self._do(turn, self.segment.barrier)
+    def barrier(self, running: RunningCollective) -> None:
+        self._do(running, self.segment.barrier)
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
-        self._do(turn, self.segment.broadcast, memory_of(flat), src)
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
+        self._do(running, self.segment.broadcast, memory_of(flat), src)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
-        self._do(turn, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
+        self._do(running, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
-        self._do(turn, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
+        self._do(running, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         how = self._how(source, reduction)
-        self._do(turn, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
+        self._do(running, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         sizes = [count * source.itemsize for count in counts]
-        self._do(turn, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
+        self._do(running, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         sizes = [count * source.itemsize for count in counts]
         everything = None if target is None else memory_of(target)
-        self._do(turn, self.segment.gather, memory_of(source), everything, sizes, dst)
+        self._do(running, self.segment.gather, memory_of(source), everything, sizes, dst)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         sizes = [count * target.itemsize for count in counts]
         everything = None if source is None else memory_of(source)
-        self._do(turn, self.segment.scatter, everything, memory_of(target), sizes, src)
+        self._do(running, self.segment.scatter, everything, memory_of(target), sizes, src)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         matrix = (sizes * source.itemsize).reshape(-1).tolist()
-        self._do(turn, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)
+        self._do(running, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)

@@ -22,15 +22,15 @@ from ...algorithms import Recv, Schedule, Send, Step
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...transports.shared_memory import make_memory, open_memory
-from ..running_collective import Turn
-from ..tracking.fingerprint import fingerprint
+from ..running_collective import RunningCollective
+from ..tracking.fingerprint import fingerprint_of
 from .network import NetworkEngine
 from .steps.run import run
 
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["agree", "neighbourhoods"]
+__all__ = ["memory_groups", "open_segment"]
 
 logger = logging.getLogger("phalanx.group")
 
@@ -49,7 +49,7 @@ LITTLE_PATIENCE = (20, 4)
 _OFFER = struct.Struct("<?QQQQ16s")
 
 
-def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
+def memory_groups(backend: LaneBackend) -> list[list[int]]:
     """The ranks of a backend by the memory that they can share; one that shares with nobody is alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
@@ -57,7 +57,9 @@ def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
     return list(found.values())
 
 
-def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
+def open_segment(
+    running: RunningCollective, lane: Lane, neighbours: Sequence[int], *, heap: int
+) -> tuple[bool, Segment | None]:
     """Whether the ranks of the group could share memory as they should, and this rank's segment if it has neighbours.
 
     Args:
@@ -67,8 +69,8 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
-    setup = Turn(turn.group, turn.entry, turn.deadline)
-    setup.mark = fingerprint("share memory", 0, "", (lane.size,), "", 0)
+    setup = RunningCollective(running.group, running.entry, running.deadline)
+    setup.fingerprint = fingerprint_of("share memory", 0, "", (lane.size,), "", 0)
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:
@@ -129,7 +131,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         os.close(fd)
 
 
-def _tell(setup: Turn, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
+def _tell(setup: RunningCollective, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
     """The first neighbour's offer, on all of them; zeros if it has none."""
     leader, *others = neighbours
     slot = np.zeros(_OFFER.size, np.uint8)
@@ -139,5 +141,5 @@ def _tell(setup: Turn, lane: Lane, neighbours: Sequence[int], offer: bytes) -> b
         step = Step(sends=tuple(Send(peer, 0) for peer in others))
     else:
         step = Step(recvs=(Recv(leader, 0),))
-    run(Schedule.of([step]), lane, [slot], setup.mark, setup.deadline, look_around=setup.look_around)
+    run(Schedule.of([step]), lane, [slot], setup.fingerprint, setup.deadline, check_peers=setup.check_peers)
     return slot.tobytes()

@@ -32,13 +32,13 @@ _ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
 class Entry:
     """One operation: when it began and ended, and where it was called."""
 
-    __slots__ = ("began", "caller", "collective", "ended", "mark", "on", "operation", "sequence")
+    __slots__ = ("began", "caller", "collective", "ended", "fingerprint", "on", "operation", "sequence")
 
     def __init__(self, operation: str, sequence: int, collective: bool, caller: CallSite) -> None:
         self.operation = operation
         self.sequence = sequence
         self.collective = collective
-        self.mark = 0
+        self.fingerprint = 0
         """A collective's fingerprint."""
         self.on = ""
         """The dtype and shape of the array, where all ranks have the same."""
@@ -48,8 +48,8 @@ class Entry:
 
     @classmethod
     def of_record(cls, record: Record) -> Entry:
-        """What a quick path noted."""
-        verb, rank, op, tag, dtype, shape, sequence, mark, caller, began, ended = record
+        """What a fast path noted."""
+        verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
         words = []
         if rank >= 0:
             words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
@@ -58,7 +58,7 @@ class Entry:
         if tag:
             words.append(f"tag={tag}")
         entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
-        entry.mark = mark
+        entry.fingerprint = fingerprint
         entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
         entry.began, entry.ended = began, ended or None
         return entry
@@ -87,7 +87,7 @@ class Journal:
     """The last operations of this rank in one group.
 
     Args:
-        recorder: Where the quick paths of the core note theirs, if there is a core.
+        recorder: Where the fast paths of the core note theirs, if there is a core.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -113,20 +113,20 @@ class Journal:
             self._entries.append(entry)
         return entry
 
-    def stamp(self, entry: Entry, mark: int, dtype: str, shape: tuple[int, ...]) -> int:
+    def stamp(self, entry: Entry, fingerprint: int, dtype: str, shape: tuple[int, ...]) -> int:
         """Notes the fingerprint of a collective that begins to run, and returns it."""
         entry.on = _on(dtype, shape)
-        entry.mark = mark
-        return mark
+        entry.fingerprint = fingerprint
+        return fingerprint
 
     def at(self, sequence: int) -> Entry | None:
         """The collective of that number, if it has begun to run and is still kept."""
-        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.mark), None)
+        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.fingerprint), None)
 
     def contradicts(self, status: OperationStatus) -> bool:
         """Whether another rank's collective of some number is not what this rank has under that number."""
         mine = self.at(status.sequence)
-        return mine is not None and status.mark not in (0, mine.mark)
+        return mine is not None and status.fingerprint not in (0, mine.fingerprint)
 
     def status(self, sequence: int = 0) -> OperationStatus:
         """What is going on: the oldest operation that still runs, else the one that ended last.
@@ -136,28 +136,30 @@ class Journal:
         """
         entries = self.recent()
         now = time.monotonic()
-        begun = [entry for entry in entries if entry.collective and entry.mark]
+        begun = [entry for entry in entries if entry.collective and entry.fingerprint]
         asked = next((entry for entry in begun if entry.sequence == sequence), None)
         if asked is not None:
             since = asked.began if asked.ended is None else asked.ended
-            return OperationStatus(asked.full_name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
+            return OperationStatus(
+                asked.full_name, sequence, asked.fingerprint, asked.site, asked.ended is None, now - since
+            )
         last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
-        number, mark = (last_begun.sequence, last_begun.mark) if last_begun is not None else (0, 0)
+        number, fingerprint = (last_begun.sequence, last_begun.fingerprint) if last_begun is not None else (0, 0)
         if not entries:
-            return OperationStatus("", number, mark, "", False, 0.0)
+            return OperationStatus("", number, fingerprint, "", False, 0.0)
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
-            return OperationStatus(running.full_name, number, mark, running.site, True, now - running.began)
+            return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
-        return OperationStatus(last.full_name, number, mark, last.site, False, now - (last.ended or now))
+        return OperationStatus(last.full_name, number, fingerprint, last.site, False, now - (last.ended or now))
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
         with self._lock:
             entries = list(self._entries)
         if self._recorder is not None:
-            quick = [Entry.of_record(record) for record in self._recorder.records()]
-            entries = sorted([*entries, *quick], key=lambda entry: entry.began)[-KEPT:]
+            fast = [Entry.of_record(record) for record in self._recorder.records()]
+            entries = sorted([*entries, *fast], key=lambda entry: entry.began)[-KEPT:]
         return entries
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...arguments import as_counts
 from ...errors import UsageError
-from ..collective_runner import Lockstep, Turn
+from ..collective_runner import CollectiveRunner, RunningCollective
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, new_array, stacked_shape, target_for
@@ -23,7 +23,7 @@ DESCRIPTION_SLOT = 1024
 """Bytes in which `scatter` tells everybody what the root has."""
 
 
-class Gathers(Lockstep):
+class Gathers(CollectiveRunner):
     """`barrier`, `broadcast`, `all_gather` and their kin."""
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
@@ -34,12 +34,12 @@ class Gathers(Lockstep):
             PeerLost: A member is gone.
             Desync: A member called another operation.
         """
-        if self._express is not None and timeout is None and not async_op and self._express.barrier() is not None:
+        if self._fast_path is not None and timeout is None and not async_op and self._fast_path.barrier() is not None:
             return None
         self._check()
 
-        def body(turn: Turn) -> None:
-            turn.stamp("barrier").barrier(turn)
+        def body(running: RunningCollective) -> None:
+            running.stamp("barrier").barrier(running)
 
         work: Work | None = self._run("barrier", body, timeout, async_op)
         return work
@@ -53,17 +53,17 @@ class Gathers(Lockstep):
         Raises:
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.broadcast(x, src)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.broadcast(x, src)
             if done is not None:
                 return done
         self._check()
         src = self._check_member(src)
         target = adapt(x, write=self.rank != src)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
-            engine.broadcast(turn, target.array.reshape(-1), src)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+            engine.broadcast(running, target.array.reshape(-1), src)
             return target.finish()
 
         return self._run(f"broadcast(src={src})", body, timeout, async_op)
@@ -79,8 +79,8 @@ class Gathers(Lockstep):
             UsageError: `out` does not fit, or overlaps `x` otherwise.
             As `broadcast`.
         """
-        if self._express is not None and timeout is None and not async_op and out is not None:
-            done = self._express.all_gather(x, out)
+        if self._fast_path is not None and timeout is None and not async_op and out is not None:
+            done = self._fast_path.all_gather(x, out)
             if done is not None:
                 return done
         self._check()
@@ -88,10 +88,10 @@ class Gathers(Lockstep):
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
         check_gathered("all_gather", source.array, target.array, self.rank)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_gather", dtype=source.dtype, shape=source.shape)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("all_gather", dtype=source.dtype, shape=source.shape)
             counts = [source.array.size] * self.world_size
-            engine.all_gather(turn, source.array.reshape(-1), target.array.reshape(-1), counts)
+            engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
             return target.finish()
 
         return self._run("all_gather", body, timeout, async_op)
@@ -119,10 +119,10 @@ class Gathers(Lockstep):
         elif out is not None:
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
             everything = target.array.reshape(-1) if target is not None else None
-            engine.gather(turn, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
+            engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
             return target.finish() if target is not None else None
 
         return self._run(f"gather(dst={dst})", body, timeout, async_op)
@@ -149,12 +149,12 @@ class Gathers(Lockstep):
             target = target_for(target, source, divided_shape(source.array, self.world_size))
             check_parts("scatter", source.array, target.array, self.world_size)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("scatter", root=src)
-            description = self._tell_shape(turn, engine, source, src)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("scatter", root=src)
+            description = self._tell_shape(running, engine, source, src)
             part = np.empty(description.shape, description.numpy_dtype())
             everything = source.array.reshape(-1) if source is not None else None
-            engine.scatter(turn, everything, part.reshape(-1), src, [part.size] * self.world_size)
+            engine.scatter(running, everything, part.reshape(-1), src, [part.size] * self.world_size)
             if target is None:
                 return make(description, part)
             if target.dtype != description.dtype or target.array.size != part.size:
@@ -164,7 +164,7 @@ class Gathers(Lockstep):
 
         return self._run(f"scatter(src={src})", body, timeout, async_op)
 
-    def _tell_shape(self, turn: Turn, engine: Engine, source: Adapted | None, src: int) -> Description:
+    def _tell_shape(self, running: RunningCollective, engine: Engine, source: Adapted | None, src: int) -> Description:
         """What each rank gets of the root's array: only the root knows."""
         slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
         if source is not None:
@@ -172,7 +172,7 @@ class Gathers(Lockstep):
             data = Description(source.dtype, list(shape), source.library).pack()
             slot[0:2] = divmod(len(data), 256)
             slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
-        engine.broadcast(turn, slot, src)
+        engine.broadcast(running, slot, src)
         length = 256 * int(slot[0]) + int(slot[1])
         return Description.parse(slot[2 : 2 + length].tobytes(), None)
 
@@ -199,8 +199,8 @@ class Gathers(Lockstep):
             As `broadcast`.
         """
         plain = out is not None and send_counts is None and recv_counts is None
-        if self._express is not None and timeout is None and not async_op and plain:
-            done = self._express.all_to_all(x, out)
+        if self._fast_path is not None and timeout is None and not async_op and plain:
+            done = self._fast_path.all_to_all(x, out)
             if done is not None:
                 return done
         self._check()
@@ -211,11 +211,11 @@ class Gathers(Lockstep):
             target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
             sent = exchanged("all_to_all", source, target.array)
 
-            def even(turn: Turn) -> Any:
-                engine = turn.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
+            def even(running: RunningCollective) -> Any:
+                engine = running.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
                 count = sent.array.size // self.world_size
                 sizes = np.full((self.world_size, self.world_size), count)
-                engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), sizes)
+                engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
                 return target.finish()
 
             return self._run("all_to_all", even, timeout, async_op)
@@ -230,9 +230,9 @@ class Gathers(Lockstep):
             given = target_for(given, source, (sum(receiving), *rest))
         sent = source if given is None else exchanged("all_to_all", source, given.array)
 
-        def uneven(turn: Turn) -> Any:
-            engine = turn.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
-            rows = self._exchange_counts(turn, engine, sending, receiving)
+        def uneven(running: RunningCollective) -> Any:
+            engine = running.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+            rows = self._exchange_counts(running, engine, sending, receiving)
             mine = rows[:, self.rank]
             shape = (int(mine.sum()), *rest)
             misfit: UsageError | None = None
@@ -241,7 +241,7 @@ class Gathers(Lockstep):
             except UsageError as error:  # raised once the others have what they wait for
                 target, misfit = new_array(sent, shape), error
             width = int(np.prod(rest, dtype=np.int64))
-            engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
+            engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
             if misfit is not None:
                 raise misfit
             return target.finish()
@@ -249,7 +249,7 @@ class Gathers(Lockstep):
         return self._run("all_to_all(counts)", uneven, timeout, async_op)
 
     def _exchange_counts(
-        self, turn: Turn, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
+        self, running: RunningCollective, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:
         """How many rows go from each rank (dim 0) to each (dim 1).
 
@@ -262,7 +262,7 @@ class Gathers(Lockstep):
         table[self.rank, 0] = sending
         if receiving is not None:
             table[self.rank, 1] = receiving
-        engine.all_gather(turn, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
+        engine.all_gather(running, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
         sent, expected = table[:, 0], table[:, 1].T
         wrong = np.argwhere((expected >= 0) & (expected != sent))
         if len(wrong):

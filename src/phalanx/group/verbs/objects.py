@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...arguments import shown
 from ...errors import UsageError
 from ...wire import codec
-from ..collective_runner import Turn
+from ..collective_runner import RunningCollective
 from ..engines.base import Engine, split
 from .gathers import Gathers
 
@@ -42,12 +42,12 @@ class ObjectCollectives(Gathers):
         src = self._check_member(src)
         mine = self._encode(obj, allow_pickle) if self.rank == src else None
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("broadcast_object", root=src)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("broadcast_object", root=src)
             sizes = np.array(_sizes(mine), np.int64)
-            engine.broadcast(turn, sizes, src)
+            engine.broadcast(running, sizes, src)
             data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
-            engine.broadcast(turn, data, src)
+            engine.broadcast(running, data, src)
             return obj if self.rank == src else self._decode(data, int(sizes[0]), allow_pickle)
 
         return self._run(f"broadcast_object(src={src})", body, timeout, async_op)
@@ -63,12 +63,12 @@ class ObjectCollectives(Gathers):
         self._check()
         mine = self._encode(obj, allow_pickle)
 
-        def body(turn: Turn) -> list[Any]:
-            engine = turn.stamp("all_gather_object")
-            sizes = self._all_sizes(turn, engine, mine)
+        def body(running: RunningCollective) -> list[Any]:
+            engine = running.stamp("all_gather_object")
+            sizes = self._all_sizes(running, engine, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8)
-            engine.all_gather(turn, mine[1], everything, counts)
+            engine.all_gather(running, mine[1], everything, counts)
             return self._decode_all(obj, everything, sizes, allow_pickle)
 
         return self._run("all_gather_object", body, timeout, async_op)
@@ -91,12 +91,12 @@ class ObjectCollectives(Gathers):
         dst = self._check_member(dst)
         mine = self._encode(obj, allow_pickle)
 
-        def body(turn: Turn) -> list[Any] | None:
-            engine = turn.stamp("gather_object", root=dst)
-            sizes = self._all_sizes(turn, engine, mine)
+        def body(running: RunningCollective) -> list[Any] | None:
+            engine = running.stamp("gather_object", root=dst)
+            sizes = self._all_sizes(running, engine, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
-            engine.gather(turn, mine[1], everything, dst, counts)
+            engine.gather(running, mine[1], everything, dst, counts)
             return None if everything is None else self._decode_all(obj, everything, sizes, allow_pickle)
 
         return self._run(f"gather_object(dst={dst})", body, timeout, async_op)
@@ -128,16 +128,16 @@ class ObjectCollectives(Gathers):
                 raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
             encoded = [self._encode(obj, allow_pickle) for obj in given]
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("scatter_object", root=src)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("scatter_object", root=src)
             sizes = np.zeros((self.world_size, 2), np.int64)
             if encoded is not None:
                 sizes[:] = [_sizes(one) for one in encoded]
-            engine.broadcast(turn, sizes.reshape(-1), src)
+            engine.broadcast(running, sizes.reshape(-1), src)
             counts = sizes.sum(axis=1).tolist()
             everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
             mine = np.empty(counts[self.rank], np.uint8)
-            engine.scatter(turn, everything, mine, src, counts)
+            engine.scatter(running, everything, mine, src, counts)
             if self.rank == src:
                 return given[self.rank]
             return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
@@ -146,11 +146,11 @@ class ObjectCollectives(Gathers):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _all_sizes(self, turn: Turn, engine: Engine, mine: _Encoded) -> npt.NDArray[np.int64]:
+    def _all_sizes(self, running: RunningCollective, engine: Engine, mine: _Encoded) -> npt.NDArray[np.int64]:
         """How long each rank's structure and arrays are."""
         sizes = np.zeros((self.world_size, 2), np.int64)
         sizes[self.rank] = _sizes(mine)
-        engine.all_gather(turn, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
+        engine.all_gather(running, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
         return sizes
 
     def _decode_all(self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], allow_pickle: bool) -> list[Any]:

@@ -20,7 +20,7 @@ from ..data.arrays import adapt
 from ..data.overlap import exchanged
 from ..tracking.journal import Entry
 from ..work import Work
-from .messages import ArraySink, NewArraySink, ObjectSink
+from .sinks import ArraySink, NewArraySink, ObjectSink
 
 __all__ = ["PointToPoint"]
 
@@ -50,10 +50,10 @@ class PointToPoint(GroupCore):
             Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
             PeerLost: The receiver is gone.
         """
-        quick = self._quick
-        if quick is not None and timeout is None and not async_op:
+        fast = self._fast_messages
+        if fast is not None and timeout is None and not async_op:
             try:
-                answer = quick.send(x, dst, tag)
+                answer = fast.send(x, dst, tag)
                 if answer is True:
                     return None
                 if answer is not False:
@@ -91,10 +91,10 @@ class PointToPoint(GroupCore):
             Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
             PeerLost: The sender is gone.
         """
-        quick = self._quick
-        if quick is not None and timeout is None and not async_op:
+        fast = self._fast_messages
+        if fast is not None and timeout is None and not async_op:
             try:
-                answer = quick.recv(out, src, tag)
+                answer = fast.recv(out, src, tag)
                 if answer is True:
                     return out
                 if answer is not False:
@@ -215,7 +215,7 @@ class PointToPoint(GroupCore):
         deadline = self._deadline(timeout)
         return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
 
-    # -- what the quick way could not finish in time (see `_core.QuickMessages`) ---------------------------------------
+    # -- what the fast path could not finish in time (see `_core.FastMessages`) ---------------------------------------
 
     def _go_on_sending(self, x: Any, dst: int, tag: int, operation: Operation | None, waited: float) -> None:
         deadline = self._deadline(None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import UnsupportedArray
 from ...types import ReduceOp
-from ..collective_runner import Lockstep, Turn
+from ..collective_runner import CollectiveRunner, RunningCollective
 from ..data.arrays import Adapted, adapt
 from ..data.overlap import check_parts
 from ..data.reduction import Reduction, name_of
@@ -18,7 +18,7 @@ from ..data.shapes import divided_shape, target_for
 __all__ = ["Reductions"]
 
 
-class Reductions(Lockstep):
+class Reductions(CollectiveRunner):
     """`all_reduce` and its kin."""
 
     def all_reduce(
@@ -37,17 +37,17 @@ class Reductions(Lockstep):
             UnsupportedOp: The dtype has no such reduction.
             As `broadcast`.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.all_reduce(x, op)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.all_reduce(x, op)
             if done is not None:
                 return done
         self._check()
         target = adapt(x, write=True)
         reduction = Reduction(op, target)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
-            engine.all_reduce(turn, target.array.reshape(-1), reduction)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+            engine.all_reduce(running, target.array.reshape(-1), reduction)
             return target.finish()
 
         return self._run(f"all_reduce(op={reduction.name})", body, timeout, async_op)
@@ -80,12 +80,12 @@ class Reductions(Lockstep):
             by_dtype.setdefault(target.dtype, []).append(target)
         reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
 
-        def body(turn: Turn) -> list[Any]:
+        def body(running: RunningCollective) -> list[Any]:
             layout = ", ".join(f"{target.description}" for target in targets)
-            engine = turn.stamp("all_reduce_many", dtype=layout, reduction=name)
+            engine = running.stamp("all_reduce_many", dtype=layout, reduction=name)
             for dtype, group in by_dtype.items():
                 together = np.concatenate([target.array.reshape(-1) for target in group])
-                engine.all_reduce(turn, together, reductions[dtype])
+                engine.all_reduce(running, together, reductions[dtype])
                 start = 0
                 for target in group:
                     stop = start + target.array.size
@@ -112,8 +112,8 @@ class Reductions(Lockstep):
         Raises:
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.reduce(x, dst, op)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.reduce(x, dst, op)
             if done is not None:
                 return done
         self._check()
@@ -121,9 +121,9 @@ class Reductions(Lockstep):
         target = adapt(x, write=self.rank == dst)
         reduction = Reduction(op, target)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
-            engine.reduce(turn, target.array.reshape(-1), dst, reduction)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+            engine.reduce(running, target.array.reshape(-1), dst, reduction)
             return target.finish()
 
         return self._run(f"reduce(dst={dst}, op={reduction.name})", body, timeout, async_op)
@@ -147,8 +147,8 @@ class Reductions(Lockstep):
             UsageError: Dim 0 cannot be cut, or `out` does not fit, or overlaps `x` otherwise.
             As `all_reduce`.
         """
-        if self._express is not None and timeout is None and not async_op and out is not None:
-            done = self._express.reduce_scatter(x, op, out)
+        if self._fast_path is not None and timeout is None and not async_op and out is not None:
+            done = self._fast_path.reduce_scatter(x, op, out)
             if done is not None:
                 return done
         self._check()
@@ -159,9 +159,9 @@ class Reductions(Lockstep):
         elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
         parts = source.array.copy() if elsewhere else source.array
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
-            engine.reduce_scatter(turn, parts.reshape(-1), target.array.reshape(-1), reduction)
+        def body(running: RunningCollective) -> Any:
+            engine = running.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+            engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
             return target.finish()
 
         return self._run(f"reduce_scatter(op={reduction.name})", body, timeout, async_op)

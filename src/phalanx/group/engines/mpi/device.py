@@ -16,12 +16,12 @@ from ....errors import UnsupportedArray, UnsupportedOp, UsageError
 from ...data.reduction import name_of
 
 if TYPE_CHECKING:
-    from ...._core import Express
-    from ...collective_runner import Lockstep
-    from ...running_collective import Turn
+    from ...._core import FastPath
+    from ...collective_runner import CollectiveRunner
+    from ...running_collective import RunningCollective
     from .engine import MpiEngine
 
-__all__ = ["DeviceExpress"]
+__all__ = ["DeviceFastPath"]
 
 
 class _Device:
@@ -66,16 +66,16 @@ def _wait_for_device(x: Any) -> None:
         sys.modules["cupy"].cuda.get_current_stream().synchronize()
 
 
-class DeviceExpress:
-    """The quick path of a group whose MPI takes arrays on a GPU; those in ordinary memory go on to `plain`."""
+class DeviceFastPath:
+    """The fast path of a group whose MPI takes arrays on a GPU; those in ordinary memory go on to `plain`."""
 
-    def __init__(self, group: Lockstep) -> None:
+    def __init__(self, group: CollectiveRunner) -> None:
         self._group = group
-        self.plain: Express | None = None
+        self.plain: FastPath | None = None
 
     @property
     def paused(self) -> int:
-        """As of the quick path of plain arrays."""
+        """As of the fast path of plain arrays."""
         return 0 if self.plain is None else self.plain.paused
 
     @paused.setter
@@ -115,8 +115,8 @@ class DeviceExpress:
         root = self._group._check_member(root)
         device = _Device(x)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
-            engine.do(turn, "Bcast", [x, engine.datatype(device.dtype)], root)
+        def body(running: RunningCollective, engine: MpiEngine) -> None:
+            engine.do(running, "Bcast", [x, engine.datatype(device.dtype)], root)
 
         self._run("broadcast", f"broadcast(src={root})", x, device, body, root=root)
         return x
@@ -144,12 +144,12 @@ class DeviceExpress:
             target = _Device(out)
             _check_pair(device, target, target.size * size == device.size)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
+        def body(running: RunningCollective, engine: MpiEngine) -> None:
             datatype = engine.datatype(device.dtype)
             operation = engine.plain_operation(device.dtype, "sum" if name == "mean" else name)
             sent = [x, datatype] if out is not x or not gets_it else engine.in_place
             received = [out, datatype] if gets_it else None
-            engine.do(turn, call, sent, received, operation, *(() if root is None else (root,)))
+            engine.do(running, call, sent, received, operation, *(() if root is None else (root,)))
 
         self._run(verb, what, x, device, body, reduction=name, root=root or 0)
         if gets_it and name == "mean":
@@ -161,9 +161,9 @@ class DeviceExpress:
         fits = target.size == device.size * factor and target.size % self._group.world_size == 0
         _check_pair(device, target, fits)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
+        def body(running: RunningCollective, engine: MpiEngine) -> None:
             datatype = engine.datatype(device.dtype)
-            engine.do(turn, call, [x, datatype], [out, datatype])
+            engine.do(running, call, [x, datatype], [out, datatype])
 
         self._run(verb, verb, x, device, body)
         return out
@@ -174,14 +174,14 @@ class DeviceExpress:
         what: str,
         x: Any,
         device: _Device,
-        body: Callable[[Turn, MpiEngine], None],
+        body: Callable[[RunningCollective, MpiEngine], None],
         *,
         reduction: str = "",
         root: int = 0,
     ) -> None:
-        def stamped(turn: Turn) -> None:
-            engine = turn.stamp(verb, dtype=device.dtype.str, shape=device.shape, reduction=reduction, root=root)
-            body(turn, cast("MpiEngine", engine))
+        def stamped(running: RunningCollective) -> None:
+            engine = running.stamp(verb, dtype=device.dtype.str, shape=device.shape, reduction=reduction, root=root)
+            body(running, cast("MpiEngine", engine))
 
         self._group._check()
         _wait_for_device(x)

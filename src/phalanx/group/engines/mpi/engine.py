@@ -22,7 +22,7 @@ from ....backends.lane import Lane
 from ....backends.mpi.backend import Messenger
 from ....errors import PhalanxError
 from ...data.reduction import Reduction
-from ...running_collective import Turn
+from ...running_collective import RunningCollective
 from ...tracking.journal import describe
 from .. import segment_setup
 from ..base import Engine, Flat
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MpiEngine", "start"]
 
-_QUICK = (
+_FAST = (
     "MPI_Bcast",
     "MPI_Allreduce",
     "MPI_Reduce",
@@ -50,26 +50,26 @@ _HEAP = 1 << 16
 """Bytes for arrays in the segment of the gate: nobody asks for any."""
 
 
-def start(turn: Turn, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
+def start(running: RunningCollective, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
     """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
     segment: Segment | None = None
-    areas = segment_setup.neighbourhoods(backend)
+    areas = segment_setup.memory_groups(backend)
     checks = backend.options.mpi_check and lane.size > 1
     if checks and len(areas) == 1:
-        _, segment = segment_setup.agree(turn, lane, areas[0], heap=_HEAP)
+        _, segment = segment_setup.open_segment(running, lane, areas[0], heap=_HEAP)
     if lane.size > 1:
-        all_in_time(turn, lane)
-    engine = MpiEngine(messenger, lane, turn.group._context, backend.timeout)
+        all_in_time(running, lane)
+    engine = MpiEngine(messenger, lane, running.group._context, backend.timeout)
     gate: Gate = OpenGate()
     if segment is not None:
         gate = SharedGate(segment, range(lane.size), lane)
         lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
     elif checks:
-        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.crowded)
+        gate = MessageGate(messenger.mpi, engine.comm, lane, oversubscribed=messenger.crowded)
     engine.gate, engine.meeting = gate, segment
     return engine
 
@@ -92,10 +92,10 @@ class MpiEngine(Engine):
         self.closed = False
         self._context = context
         self._inside = 0
-        self._quick: MpiCalls | None = None
+        self._fast_calls: MpiCalls | None = None
         self._mpi = messenger.mpi
         self._lane = lane
-        self._numbers = itertools.count(1 << 32)  # those of the quick path are smaller
+        self._numbers = itertools.count(1 << 32)  # those of the fast path are smaller
         self.in_place = self._mpi.module.IN_PLACE
         self._byte = self._mpi.module.BYTE
         self._arithmetic = arithmetic_of(self._mpi)
@@ -114,14 +114,14 @@ class MpiEngine(Engine):
 
     # -- how a call runs -----------------------------------------------------------------------------------------------
 
-    def do(self, turn: Turn, name: str, *arguments: Any) -> None:
+    def do(self, running: RunningCollective, name: str, *arguments: Any) -> None:
         """Goes through the gate and into MPI.
 
         Args:
             name: Of the method of mpi4py's communicator.
         """
-        self.gate.enter(turn)
-        self.longest = max(self.longest, turn.deadline.seconds)
+        self.gate.enter(running)
+        self.longest = max(self.longest, running.deadline.seconds)
         self._inside = next(self._numbers)
         try:
             with self._mpi.errors(name):
@@ -135,7 +135,7 @@ class MpiEngine(Engine):
     @property
     def inside(self) -> int:
         """The number of the call that is inside MPI now; 0 if none is."""
-        return self._inside or (self._quick.inside if self._quick is not None else 0)
+        return self._inside or (self._fast_calls.inside if self._fast_calls is not None else 0)
 
     @property
     def is_broken(self) -> bool:
@@ -170,53 +170,55 @@ class MpiEngine(Engine):
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
-    def barrier(self, turn: Turn) -> None:
+    def barrier(self, running: RunningCollective) -> None:
         if isinstance(self.gate, OpenGate):
-            self.do(turn, "Barrier")
+            self.do(running, "Barrier")
         else:
-            self.gate.enter(turn)  # which is one
+            self.gate.enter(running)  # which is one
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         word, width = self._word(flat)
         memory = _bytes(flat)
         for start in range(0, max(1, memory.size), _MOST * width):
-            self.do(turn, "Bcast", [memory[start : start + _MOST * width], word], src)
+            self.do(running, "Bcast", [memory[start : start + _MOST * width], word], src)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
         for part in _parts(flat):
-            self.do(turn, "Allreduce", self.in_place, [part, datatype], operation)
+            self.do(running, "Allreduce", self.in_place, [part, datatype], operation)
         reduction.finish(flat, self.size)
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
         for part in _parts(flat):
             if self.rank == dst:
-                self.do(turn, "Reduce", self.in_place, [part, datatype], operation, dst)
+                self.do(running, "Reduce", self.in_place, [part, datatype], operation, dst)
             else:
-                self.do(turn, "Reduce", [part, datatype], None, operation, dst)
+                self.do(running, "Reduce", [part, datatype], None, operation, dst)
         if self.rank == dst:
             reduction.finish(flat, self.size)
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(source, reduction)
         if np.may_share_memory(source, target):  # of what MPI may do in place, only its first part could be the result
             source = source.copy()
-        self.do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
+        self.do(running, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
         reduction.finish(target, self.size)
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         word, width = self._word(source)
         lengths = [count * source.itemsize // width for count in counts]
         mine: Any = [_bytes(source), word]
         if np.may_share_memory(source, target):
             mine = self.in_place
         if len(set(lengths)) == 1:
-            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], word])
+            self.do(running, "Allgather", mine, [_bytes(target), lengths[0], word])
         else:
-            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, word])
+            self.do(running, "Allgatherv", mine, [_bytes(target), lengths, word])
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         word, width = self._word(source)
         lengths = [count * source.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
@@ -224,24 +226,26 @@ class MpiEngine(Engine):
         mine: Any = [_bytes(source), word]
         if target is not None and np.may_share_memory(source, target):
             mine = self.in_place
-        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+        self.do(running, "Gather" if even else "Gatherv", mine, everything, dst)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         word, width = self._word(target)
         lengths = [count * target.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
         everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, word]
-        self.do(turn, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
+        self.do(running, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         word, width = self._word(source)
         lengths = sizes * (source.itemsize // width)
         if (lengths == lengths[0, 0]).all():
             length = int(lengths[0, 0])
-            self.do(turn, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
+            self.do(running, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
         else:
             outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
-            self.do(turn, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
+            self.do(running, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
 
     def _word(self, flat: Flat) -> tuple[Any, int]:
         """What elements travel as where nobody looks into them, and its bytes: wide, because MPI counts in 31 bits."""
@@ -260,15 +264,15 @@ class MpiEngine(Engine):
         dtype = reduction.dtype or flat.dtype
         return self._arithmetic.datatype(dtype), self._arithmetic.operation(dtype, reduction.step)
 
-    # -- the quick path ------------------------------------------------------------------------------------------------
+    # -- the fast path ------------------------------------------------------------------------------------------------
 
-    def quick_calls(self) -> MpiCalls | None:
+    def fast_calls(self) -> MpiCalls | None:
         """MPI's functions, which the core calls itself for synchronous calls on plain arrays; None if there are none.
 
         Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
         """
         assert core is not None
-        functions = [self._mpi.address_of(name) for name in _QUICK]
+        functions = [self._mpi.address_of(name) for name in _FAST]
         if not all(functions):
             return None
         handle = self._mpi.module._handleof
@@ -278,8 +282,8 @@ class MpiEngine(Engine):
             possible = valid_ops(name)
             steps = [("sum" if op == "mean" else op) if op in possible else "" for op in OPS]
             operations.append([handle(self._arithmetic.operation(name, step)) if step else 0 for step in steps])
-        self._quick = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
-        return self._quick
+        self._fast_calls = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
+        return self._fast_calls
 
     def explain(self, error: BaseException | int) -> BaseException:
         self._failed = True

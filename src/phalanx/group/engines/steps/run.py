@@ -14,7 +14,7 @@ from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
 from ....transports.mailbox import Operation, Receive
 from ....wire.frames import Kind
-from . import native as native_steps
+from . import fast_path
 from .transfers import Array, Chunks, FingerprintMismatch, Flow, Inflow, Job, StepSink, memory, outflow
 
 __all__ = ["Chunks", "DeadlinePassed", "FingerprintMismatch", "run"]
@@ -28,9 +28,9 @@ Later it asks less and less often.
 """
 LOOKS = 20
 """Looks at the channels before a rank sleeps, where every rank has a core of its own: to be woken takes longer."""
-LOOKS_IN_A_CROWD = 2
-NATIVE_LOOKS = 100
-NATIVE_LOOKS_IN_A_CROWD = 2
+LOOKS_OVERSUBSCRIBED = 2
+FAST_LOOKS = 100
+FAST_LOOKS_OVERSUBSCRIBED = 2
 """The same for the core, which looks more quickly."""
 
 
@@ -46,23 +46,23 @@ def run(
     schedule: Schedule,
     lane: Lane,
     chunks: Chunks,
-    mark: int,
+    fingerprint: int,
     deadline: Deadline,
     *,
     dtype: str | None = None,
     op: str = "",
     sources: Mapping[int, Array] | None = None,
-    look_around: Callable[[], None],
+    check_peers: Callable[[], None],
 ) -> None:
     """Executes a rank's part of a collective.
 
     Args:
         chunks: The memory of each chunk that this rank's part names: flat and contiguous.
-        mark: The operation's fingerprint, which every transfer carries.
+        fingerprint: The operation's fingerprint, which every transfer carries.
         dtype: The name of the elements' type, where the buffer cannot say it (bfloat16).
         op: The reduction.
         sources: Where chunks lie at first that must stay as they are: what is received goes to `chunks`.
-        look_around: Called when a step takes suspiciously long; raises if it can never be done.
+        check_peers: Called when a step takes suspiciously long; raises if it can never be done.
 
     Raises:
         DeadlinePassed, FingerprintMismatch: See there.
@@ -70,11 +70,11 @@ def run(
     """
     if not schedule.steps:  # a rank that is alone
         return
-    job = Job(lane, chunks, mark, deadline, dtype, op, sources, look_around)
+    job = Job(lane, chunks, fingerprint, deadline, dtype, op, sources, check_peers)
     try:
-        native = native_steps.start(schedule, job) if lane.direct else None
-        if native is not None:
-            _run_natively(native, job)
+        fast = fast_path.start(schedule, job) if lane.direct else None
+        if fast is not None:
+            _run_fast(fast, job)
             return
         for step in schedule.steps:
             _run_step(step, job)
@@ -83,23 +83,23 @@ def run(
         job.end()
 
 
-def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
+def _run_fast(fast: fast_path.FastRun, job: Job) -> None:
     patience = _Patience(job)
     # Where ranks share a core, longer pieces mean that they take turns less often.
-    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.crowded else (NATIVE_LOOKS, PIECE)
+    looks, piece = (FAST_LOOKS_OVERSUBSCRIBED, LONG_PIECE) if job.lane.crowded else (FAST_LOOKS, PIECE)
     while True:
         if job.waker is not None:
             job.waker.clear()
-        outcome = native.move(looks, piece)
-        if outcome == native_steps.DONE:
+        outcome = fast.move(looks, piece)
+        if outcome == fast_path.DONE:
             return
-        if outcome == native_steps.HUNG_UP:
+        if outcome == fast_path.HUNG_UP:
             job.lane.check_members()
             return
-        if outcome == native_steps.BLOCKED:
-            patience.sleep(native.polled, native.waiting)
+        if outcome == fast_path.BLOCKED:
+            patience.sleep(fast.polled, fast.waiting)
         elif job.deadline.expired:
-            raise DeadlinePassed(native.waiting())
+            raise DeadlinePassed(fast.waiting())
 
 
 def _run_step(step: Step, job: Job) -> None:
@@ -155,7 +155,7 @@ class _Patience:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.looks = 0
-        self._enough = LOOKS_IN_A_CROWD if job.lane.crowded else LOOKS
+        self._enough = LOOKS_OVERSUBSCRIBED if job.lane.crowded else LOOKS
         self._pause = SUSPICIOUS
         self._asks_at = 0.0
 
@@ -191,7 +191,7 @@ class _Patience:
         self._asks_at = self._asks_at or time.monotonic() + self._pause
         left = self._asks_at - time.monotonic()
         if left <= 0:
-            job.look_around()
+            job.check_peers()
             self._pause *= 2
             self._asks_at = time.monotonic() + self._pause
             left = self._pause
@@ -227,12 +227,12 @@ def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> No
             (late if transfer.late else reductions).append((transfer, target))
         else:
             job.sources.pop(transfer.chunk, None)
-        receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.mark)))
+        receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.fingerprint)))
     operations: list[Operation] = list(receives)
     try:
         for send in step.sends:
             payload = [memory(job.current(send.chunk))]
-            operations.append(lane.start_send(send.peer, Kind.STEP, job.mark, b"", payload, job.deadline))
+            operations.append(lane.start_send(send.peer, Kind.STEP, job.fingerprint, b"", payload, job.deadline))
         finished = _wait(job, operations)
         for operation in operations:
             if operation.error is not None:
@@ -256,6 +256,6 @@ def _wait(job: Job, operations: list[Operation]) -> bool:
     while not job.lane.wait(operations, job.deadline.sooner(pause)):
         if job.deadline.expired:
             return False
-        job.look_around()
+        job.check_peers()
         pause *= 2
     return True

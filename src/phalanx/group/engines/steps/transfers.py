@@ -44,12 +44,12 @@ class FingerprintMismatch(Exception):
 class StepSink(Sink):
     """Takes one transfer of the expected operation and size; anything else is a mismatch."""
 
-    def __init__(self, target: memoryview, mark: int) -> None:
+    def __init__(self, target: memoryview, fingerprint: int) -> None:
         self._target = target
-        self._mark = mark
+        self._fingerprint = fingerprint
 
     def open(self, envelope: Envelope) -> memoryview:
-        if envelope.tag != self._mark or envelope.kind is not Kind.STEP or envelope.size != len(self._target):
+        if envelope.tag != self._fingerprint or envelope.kind is not Kind.STEP or envelope.size != len(self._target):
             raise FingerprintMismatch(envelope.src)
         return self._target
 
@@ -57,28 +57,39 @@ class StepSink(Sink):
 class Job:
     """What all steps of one collective have in common; see `steps.run`."""
 
-    __slots__ = ("_headers", "chunks", "deadline", "dtype", "lane", "look_around", "mark", "op", "sources", "waker")
+    __slots__ = (
+        "_headers",
+        "check_peers",
+        "chunks",
+        "deadline",
+        "dtype",
+        "fingerprint",
+        "lane",
+        "op",
+        "sources",
+        "waker",
+    )
 
     def __init__(
         self,
         lane: Lane,
         chunks: Chunks,
-        mark: int,
+        fingerprint: int,
         deadline: Deadline,
         dtype: str | None,
         op: str,
         sources: Mapping[int, Array] | None,
-        look_around: Callable[[], None],
+        check_peers: Callable[[], None],
     ) -> None:
         self.lane = lane
         self.chunks = chunks
-        self.mark = mark
+        self.fingerprint = fingerprint
         self.deadline = deadline
         self.dtype = dtype
         self.op = op
         self.sources = dict(sources) if sources else {}
         """Those chunks that have not been written to yet, and lie elsewhere."""
-        self.look_around = look_around
+        self.check_peers = check_peers
         self.waker: Waker | None = None
         """Set by whatever happens to the lane, once `wake_up` has made it."""
         self._headers: dict[int, bytes] = {}
@@ -87,7 +98,7 @@ class Job:
         """What a transfer of so many bytes begins with."""
         header = self._headers.get(size)
         if header is None:
-            header = self._headers[size] = pack_header(Kind.STEP, self.mark, 0, size)
+            header = self._headers[size] = pack_header(Kind.STEP, self.fingerprint, 0, size)
         return header
 
     def combine(self, target: Array, received: Array, before: bool) -> None:
@@ -175,7 +186,9 @@ class _Queued:
         self.done = False
         self._job = job
         start = job.lane.start_send
-        self._operations = [start(peer, Kind.STEP, job.mark, b"", [payload], job.deadline) for payload in payloads]
+        self._operations = [
+            start(peer, Kind.STEP, job.fingerprint, b"", [payload], job.deadline) for payload in payloads
+        ]
         self._polled: list[tuple[int, int]] | None = None
 
     def move(self, piece: int) -> bool:
@@ -271,7 +284,7 @@ class Inflow:
         target = job.chunks[transfer.chunk]
         if transfer.reduce:
             target = self._temporary = np.empty_like(target)
-        self._posted = job.lane.post(self.peer, None, StepSink(memory(target), job.mark))
+        self._posted = job.lane.post(self.peer, None, StepSink(memory(target), job.fingerprint))
         self._posted.add_waker(job.wake_up())
 
     def _move_posted(self) -> bool:

@@ -21,7 +21,7 @@ from .transfers import Array, FingerprintMismatch, Job, StepSink, memory
 if TYPE_CHECKING:
     from ...._core import Plan, StepsRun
 
-__all__ = ["NativeRun", "start"]
+__all__ = ["FastRun", "start"]
 
 DONE, BLOCKED, MORE, INBOUND_ENDED, OUTBOUND_ENDED, REFUSED, HUNG_UP = range(7)
 KEPT = 256
@@ -69,7 +69,7 @@ def _place(known: list[int], number: int) -> int:
     return known.index(number)
 
 
-def start(schedule: Schedule, job: Job) -> NativeRun | None:
+def start(schedule: Schedule, job: Job) -> FastRun | None:
     """The schedule under way, or None if it has to be run in Python.
 
     Raises:
@@ -91,10 +91,10 @@ def start(schedule: Schedule, job: Job) -> NativeRun | None:
         if channel is None or type(channel.stream) is not Stream or not can_receive(channel):
             return None
         inbound.append(channel)
-    return NativeRun(prepared, job, outbound, inbound)
+    return FastRun(prepared, job, outbound, inbound)
 
 
-class NativeRun:
+class FastRun:
     """A schedule that the core runs."""
 
     __slots__ = ("_enter", "_inbound", "_job", "_leave", "_outbound", "_prepared", "_run")
@@ -120,7 +120,7 @@ class NativeRun:
             sources,
             [channel.stream.fd for channel in outbound],
             [channel.stream.fd for channel in inbound],
-            job.mark,
+            job.fingerprint,
             dtype,
             op,
         )
@@ -173,7 +173,9 @@ class NativeRun:
         job, channel = self._job, self._inbound[where]
         with channel.lock:
             give_back(channel, self._run.refused())
-        posted = job.lane.post(self._prepared.reads[where], None, StepSink(memory(np.empty(0, np.uint8)), job.mark))
+        posted = job.lane.post(
+            self._prepared.reads[where], None, StepSink(memory(np.empty(0, np.uint8)), job.fingerprint)
+        )
         while not job.lane.wait([posted], job.deadline):
             if job.deadline.expired:
                 break
