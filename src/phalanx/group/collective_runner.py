@@ -11,34 +11,34 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._native import core, dtype_of_code, plain_arrays
-from ..arguments import as_rank
 from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
-from .engines import segment_setup
-from .engines.base import Engine
-from .engines.hosts import HostEngine
-from .engines.network import NetworkEngine
-from .engines.segment import SegmentEngine, raise_outcome, wait_for_receivers
-from .engines.steps.run import DeadlinePassed, FingerprintMismatch
-from .running_collective import RunningCollective
+from .engines.base import Engine, EngineSetup
+from .engines.choose import choose_engine, device_fast_path
+from .outcomes import DeadlinePassed, FingerprintMismatch
+from .running_collective import Peers, RunningCollective
+from .tracking.call import CollectiveCall
 from .tracking.fingerprint import kind_of
 from .tracking.journal import Entry
 from .work import Work
 
 if TYPE_CHECKING:
     from .._core import FastPath, MpiCalls, Segment
-    from ..backends.mpi.backend import Messenger
     from .engines.mpi.device import DeviceFastPath
 
-__all__ = ["CollectiveRunner", "RunningCollective"]
+__all__ = ["CollectiveRunner"]
+
+
+Body = Callable[[Engine, RunningCollective], Any]
+"""What a verb does when its collective runs."""
 
 
 class CollectiveRunner(GroupCore):
-    """What the collectives have in common."""
+    """Runs the collectives of a group, on the engine that its first one has chosen."""
 
     _worker: _Worker | None = None
     _engine: Engine | None = None
@@ -47,56 +47,30 @@ class CollectiveRunner(GroupCore):
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
-        if backend.messenger is not None and backend.messenger.mpi.takes_device_memory:
-            from .engines.mpi.device import DeviceFastPath
+        self._peers = Peers(self._collectives, self._control, self._context, self._journal)
+        reference = weakref.ref(self)
 
-            self._fast_path = DeviceFastPath(weakref.proxy(self))
+        def run(call: CollectiveCall, body: Body) -> None:
+            group = reference()
+            assert group is not None, "a verb of the group calls its fast path"
+            group._check()
+            group._run(call, body, None, False)
+
+        self._fast_path = device_fast_path(backend, run)
 
     def _engine_for(self, running: RunningCollective) -> Engine:
-        """What moves the data of this group's collectives; the first of them decides it."""
+        """The engine of this group's collectives; the first of them chooses it."""
         if self._engine is None:
-            self._engine = self._choose_engine(running)
+            engine = choose_engine(EngineSetup(running, self._backend, self._collectives, self._context))
+            self._closers.append(engine.close)
+            fast_path = engine.open_fast_path(self._make_fast_path)
+            if fast_path is not None:
+                self._use_fast_path(fast_path)
+            self._engine = engine
         return self._engine
 
-    def _choose_engine(self, running: RunningCollective) -> Engine:
-        lane = self._collectives
-        messenger = self._backend.messenger
-        if messenger is not None and messenger.mpi.multiple:
-            return self._start_mpi(running, messenger)
-        if self._backend.peers == "ferrotorch":
-            from .engines.classic import ClassicEngine  # most worlds have no such ranks
-
-            return ClassicEngine(lane, self._backend)
-        is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
-        network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
-        areas = segment_setup.memory_groups(self._backend)
-        if max(map(len, areas)) == 1:
-            return network
-        mine = next(area for area in areas if self.rank in area)
-        shared, segment = segment_setup.open_segment(running, lane, mine, heap=self._backend.options.segment_heap)
-        if not shared:
-            return network
-        local: SegmentEngine | None = None
-        if segment is not None:
-            lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
-            local = SegmentEngine(segment, self.rank, mine, lane)
-        if local is None or len(areas) > 1:
-            return HostEngine(lane, areas, local, network)
-        self._start_fast_path(local.segment)
-        return local
-
-    def _start_mpi(self, running: RunningCollective, messenger: Messenger) -> Engine:
-        from .engines.mpi.engine import start  # most worlds are not MPI's
-
-        engine = start(running, self._backend, messenger, self._collectives)
-        self._closers.append(engine.close)
-        if engine.meeting is not None:
-            calls = engine.fast_calls()
-            if calls is not None:
-                self._start_fast_path(engine.meeting, calls)
-        return engine
-
-    def _start_fast_path(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
+    def _make_fast_path(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
+        """See `engines.base.MakeFastPath`."""
         assert core is not None
         assert self._recorder is not None
         reference = weakref.ref(self)
@@ -107,8 +81,11 @@ class CollectiveRunner(GroupCore):
                 group._fast_path_failed(outcome, sequence, blamed, interrupt)
 
         fast_path: FastPath = core.FastPath(
-            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
+            meeting, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, calls
         )
+        return fast_path
+
+    def _use_fast_path(self, fast_path: FastPath) -> None:
         if self._worker is not None:
             self._worker.hold_back(fast_path)
         if self._fast_path is None:
@@ -119,7 +96,7 @@ class CollectiveRunner(GroupCore):
     def _fast_path_failed(
         self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
     ) -> None:
-        """Raises what a fast path's failure means, as the general path would.
+        """Raises the error for an operation that failed on the fast path, as the general path would.
 
         Args:
             sequence: The operation's number. Another thread may have begun the next one since.
@@ -128,35 +105,34 @@ class CollectiveRunner(GroupCore):
         entry = self._journal.at(sequence)
         assert entry is not None
 
-        def fail(_running: RunningCollective) -> None:
-            engine = self._engine
-            if engine is not None and interrupt is not None:
-                raise engine.explain(interrupt)
-            if engine is not None and engine.meeting is not None:
-                raise_outcome(outcome, blamed, engine.members, self._collectives)
+        def fail() -> None:
+            if self._engine is not None:
+                self._engine.raise_failure(outcome, blamed, interrupt)
             self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))
 
     def _wait_for_receivers(self) -> None:
-        """Before the group is closed: see `engines.segment.wait_for_receivers`."""
+        """Waits for others to come to what this rank did not wait for, before the group is closed."""
         if self._worker is not None:
             self._worker.stop()
-        segment = self._engine.segment if self._engine is not None else None
-        if segment is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
+        if self._engine is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
             return
         try:
-            wait_for_receivers(segment, self._collectives, min(CLOSING_WAIT, self._timeout))
+            self._engine.flush(min(CLOSING_WAIT, self._timeout))
         finally:
             self._turn.release()
 
-    def _check_member(self, rank: int) -> int:
-        return as_rank(rank, self.world_size, self._not_a_member)
+    def _run(self, call: CollectiveCall, body: Body, timeout: float | None, async_op: bool) -> Any:
+        """Runs a collective: in this thread if none is under way, else behind those issued before.
 
-    def _run(self, what: str, body: Callable[[RunningCollective], Any], timeout: float | None, async_op: bool) -> Any:
-        """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
+        Args:
+            call: What it is.
+            body: What to do when it runs, in this thread or in the worker's.
+        """
         deadline = self._deadline(timeout)
         if not self._turn.acquire(timeout=deadline.remaining()):
+            what = call.name
             raise Timeout(
                 f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
                 seconds=deadline.seconds,
@@ -171,27 +147,33 @@ class CollectiveRunner(GroupCore):
                 self._closers.insert(0, self._worker.stop)
                 if self._fast_path is not None:
                     self._worker.hold_back(self._fast_path)
-            entry = self._journal.begin(what, collective=True)
+            entry = self._journal.issue(call)
+
+            def job() -> Any:
+                running = RunningCollective(entry, deadline, self._peers, entry.start())
+                return body(self._engine_for(running), running)
+
             if at_once or self._worker is None:
-                return self._guarded(body, entry, deadline)
-            work = Work(what, deadline, on_told=functools.partial(_told, weakref.ref(self)))
-            self._worker.add(work, lambda: self._unheard(body, entry, deadline))
+                return self._guarded(job, entry, deadline)
+            work = Work(entry.operation, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            self._worker.add(work, lambda: self._unheard(job, entry, deadline))
         finally:
             self._turn.release()
         return work if async_op else work.wait()
 
-    def _unheard(self, body: Callable[[RunningCollective], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _unheard(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
         """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
         told = self._told
         try:
-            return self._guarded(body, entry, deadline)
+            return self._guarded(job, entry, deadline)
         except BaseException:
             self._told = told
             raise
 
-    def _guarded(self, body: Callable[[RunningCollective], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _guarded(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
+        """Runs a job of the engine, and makes the caller's error of however it fails."""
         try:
-            return body(RunningCollective(self, entry, deadline))
+            return job()
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except DeadlinePassed as passed:

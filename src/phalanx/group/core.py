@@ -147,11 +147,6 @@ class GroupCore:
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of(timeout, self._timeout)
 
-    @property
-    def _not_a_member(self) -> str:
-        """What to say of a rank that is not in this group."""
-        return f"rank {{}} is not in this group (ranks: {', '.join(map(str, range(self.world_size)))})"
-
     def fail(self, error: PhalanxError) -> None:
         """Breaks the group for good. Called by the control plane, from any thread."""
         with self._lock:

@@ -139,6 +139,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
             self._release()
+            self._closers.clear()
             self._fast_path = self._engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()

@@ -9,19 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ...backends.base import LaneBackend
+from ...backends.lane import Lane
 from ...errors import PhalanxError
 from ..data.reduction import Reduction
 from ..running_collective import RunningCollective
 
 if TYPE_CHECKING:
-    from ..._core import Segment
+    from ..._core import FastPath, MpiCalls, Segment
 
-__all__ = ["Engine", "Flat", "split"]
+__all__ = ["Engine", "EngineSetup", "Flat", "MakeFastPath", "split"]
 
 Flat = npt.NDArray[Any]
 """One-dimensional and contiguous."""
@@ -30,6 +32,29 @@ Flat = npt.NDArray[Any]
 def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
     """Consecutive parts of these lengths."""
     return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+class EngineSetup(NamedTuple):
+    """What an engine is made from, in the first collective of its group."""
+
+    running: RunningCollective
+    """That collective."""
+    backend: LaneBackend
+    lane: Lane
+    """The group's lane for collectives."""
+    context: bytes
+    """The group's identity."""
+
+
+class MakeFastPath(Protocol):
+    """Makes the fast path of a group (`_core.FastPath`)."""
+
+    def __call__(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
+        """The fast path of a group whose members meet in that memory.
+
+        Args:
+            calls: Functions that move the data once all have met; without them, the segment does.
+        """
 
 
 class Engine(ABC):
@@ -44,20 +69,38 @@ class Engine(ABC):
 
     segment: Segment | None = None
     """The memory that this rank shares with others of its host, if it does."""
-    meeting: Segment | None = None
-    """The memory in which all members meet, if they do: what the fast path goes through."""
-    members: tuple[int, ...] = ()
-    """The group's rank of each who meets there."""
     exchanges_counts = True
-    """Whether the ranks can tell each other how much they will send."""
-
-    def explain(self, error: BaseException | int) -> BaseException:
-        """What to raise for an exception of the fast path, or for a code that only the engine knows."""
-        return error if isinstance(error, BaseException) else PhalanxError(f"the engine failed with code {error}")
+    """True if the ranks can tell each other how much they will send."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+
+    # -- the fast path, where the engine has one -----------------------------------------------------------------------
+
+    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
+        """The fast path of synchronous calls on plain arrays; None if this engine has none."""
+        return None
+
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        """Raises the error for an operation of the fast path that failed.
+
+        Args:
+            outcome: As of the core's segment.
+            blamed: The segment's ranks that it failed because of.
+            interrupt: The exception that ended it, or an error code that only the engine knows.
+        """
+        raise PhalanxError(f"the fast path failed with outcome {outcome}, but {type(self).__name__} has none")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def flush(self, seconds: float) -> None:  # noqa: B027 - most engines have nothing to wait for
+        """Waits a moment, before the group is closed, until the others have come to what this rank did not wait for."""
+
+    def close(self) -> None:  # noqa: B027 - nor to give back
+        """Gives back what must not wait for the garbage collector."""
+
+    # -- the collectives -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def barrier(self, running: RunningCollective) -> None:

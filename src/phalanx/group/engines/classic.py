@@ -23,13 +23,22 @@ from ...wire.classic.frames import BARRIER
 from ...wire.frames import Kind
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
+from ..outcomes import DeadlinePassed, FingerprintMismatch
 from ..running_collective import RunningCollective
-from .base import Engine, Flat, split
-from .steps.run import DeadlinePassed, FingerprintMismatch
+from .base import Engine, EngineSetup, Flat, split
 
-__all__ = ["ClassicEngine"]
+__all__ = ["ClassicEngine", "start"]
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def start(setup: EngineSetup) -> Engine:
+    """The engine of a group with ferrotorch's ranks.
+
+    Raises:
+        ConfigError: As `ClassicEngine`.
+    """
+    return ClassicEngine(setup.lane, setup.backend)
 
 
 class ClassicEngine(Engine):
@@ -94,7 +103,7 @@ class ClassicEngine(Engine):
 
     def _refuse(self, running: RunningCollective, why: str = "") -> NoReturn:
         raise UnsupportedOp(
-            f"{running.entry.name}: {why or 'ferrotorch has no such operation'} (it has all_reduce and reduce_scatter "
+            f"{running.name}: {why or 'ferrotorch has no such operation'} (it has all_reduce and reduce_scatter "
             "with sum and mean, broadcast, all_gather, all_to_all and barrier, on float32 and float64)"
         )
 

@@ -16,11 +16,30 @@ from ...algorithms import chunk_bounds
 from ...backends.lane import Lane
 from ..data.reduction import Reduction
 from ..running_collective import RunningCollective
-from .base import Engine, Flat, split
+from . import network, segment_setup
+from .base import Engine, EngineSetup, Flat, split
 from .network import NetworkEngine
 from .segment import SegmentEngine
 
-__all__ = ["HostEngine"]
+__all__ = ["HostEngine", "start"]
+
+
+def start(setup: EngineSetup) -> Engine | None:
+    """The engine of a group on several hosts, of which some have several members; None if those cannot share memory.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
+    """
+    lane, hosts = setup.lane, segment_setup.memory_groups(setup.backend)
+    mine = next(ranks for ranks in hosts if lane.rank in ranks)
+    shared, segment = segment_setup.open_segment(setup, mine, heap=setup.backend.options.segment_heap)
+    if not shared:
+        return None
+    local: SegmentEngine | None = None
+    if segment is not None:
+        segment_setup.end_with_lane(segment, lane)
+        local = SegmentEngine(segment, lane.rank, mine, lane)
+    return HostEngine(lane, hosts, local, network.start(setup))
 
 
 class HostEngine(Engine):
@@ -48,6 +67,10 @@ class HostEngine(Engine):
         if self._place < self._carriers:
             column = [ranks[self._place] for ranks in hosts]
             self._column = network.among(column)
+
+    def flush(self, seconds: float) -> None:
+        if self._local is not None:
+            self._local.flush(seconds)
 
     # -- inside the host -----------------------------------------------------------------------------------------------
 

@@ -14,12 +14,18 @@ from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
 from ..data.reduction import Reduction
 from ..running_collective import RunningCollective
-from .base import Engine, Flat, split
+from .base import Engine, EngineSetup, Flat, split
 from .steps.run import Chunks, run
 
-__all__ = ["NetworkEngine"]
+__all__ = ["NetworkEngine", "start"]
 
 _NOTHING = np.empty(0, np.uint8)
+
+
+def start(setup: EngineSetup) -> NetworkEngine:
+    """The engine of a group whose members have nothing but their lane."""
+    is_star, algorithm = setup.backend.topology == "star", setup.backend.options.algorithm
+    return NetworkEngine(setup.lane, is_star=is_star, algorithm=algorithm)
 
 
 class NetworkEngine(Engine):

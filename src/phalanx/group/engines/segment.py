@@ -14,14 +14,15 @@ from ...backends.lane import Lane
 from ...errors import ChannelClosed, PhalanxError
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
+from ..outcomes import DeadlinePassed, FingerprintMismatch
 from ..running_collective import RunningCollective
-from .base import Engine, Flat
-from .steps.run import DeadlinePassed, FingerprintMismatch
+from . import segment_setup
+from .base import Engine, EngineSetup, Flat, MakeFastPath
 
 if TYPE_CHECKING:
-    from ..._core import Segment
+    from ..._core import FastPath, Segment
 
-__all__ = ["SegmentEngine", "raise_outcome", "wait_for_receivers"]
+__all__ = ["SegmentEngine", "raise_outcome", "start"]
 
 DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT, BROKEN = range(7)  # Outcome in cpp/phalanx/waiting.hpp
 
@@ -53,13 +54,18 @@ def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], l
     raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
 
 
-def wait_for_receivers(segment: Segment, lane: Lane, seconds: float) -> None:
-    """Before a group is closed: waits a moment until everybody has come to the last short broadcast of this rank.
+def start(setup: EngineSetup) -> Engine | None:
+    """The engine of a group whose members all share memory; None if they could not.
 
-    Its root has not waited. If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
-    if segment.flush(time.monotonic() + seconds) == BROKEN:
-        lane.await_error(CAUSE_WAIT)
+    (members,) = segment_setup.memory_groups(setup.backend)
+    _, segment = segment_setup.open_segment(setup, members, heap=setup.backend.options.segment_heap)
+    if segment is None:
+        return None
+    segment_setup.end_with_lane(segment, setup.lane)
+    return SegmentEngine(segment, setup.lane.rank, members, setup.lane)
 
 
 class SegmentEngine(Engine):
@@ -73,18 +79,33 @@ class SegmentEngine(Engine):
     def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
         super().__init__(list(members).index(rank), len(members))
         self.segment: Segment = segment
-        self.meeting = segment
-        self.members = tuple(members)
+        self._members = tuple(members)
         self._lane = lane
 
     def _do(self, running: RunningCollective, operation: Callable[..., int], *arguments: Any) -> None:
         outcome = operation(*arguments, running.fingerprint, running.deadline.at)
         if outcome != DONE:
-            raise_outcome(outcome, self.segment.blamed(outcome), self.members, self._lane)
+            raise_outcome(outcome, self.segment.blamed(outcome), self._members, self._lane)
 
     def _how(self, flat: Flat, reduction: Reduction) -> tuple[int, int, int]:
         divisor = self.size if reduction.name == "mean" else 1
         return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
+
+    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
+        return make(self.segment)
+
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        if isinstance(interrupt, BaseException):
+            raise interrupt
+        raise_outcome(outcome, blamed, self._members, self._lane)
+
+    def flush(self, seconds: float) -> None:
+        """Waits until everybody has come to the last short broadcast of this rank, whose root has not waited.
+
+        If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+        """
+        if self.segment.flush(time.monotonic() + seconds) == BROKEN:
+            self._lane.await_error(CAUSE_WAIT)
 
     def barrier(self, running: RunningCollective) -> None:
         self._do(running, self.segment.barrier)

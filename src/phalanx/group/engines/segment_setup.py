@@ -24,13 +24,14 @@ from ...backends.lane import Lane
 from ...transports.shared_memory import make_memory, open_memory
 from ..running_collective import RunningCollective
 from ..tracking.fingerprint import fingerprint_of
+from .base import EngineSetup
 from .network import NetworkEngine
 from .steps.run import run
 
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["memory_groups", "open_segment"]
+__all__ = ["end_with_lane", "memory_groups", "open_segment"]
 
 logger = logging.getLogger("phalanx.group")
 
@@ -57,9 +58,7 @@ def memory_groups(backend: LaneBackend) -> list[list[int]]:
     return list(found.values())
 
 
-def open_segment(
-    running: RunningCollective, lane: Lane, neighbours: Sequence[int], *, heap: int
-) -> tuple[bool, Segment | None]:
+def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
     """Whether the ranks of the group could share memory as they should, and this rank's segment if it has neighbours.
 
     Args:
@@ -69,8 +68,8 @@ def open_segment(
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
-    setup = RunningCollective(running.group, running.entry, running.deadline)
-    setup.fingerprint = fingerprint_of("share memory", 0, "", (lane.size,), "", 0)
+    lane = setup.lane
+    sharing = setup.running.with_fingerprint(fingerprint_of("share memory", 0, "", (lane.size,), "", 0))
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:
@@ -81,7 +80,7 @@ def open_segment(
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
-        offer = _tell(setup, lane, neighbours, offer)
+        offer = _tell(sharing, lane, neighbours, offer)
         if len(neighbours) > 1:
             try:
                 opened = _open(offer, neighbours.index(lane.rank), len(neighbours))
@@ -92,13 +91,18 @@ def open_segment(
         votes = np.zeros(lane.size, np.uint8)
         mine = np.array([not problem], np.uint8)
         try:
-            NetworkEngine(lane, is_star=False).all_gather(setup, mine, votes, [1] * lane.size)
+            NetworkEngine(lane, is_star=False).all_gather(sharing, mine, votes, [1] * lane.size)
         except BaseException:
             opened = None  # a broken group keeps the error, whose traceback would keep the memory
             raise
     if problem:
         logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
     return (True, opened) if votes.all() else (False, None)
+
+
+def end_with_lane(segment: Segment, lane: Lane) -> None:
+    """Ends every wait in the segment when the lane ends."""
+    lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
 
 
 def _make(ranks: int, heap: int) -> tuple[int, bytes]:
@@ -131,7 +135,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         os.close(fd)
 
 
-def _tell(setup: RunningCollective, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
+def _tell(sharing: RunningCollective, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
     """The first neighbour's offer, on all of them; zeros if it has none."""
     leader, *others = neighbours
     slot = np.zeros(_OFFER.size, np.uint8)
@@ -141,5 +145,5 @@ def _tell(setup: RunningCollective, lane: Lane, neighbours: Sequence[int], offer
         step = Step(sends=tuple(Send(peer, 0) for peer in others))
     else:
         step = Step(recvs=(Recv(leader, 0),))
-    run(Schedule.of([step]), lane, [slot], setup.fingerprint, setup.deadline, check_peers=setup.check_peers)
+    run(Schedule.of([step]), lane, [slot], sharing.fingerprint, sharing.deadline, check_peers=sharing.check_peers)
     return slot.tobytes()

@@ -12,6 +12,7 @@ import numpy as np
 from ..._native import dtype_of_code
 from ...wire.control import OperationStatus
 from . import call_site
+from .call import CollectiveCall, name_of_call
 
 if TYPE_CHECKING:
     from ..._core import Recorder
@@ -25,21 +26,20 @@ KEPT = 256
 LONGEST_LIST = 200
 """Characters of a list of arrays that an error shows."""
 BFLOAT16 = "bfloat16"
-_ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
-"""What a verb calls the one rank that it names; `dst` for the others."""
 
 
 class Entry:
     """One operation: when it began and ended, and where it was called."""
 
-    __slots__ = ("began", "caller", "collective", "ended", "fingerprint", "on", "operation", "sequence")
+    __slots__ = ("_call", "began", "caller", "ended", "fingerprint", "on", "operation", "sequence")
 
-    def __init__(self, operation: str, sequence: int, collective: bool, caller: CallSite) -> None:
+    def __init__(self, operation: str, sequence: int, caller: CallSite, call: CollectiveCall | None = None) -> None:
         self.operation = operation
         self.sequence = sequence
-        self.collective = collective
+        """The number of a collective; 0 for a message."""
         self.fingerprint = 0
-        """A collective's fingerprint."""
+        """The fingerprint of a collective that has begun to run."""
+        self._call = call
         self.on = ""
         """The dtype and shape of the array, where all ranks have the same."""
         self.began = time.monotonic()
@@ -50,14 +50,7 @@ class Entry:
     def of_record(cls, record: Record) -> Entry:
         """What a fast path noted."""
         verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
-        words = []
-        if rank >= 0:
-            words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
-        if op:
-            words.append(f"op={op}")
-        if tag:
-            words.append(f"tag={tag}")
-        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
+        entry = cls(name_of_call(verb, rank if rank >= 0 else None, op, tag=tag), sequence, caller)
         entry.fingerprint = fingerprint
         entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
         entry.began, entry.ended = began, ended or None
@@ -69,6 +62,11 @@ class Entry:
         return call_site.describe_site(self.caller)
 
     @property
+    def collective(self) -> bool:
+        """True for a collective, False for a message."""
+        return self.sequence > 0
+
+    @property
     def name(self) -> str:
         """The operation, with its number if it is a collective."""
         return f"{self.operation} #{self.sequence}" if self.collective else self.operation
@@ -77,6 +75,13 @@ class Entry:
     def full_name(self) -> str:
         """Also what it is on: two operations may differ in nothing else."""
         return self.name + self.on
+
+    def start(self) -> int:
+        """Notes that a collective begins to run; returns its fingerprint."""
+        assert self._call is not None
+        self.on = _on(self._call.dtype, self._call.shape)
+        self.fingerprint = self._call.fingerprint(self.sequence)
+        return self.fingerprint
 
     def end(self) -> None:
         """The operation is over, well or not."""
@@ -101,23 +106,24 @@ class Journal:
         """Collectives issued so far, by whatever path."""
         return self._sequence if self._recorder is None else self._recorder.sequence
 
-    def begin(self, operation: str, *, collective: bool) -> Entry:
-        """Notes that an operation begins."""
-        caller = call_site.find()
+    def begin(self, operation: str) -> Entry:
+        """Notes that a message begins."""
+        entry = Entry(operation, 0, call_site.find())
         with self._lock:
-            if collective and self._recorder is not None:
-                self._recorder.sequence += 1
-            elif collective:
-                self._sequence += 1
-            entry = Entry(operation, self.sequence if collective else 0, collective, caller)
             self._entries.append(entry)
         return entry
 
-    def stamp(self, entry: Entry, fingerprint: int, dtype: str, shape: tuple[int, ...]) -> int:
-        """Notes the fingerprint of a collective that begins to run, and returns it."""
-        entry.on = _on(dtype, shape)
-        entry.fingerprint = fingerprint
-        return fingerprint
+    def issue(self, call: CollectiveCall) -> Entry:
+        """Notes that a collective was issued, and numbers it. It may run later: see `Entry.start`."""
+        caller = call_site.find()
+        with self._lock:
+            if self._recorder is not None:
+                self._recorder.sequence += 1
+            else:
+                self._sequence += 1
+            entry = Entry(call.name, self.sequence, caller, call)
+            self._entries.append(entry)
+        return entry
 
     def at(self, sequence: int) -> Entry | None:
         """The collective of that number, if it has begun to run and is still kept."""

@@ -10,11 +10,14 @@ import numpy.typing as npt
 
 from ...arguments import as_counts
 from ...errors import UsageError
-from ..collective_runner import CollectiveRunner, RunningCollective
+from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, new_array, stacked_shape, target_for
 from ..engines.base import Engine
+from ..members import as_member
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 from ..work import Work
 
 __all__ = ["Gathers"]
@@ -38,10 +41,11 @@ class Gathers(CollectiveRunner):
             return None
         self._check()
 
-        def body(running: RunningCollective) -> None:
-            running.stamp("barrier").barrier(running)
+        def body(engine: Engine, running: RunningCollective) -> None:
+            engine.barrier(running)
 
-        work: Work | None = self._run("barrier", body, timeout, async_op)
+        call = CollectiveCall("barrier")
+        work: Work | None = self._run(call, body, timeout, async_op)
         return work
 
     def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -58,15 +62,15 @@ class Gathers(CollectiveRunner):
             if done is not None:
                 return done
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         target = adapt(x, write=self.rank != src)
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             engine.broadcast(running, target.array.reshape(-1), src)
             return target.finish()
 
-        return self._run(f"broadcast(src={src})", body, timeout, async_op)
+        call = CollectiveCall("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+        return self._run(call, body, timeout, async_op)
 
     def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
@@ -88,13 +92,13 @@ class Gathers(CollectiveRunner):
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
         check_gathered("all_gather", source.array, target.array, self.rank)
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("all_gather", dtype=source.dtype, shape=source.shape)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             counts = [source.array.size] * self.world_size
             engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
             return target.finish()
 
-        return self._run("all_gather", body, timeout, async_op)
+        call = CollectiveCall("all_gather", dtype=source.dtype, shape=source.shape)
+        return self._run(call, body, timeout, async_op)
 
     def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
@@ -110,7 +114,7 @@ class Gathers(CollectiveRunner):
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
         self._check()
-        dst = self._check_member(dst)
+        dst = as_member(dst, self.world_size)
         source = adapt(x, write=False)
         target: Adapted | None = None
         if self.rank == dst:
@@ -119,13 +123,13 @@ class Gathers(CollectiveRunner):
         elif out is not None:
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             everything = target.array.reshape(-1) if target is not None else None
             engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
             return target.finish() if target is not None else None
 
-        return self._run(f"gather(dst={dst})", body, timeout, async_op)
+        call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
+        return self._run(call, body, timeout, async_op)
 
     def scatter(
         self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
@@ -141,7 +145,7 @@ class Gathers(CollectiveRunner):
             As `broadcast`.
         """
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         target = adapt(out, write=True) if out is not None else None
         source: Adapted | None = None
         if self.rank == src:
@@ -149,9 +153,8 @@ class Gathers(CollectiveRunner):
             target = target_for(target, source, divided_shape(source.array, self.world_size))
             check_parts("scatter", source.array, target.array, self.world_size)
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("scatter", root=src)
-            description = self._tell_shape(running, engine, source, src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            description = self._tell_shape(engine, running, source, src)
             part = np.empty(description.shape, description.numpy_dtype())
             everything = source.array.reshape(-1) if source is not None else None
             engine.scatter(running, everything, part.reshape(-1), src, [part.size] * self.world_size)
@@ -162,9 +165,10 @@ class Gathers(CollectiveRunner):
             target.array.reshape(-1)[:] = part.reshape(-1)
             return target.finish()
 
-        return self._run(f"scatter(src={src})", body, timeout, async_op)
+        call = CollectiveCall("scatter", root=src)
+        return self._run(call, body, timeout, async_op)
 
-    def _tell_shape(self, running: RunningCollective, engine: Engine, source: Adapted | None, src: int) -> Description:
+    def _tell_shape(self, engine: Engine, running: RunningCollective, source: Adapted | None, src: int) -> Description:
         """What each rank gets of the root's array: only the root knows."""
         slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
         if source is not None:
@@ -211,14 +215,14 @@ class Gathers(CollectiveRunner):
             target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
             sent = exchanged("all_to_all", source, target.array)
 
-            def even(running: RunningCollective) -> Any:
-                engine = running.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
+            def even(engine: Engine, running: RunningCollective) -> Any:
                 count = sent.array.size // self.world_size
                 sizes = np.full((self.world_size, self.world_size), count)
                 engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
                 return target.finish()
 
-            return self._run("all_to_all", even, timeout, async_op)
+            call = CollectiveCall("all_to_all", dtype=sent.dtype, shape=sent.shape)
+            return self._run(call, even, timeout, async_op)
 
         sending = as_counts(send_counts, self.world_size, "send_counts")
         receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
@@ -230,9 +234,8 @@ class Gathers(CollectiveRunner):
             given = target_for(given, source, (sum(receiving), *rest))
         sent = source if given is None else exchanged("all_to_all", source, given.array)
 
-        def uneven(running: RunningCollective) -> Any:
-            engine = running.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
-            rows = self._exchange_counts(running, engine, sending, receiving)
+        def uneven(engine: Engine, running: RunningCollective) -> Any:
+            rows = self._exchange_counts(engine, running, sending, receiving)
             mine = rows[:, self.rank]
             shape = (int(mine.sum()), *rest)
             misfit: UsageError | None = None
@@ -246,10 +249,11 @@ class Gathers(CollectiveRunner):
                 raise misfit
             return target.finish()
 
-        return self._run("all_to_all(counts)", uneven, timeout, async_op)
+        call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+        return self._run(call, uneven, timeout, async_op)
 
     def _exchange_counts(
-        self, running: RunningCollective, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
+        self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:
         """How many rows go from each rank (dim 0) to each (dim 1).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...arguments import as_index, as_rank
+from ...arguments import as_index
 from ...backends.base import fresh
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, Timeout, UsageError
@@ -18,6 +18,7 @@ from ...wire.frames import MAX_TAG, Kind
 from ..core import GroupCore
 from ..data.arrays import adapt
 from ..data.overlap import exchanged
+from ..members import as_member
 from ..tracking.journal import Entry
 from ..work import Work
 from .sinks import ArraySink, NewArraySink, ObjectSink
@@ -150,9 +151,7 @@ class PointToPoint(GroupCore):
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
         source = "any" if src is None else src
-        entry = self._journal.begin(
-            f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
-        )
+        entry = self._journal.begin(f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})")
         description, payload = adapted.description.pack(), [adapted.bytes]
         try:
             receive = self._messages.post(src, tag, sink)
@@ -223,7 +222,7 @@ class PointToPoint(GroupCore):
         if operation is None:
             self._send_array(x, dst, tag, deadline, False)
         else:
-            self._complete(self._journal.begin(_to("send", dst, tag), collective=False), [operation], deadline, [dst])
+            self._complete(self._journal.begin(_to("send", dst, tag)), [operation], deadline, [dst])
             last_handed_over()
 
     def _go_on_receiving(self, out: Any, src: int, tag: int, operation: Operation | None, waited: float) -> Any:
@@ -231,7 +230,7 @@ class PointToPoint(GroupCore):
         deadline.at -= waited
         if operation is None:
             return self._receive_array(out, src, tag, deadline, False)
-        self._complete(self._journal.begin(_describe("recv", src, tag), collective=False), [operation], deadline, [src])
+        self._complete(self._journal.begin(_describe("recv", src, tag)), [operation], deadline, [src])
         last_handed_over()
         return out
 
@@ -255,7 +254,7 @@ class PointToPoint(GroupCore):
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
         self._check()
-        rank = as_rank(dst, self.world_size, self._not_a_member)
+        rank = as_member(dst, self.world_size)
         self._backend.check_peer(rank)
         expected = f"a whole number from 0 to {MAX_TAG}"
         number = as_index(tag, "tag", expected)
@@ -287,7 +286,7 @@ class PointToPoint(GroupCore):
         deadline: Deadline,
         async_op: bool,
     ) -> Work | None:
-        entry = self._journal.begin(what, collective=False)
+        entry = self._journal.begin(what)
         try:
             with naming_limits():
                 operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
@@ -300,7 +299,7 @@ class PointToPoint(GroupCore):
         return None
 
     def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
-        entry = self._journal.begin(what, collective=False)
+        entry = self._journal.begin(what)
         try:
             receive = self._messages.post(src, tag, sink)
             if async_op:

@@ -9,11 +9,15 @@ import numpy as np
 
 from ...errors import UnsupportedArray
 from ...types import ReduceOp
-from ..collective_runner import CollectiveRunner, RunningCollective
+from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, adapt
 from ..data.overlap import check_parts
 from ..data.reduction import Reduction, name_of
 from ..data.shapes import divided_shape, target_for
+from ..engines.base import Engine
+from ..members import as_member
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 
 __all__ = ["Reductions"]
 
@@ -45,12 +49,12 @@ class Reductions(CollectiveRunner):
         target = adapt(x, write=True)
         reduction = Reduction(op, target)
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             engine.all_reduce(running, target.array.reshape(-1), reduction)
             return target.finish()
 
-        return self._run(f"all_reduce(op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+        return self._run(call, body, timeout, async_op)
 
     def all_reduce_many(
         self,
@@ -80,9 +84,7 @@ class Reductions(CollectiveRunner):
             by_dtype.setdefault(target.dtype, []).append(target)
         reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
 
-        def body(running: RunningCollective) -> list[Any]:
-            layout = ", ".join(f"{target.description}" for target in targets)
-            engine = running.stamp("all_reduce_many", dtype=layout, reduction=name)
+        def body(engine: Engine, running: RunningCollective) -> list[Any]:
             for dtype, group in by_dtype.items():
                 together = np.concatenate([target.array.reshape(-1) for target in group])
                 engine.all_reduce(running, together, reductions[dtype])
@@ -93,7 +95,9 @@ class Reductions(CollectiveRunner):
                     start = stop
             return [target.finish() for target in targets]
 
-        return self._run(f"all_reduce_many({len(targets)} arrays, op={name})", body, timeout, async_op)
+        layout = ", ".join(f"{target.description}" for target in targets)
+        call = CollectiveCall("all_reduce_many", dtype=layout, reduction=name, detail=f"{len(targets)} arrays")
+        return self._run(call, body, timeout, async_op)
 
     def reduce(
         self,
@@ -117,16 +121,16 @@ class Reductions(CollectiveRunner):
             if done is not None:
                 return done
         self._check()
-        dst = self._check_member(dst)
+        dst = as_member(dst, self.world_size)
         target = adapt(x, write=self.rank == dst)
         reduction = Reduction(op, target)
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             engine.reduce(running, target.array.reshape(-1), dst, reduction)
             return target.finish()
 
-        return self._run(f"reduce(dst={dst}, op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+        return self._run(call, body, timeout, async_op)
 
     def reduce_scatter(
         self,
@@ -159,9 +163,9 @@ class Reductions(CollectiveRunner):
         elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
         parts = source.array.copy() if elsewhere else source.array
 
-        def body(running: RunningCollective) -> Any:
-            engine = running.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
             return target.finish()
 
-        return self._run(f"reduce_scatter(op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+        return self._run(call, body, timeout, async_op)

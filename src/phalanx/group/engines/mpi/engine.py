@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ...._native import DTYPES, OPS, core, valid_ops
-from ....backends.base import LaneBackend
 from ....backends.lane import Lane
 from ....backends.mpi.backend import Messenger
 from ....errors import PhalanxError
@@ -25,13 +24,14 @@ from ...data.reduction import Reduction
 from ...running_collective import RunningCollective
 from ...tracking.journal import describe
 from .. import segment_setup
-from ..base import Engine, Flat
+from ..base import Engine, EngineSetup, Flat, MakeFastPath
+from ..segment import raise_outcome
 from .gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
 from .types import arithmetic_of
 from .watchdog import watch
 
 if TYPE_CHECKING:
-    from ...._core import MpiCalls, Segment
+    from ...._core import FastPath, MpiCalls, Segment
 
 __all__ = ["MpiEngine", "start"]
 
@@ -50,27 +50,27 @@ _HEAP = 1 << 16
 """Bytes for arrays in the segment of the gate: nobody asks for any."""
 
 
-def start(running: RunningCollective, backend: LaneBackend, messenger: Messenger, lane: Lane) -> MpiEngine:
+def start(setup: EngineSetup) -> MpiEngine:
     """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
+    backend, lane, messenger = setup.backend, setup.lane, setup.backend.messenger
+    assert messenger is not None
     segment: Segment | None = None
-    areas = segment_setup.memory_groups(backend)
+    groups = segment_setup.memory_groups(backend)
     checks = backend.options.mpi_check and lane.size > 1
-    if checks and len(areas) == 1:
-        _, segment = segment_setup.open_segment(running, lane, areas[0], heap=_HEAP)
+    if checks and len(groups) == 1:
+        _, segment = segment_setup.open_segment(setup, groups[0], heap=_HEAP)
     if lane.size > 1:
-        all_in_time(running, lane)
-    engine = MpiEngine(messenger, lane, running.group._context, backend.timeout)
-    gate: Gate = OpenGate()
+        all_in_time(setup.running, lane)
+    engine = MpiEngine(messenger, lane, setup.context, backend.timeout)
     if segment is not None:
-        gate = SharedGate(segment, range(lane.size), lane)
-        lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+        engine.meet_in(segment)
+        segment_setup.end_with_lane(segment, lane)
     elif checks:
-        gate = MessageGate(messenger.mpi, engine.comm, lane, oversubscribed=messenger.crowded)
-    engine.gate, engine.meeting = gate, segment
+        engine.gate = MessageGate(messenger.mpi, engine.comm, lane, oversubscribed=messenger.crowded)
     return engine
 
 
@@ -82,11 +82,11 @@ class MpiEngine(Engine):
         timeout: Seconds that an operation of the group may take if it is not told otherwise.
     """
 
-    gate: Gate
-
     def __init__(self, messenger: Messenger, lane: Lane, context: bytes, timeout: float) -> None:
         super().__init__(lane.rank, lane.size)
-        self.members = tuple(range(lane.size))
+        self.gate: Gate = OpenGate()
+        self._meeting: Segment | None = None
+        """The memory in which all members meet, if they do."""
         self.longest = timeout
         """Seconds that an operation may take."""
         self.closed = False
@@ -111,6 +111,11 @@ class MpiEngine(Engine):
             self.comm: Any = world.Create_group(members, tag)
             self.comm.Set_errhandler(self._mpi.module.ERRORS_RETURN)
             self._inside = 0
+
+    def meet_in(self, segment: Segment) -> None:
+        """Has all members meet in that memory before they enter MPI."""
+        self._meeting = segment
+        self.gate = SharedGate(segment, range(self.size), self._lane)
 
     # -- how a call runs -----------------------------------------------------------------------------------------------
 
@@ -266,15 +271,20 @@ class MpiEngine(Engine):
 
     # -- the fast path ------------------------------------------------------------------------------------------------
 
-    def fast_calls(self) -> MpiCalls | None:
-        """MPI's functions, which the core calls itself for synchronous calls on plain arrays; None if there are none.
+    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
+        """The core calls MPI's functions itself for synchronous calls on plain arrays.
 
         Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
         """
-        assert core is not None
-        functions = [self._mpi.address_of(name) for name in _FAST]
-        if not all(functions):
+        functions = [self._mpi.address_of(name) for name in _FAST] if self._meeting is not None else []
+        if self._meeting is None or not all(functions):
             return None
+        self._fast_calls = self._make_calls(functions)
+        return make(self._meeting, self._fast_calls)
+
+    def _make_calls(self, functions: list[int]) -> MpiCalls:
+        """What the core needs to call these functions of MPI with every dtype and reduction."""
+        assert core is not None
         handle = self._mpi.module._handleof
         datatypes, operations = [], []
         for name in DTYPES:
@@ -282,14 +292,17 @@ class MpiEngine(Engine):
             possible = valid_ops(name)
             steps = [("sum" if op == "mean" else op) if op in possible else "" for op in OPS]
             operations.append([handle(self._arithmetic.operation(name, step)) if step else 0 for step in steps])
-        self._fast_calls = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
-        return self._fast_calls
+        calls: MpiCalls = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
+        return calls
 
-    def explain(self, error: BaseException | int) -> BaseException:
-        self._failed = True
-        if isinstance(error, BaseException):
-            return error
-        return self._mpi.as_error(self._mpi.module.Exception(error), "a collective")
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        if interrupt is not None:
+            self._failed = True
+        if isinstance(interrupt, BaseException):
+            raise interrupt
+        if interrupt is not None:
+            raise self._mpi.as_error(self._mpi.module.Exception(interrupt), "a collective")
+        raise_outcome(outcome, blamed, range(self.size), self._lane)
 
 
 def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:

@@ -19,10 +19,10 @@ import numpy as np
 from ....backends.lane import Lane
 from ....backends.mpi.library import Mpi, Patience
 from ....deadline import Deadline
+from ...outcomes import DeadlinePassed, FingerprintMismatch
 from ...running_collective import RunningCollective
 from ..network import NetworkEngine
 from ..segment import DONE, raise_outcome
-from ..steps.run import DeadlinePassed, FingerprintMismatch
 
 if TYPE_CHECKING:
     from ...._core import Segment

@@ -16,7 +16,8 @@ from ....algorithms.schedule import Schedule
 from ....transports.channel import Inbound, Outbound
 from ....transports.direct import can_receive, can_send, give_back, inbound_over, outbound_over
 from ....transports.stream import Stream, ended_with
-from .transfers import Array, FingerprintMismatch, Job, StepSink, memory
+from ...outcomes import FingerprintMismatch
+from .transfers import Array, Job, StepSink, memory
 
 if TYPE_CHECKING:
     from ...._core import Plan, StepsRun

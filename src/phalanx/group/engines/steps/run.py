@@ -14,10 +14,11 @@ from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
 from ....transports.mailbox import Operation, Receive
 from ....wire.frames import Kind
+from ...outcomes import DeadlinePassed, FingerprintMismatch
 from . import fast_path
-from .transfers import Array, Chunks, FingerprintMismatch, Flow, Inflow, Job, StepSink, memory, outflow
+from .transfers import Array, Chunks, Flow, Inflow, Job, StepSink, memory, outflow
 
-__all__ = ["Chunks", "DeadlinePassed", "FingerprintMismatch", "run"]
+__all__ = ["Chunks", "run"]
 
 _T = TypeVar("_T", Send, Recv)
 
@@ -32,14 +33,6 @@ LOOKS_OVERSUBSCRIBED = 2
 FAST_LOOKS = 100
 FAST_LOOKS_OVERSUBSCRIBED = 2
 """The same for the core, which looks more quickly."""
-
-
-class DeadlinePassed(Exception):
-    """The schedule could not be finished in time; `waiting` are the ranks of the group that are still to send."""
-
-    def __init__(self, waiting: list[int]) -> None:
-        super().__init__()
-        self.waiting = waiting
 
 
 def run(

@@ -21,8 +21,9 @@ from ....transports.mailbox import Envelope, Receive, Sink
 from ....transports.stream import Buffer
 from ....transports.waker import Waker
 from ....wire.frames import Kind, pack_header
+from ...outcomes import FingerprintMismatch
 
-__all__ = ["Array", "Chunks", "FingerprintMismatch", "Flow", "Inflow", "Job", "StepSink", "memory", "outflow"]
+__all__ = ["Array", "Chunks", "Flow", "Inflow", "Job", "StepSink", "memory", "outflow"]
 
 Array = npt.NDArray[Any]
 Chunks = Sequence[Array] | Mapping[int, Array]
@@ -31,14 +32,6 @@ Chunks = Sequence[Array] | Mapping[int, Array]
 def memory(flat: Array) -> memoryview:
     """The bytes of a chunk."""
     return flat.view(np.uint8).data
-
-
-class FingerprintMismatch(Exception):
-    """A member is in another operation; `peer` is its rank in the group."""
-
-    def __init__(self, peer: int) -> None:
-        super().__init__()
-        self.peer = peer
 
 
 class StepSink(Sink):
