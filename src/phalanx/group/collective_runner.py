@@ -8,9 +8,8 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from .._native import core, dtype_of_code, plain_arrays
 from ..backends.base import LaneBackend, fresh
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError
@@ -19,16 +18,12 @@ from ..wire.control import OperationStatus
 from .core import GroupCore
 from .engines.base import Engine, EngineSetup
 from .engines.choose import choose_engine, device_fast_path
+from .fast_path import AnyFastPath, DeviceFastPath, FastPathMaker
 from .outcomes import DeadlinePassed, FingerprintMismatch
 from .running_collective import Peers, RunningCollective
 from .tracking.call import CollectiveCall
-from .tracking.fingerprint import kind_of
 from .tracking.journal import Entry
 from .work import Work
-
-if TYPE_CHECKING:
-    from .._core import FastPath, MpiCalls, Segment
-    from .engines.mpi.device import DeviceFastPath
 
 __all__ = ["CollectiveRunner"]
 
@@ -42,7 +37,7 @@ class CollectiveRunner(GroupCore):
 
     _worker: _Worker | None = None
     _engine: Engine | None = None
-    _fast_path: FastPath | DeviceFastPath | None = None
+    _fast_path: AnyFastPath | None = None
     """The fast path of synchronous calls on plain arrays, once there is a segment of all members."""
 
     def __init__(self, backend: LaneBackend) -> None:
@@ -56,42 +51,33 @@ class CollectiveRunner(GroupCore):
             group._check()
             group._run(call, body, None, False)
 
-        self._fast_path = device_fast_path(backend, run)
+        def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
+            group = reference()
+            if group is not None:
+                group._fast_path_failed(outcome, sequence, blamed, interrupt)
+
+        self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed)
+        self._device_path: DeviceFastPath | None = device_fast_path(backend, run)
+        self._fast_path = self._device_path
 
     def _engine_for(self, running: RunningCollective) -> Engine:
         """The engine of this group's collectives; the first of them chooses it."""
         if self._engine is None:
             engine = choose_engine(EngineSetup(running, self._backend, self._collectives, self._context))
             self._closers.append(engine.close)
-            fast_path = engine.open_fast_path(self._make_fast_path)
-            if fast_path is not None:
-                self._use_fast_path(fast_path)
+            self._use_fast_path(engine.open_fast_path(self._fast_path_maker))
             self._engine = engine
         return self._engine
 
-    def _make_fast_path(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
-        """See `engines.base.MakeFastPath`."""
-        assert core is not None
-        assert self._recorder is not None
-        reference = weakref.ref(self)
-
-        def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
-            group = reference()
-            if group is not None:
-                group._fast_path_failed(outcome, sequence, blamed, interrupt)
-
-        fast_path: FastPath = core.FastPath(
-            meeting, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, calls
-        )
-        return fast_path
-
-    def _use_fast_path(self, fast_path: FastPath) -> None:
+    def _use_fast_path(self, fast_path: AnyFastPath | None) -> None:
+        if fast_path is None:
+            return
         if self._worker is not None:
             self._worker.hold_back(fast_path)
-        if self._fast_path is None:
+        if self._device_path is None:
             self._fast_path = fast_path
         else:
-            self._fast_path.plain = fast_path  # type: ignore[union-attr]
+            self._device_path.plain = fast_path
 
     def _fast_path_failed(
         self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
@@ -267,11 +253,6 @@ def _told(group: weakref.ref[CollectiveRunner]) -> None:
         found._told = True
 
 
-def _kind_of(verb: str, dtype: int, reduction: str) -> int:
-    """The part of a fast path's fingerprint that stays: as the general path says it."""
-    return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
-
-
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
@@ -283,7 +264,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pending = 0
-        self._fast_path: FastPath | DeviceFastPath | None = None
+        self._fast_path: AnyFastPath | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="phalanx-collectives", daemon=True)
@@ -294,7 +275,7 @@ class _Worker:
         """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
         return self._pending == 0
 
-    def hold_back(self, fast_path: FastPath | DeviceFastPath) -> None:
+    def hold_back(self, fast_path: AnyFastPath) -> None:
         """Keeps the fast path closed as long as something that was issued is under way."""
         with self._lock:
             self._fast_path = fast_path

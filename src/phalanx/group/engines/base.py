@@ -7,9 +7,9 @@ inside a segment. All ranks of a group use the same kind of engine, because they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,14 @@ from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...errors import PhalanxError
 from ..data.reduction import Reduction
+from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 
 if TYPE_CHECKING:
-    from ..._core import FastPath, MpiCalls, Segment
+    from ..._core import Segment
 
-__all__ = ["Engine", "EngineSetup", "Flat", "MakeFastPath", "split"]
+__all__ = ["Engine", "EngineSetup", "Flat", "RunCollective", "split"]
 
 Flat = npt.NDArray[Any]
 """One-dimensional and contiguous."""
@@ -32,6 +34,10 @@ Flat = npt.NDArray[Any]
 def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
     """Consecutive parts of these lengths."""
     return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+RunCollective = Callable[[CollectiveCall, "Callable[[Engine, RunningCollective], Any]"], None]
+"""Runs a collective of a group with the group's own timeout, and waits for its end."""
 
 
 class EngineSetup(NamedTuple):
@@ -44,17 +50,6 @@ class EngineSetup(NamedTuple):
     """The group's lane for collectives."""
     context: bytes
     """The group's identity."""
-
-
-class MakeFastPath(Protocol):
-    """Makes the fast path of a group (`_core.FastPath`)."""
-
-    def __call__(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
-        """The fast path of a group whose members meet in that memory.
-
-        Args:
-            calls: Functions that move the data once all have met; without them, the segment does.
-        """
 
 
 class Engine(ABC):
@@ -78,7 +73,7 @@ class Engine(ABC):
 
     # -- the fast path, where the engine has one -----------------------------------------------------------------------
 
-    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
         """The fast path of synchronous calls on plain arrays; None if this engine has none."""
         return None
 

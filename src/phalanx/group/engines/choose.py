@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from ...backends.base import LaneBackend
+from ..fast_path import DeviceFastPath
 from . import hosts, network, segment
-from .base import Engine, EngineSetup
+from .base import Engine, EngineSetup, RunCollective
 from .segment_setup import memory_groups
-
-if TYPE_CHECKING:
-    from .mpi.device import DeviceFastPath, RunOnDevice
 
 __all__ = ["choose_engine", "device_fast_path"]
 
@@ -32,17 +29,17 @@ def choose_engine(setup: EngineSetup) -> Engine:
     raise AssertionError("the network suits every group")
 
 
-def device_fast_path(backend: LaneBackend, run: RunOnDevice) -> DeviceFastPath | None:
+def device_fast_path(backend: LaneBackend, run: RunCollective) -> DeviceFastPath | None:
     """The fast path of arrays in the memory of a GPU; None if the backend does not take them.
 
     Args:
-        run: Runs a collective of the group; see `DeviceFastPath`.
+        run: Runs a collective of the group; must not keep the group alive.
     """
     if backend.messenger is None or not backend.messenger.mpi.takes_device_memory:
         return None
-    from .mpi.device import DeviceFastPath  # most worlds are not MPI's
+    from .mpi.device import MpiDeviceFastPath  # most worlds are not MPI's
 
-    return DeviceFastPath(backend.rank, backend.world_size, run)
+    return MpiDeviceFastPath(backend.rank, backend.world_size, run)
 
 
 def _late(module: str) -> Start:

@@ -14,13 +14,14 @@ from ...backends.lane import Lane
 from ...errors import ChannelClosed, PhalanxError
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
+from ..fast_path import AnyFastPath, FastPathMaker
 from ..outcomes import DeadlinePassed, FingerprintMismatch
 from ..running_collective import RunningCollective
 from . import segment_setup
-from .base import Engine, EngineSetup, Flat, MakeFastPath
+from .base import Engine, EngineSetup, Flat
 
 if TYPE_CHECKING:
-    from ..._core import FastPath, Segment
+    from ..._core import Segment
 
 __all__ = ["SegmentEngine", "raise_outcome", "start"]
 
@@ -91,8 +92,8 @@ class SegmentEngine(Engine):
         divisor = self.size if reduction.name == "mean" else 1
         return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
 
-    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
-        return make(self.segment)
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
+        return maker.make(self.segment)
 
     def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
         if isinstance(interrupt, BaseException):

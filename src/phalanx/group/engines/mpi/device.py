@@ -14,16 +14,16 @@ import numpy as np
 
 from ....errors import UnsupportedArray, UnsupportedOp, UsageError
 from ...data.reduction import name_of
+from ...fast_path import AnyFastPath
 from ...members import as_member
 from ...running_collective import RunningCollective
 from ...tracking.call import CollectiveCall
-from ..base import Engine
+from ..base import RunCollective
 
 if TYPE_CHECKING:
-    from ...._core import FastPath
     from .engine import MpiEngine
 
-__all__ = ["DeviceFastPath", "RunOnDevice"]
+__all__ = ["MpiDeviceFastPath"]
 
 
 class _Device:
@@ -68,11 +68,7 @@ def _wait_for_device(x: Any) -> None:
         sys.modules["cupy"].cuda.get_current_stream().synchronize()
 
 
-RunOnDevice = Callable[[CollectiveCall, Callable[[Engine, RunningCollective], None]], object]
-"""Runs a collective of a group, with its own timeout, and waits for its end."""
-
-
-class DeviceFastPath:
+class MpiDeviceFastPath:
     """The fast path of a group whose MPI takes arrays on a GPU; those in ordinary memory go on to `plain`.
 
     Args:
@@ -81,11 +77,11 @@ class DeviceFastPath:
         run: Must not keep the group alive.
     """
 
-    def __init__(self, rank: int, size: int, run: RunOnDevice) -> None:
+    def __init__(self, rank: int, size: int, run: RunCollective) -> None:
         self._rank = rank
         self._size = size
         self._run_collective = run
-        self.plain: FastPath | None = None
+        self.plain: AnyFastPath | None = None
 
     @property
     def paused(self) -> int:

@@ -21,17 +21,18 @@ from ....backends.lane import Lane
 from ....backends.mpi.backend import Messenger
 from ....errors import PhalanxError
 from ...data.reduction import Reduction
+from ...fast_path import AnyFastPath, FastPathMaker
 from ...running_collective import RunningCollective
 from ...tracking.journal import describe
 from .. import segment_setup
-from ..base import Engine, EngineSetup, Flat, MakeFastPath
+from ..base import Engine, EngineSetup, Flat
 from ..segment import raise_outcome
 from .gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
 from .types import arithmetic_of
 from .watchdog import watch
 
 if TYPE_CHECKING:
-    from ...._core import FastPath, MpiCalls, Segment
+    from ...._core import MpiCalls, Segment
 
 __all__ = ["MpiEngine", "start"]
 
@@ -271,7 +272,7 @@ class MpiEngine(Engine):
 
     # -- the fast path ------------------------------------------------------------------------------------------------
 
-    def open_fast_path(self, make: MakeFastPath) -> FastPath | None:
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
         """The core calls MPI's functions itself for synchronous calls on plain arrays.
 
         Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
@@ -280,7 +281,7 @@ class MpiEngine(Engine):
         if self._meeting is None or not all(functions):
             return None
         self._fast_calls = self._make_calls(functions)
-        return make(self._meeting, self._fast_calls)
+        return maker.make(self._meeting, self._fast_calls)
 
     def _make_calls(self, functions: list[int]) -> MpiCalls:
         """What the core needs to call these functions of MPI with every dtype and reduction."""
