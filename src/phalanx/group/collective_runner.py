@@ -170,10 +170,10 @@ class CollectiveRunner(GroupCore):
             silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
             self._give_up(entry, deadline, silent)
         except PhalanxError as error:
-            if self._cause is None:
+            if self._health.cause is None:
                 self._break(self._lost(error, entry))
             self._told = True
-            raise fresh(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
+            raise fresh(self._health.cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
             limit = out_of_resources(interrupt)
             if limit is not None:
@@ -185,7 +185,7 @@ class CollectiveRunner(GroupCore):
             text = f"Traceback (most recent call last):\n{''.join(lines)}"
             words = f"it raised {type(interrupt).__name__} in {entry.name}"
             reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=text)
-            self.fail(reason)
+            self._health.fail(reason)
             self._control.break_group(self._context, reason)
             raise
         finally:

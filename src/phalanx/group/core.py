@@ -16,7 +16,7 @@ from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout
 from ..rendezvous.control import Statuses
 from ..wire import codec
-from ..wire.control import OperationStatus
+from .health import Health
 from .tracking.journal import Journal, describe
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class GroupCore:
         self._recorder: Recorder | None = None if core is None else core.Recorder()
         """What the fast paths note of their operations."""
         self._journal = Journal(self._recorder)
-        self._cause: PhalanxError | None = None
         self._told = False
         """Whether the program was told that the group is broken."""
         self._closed = False
@@ -60,7 +59,8 @@ class GroupCore:
         self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
         self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
-        self._control.watch(self._context, self)
+        self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal)
+        self._control.watch(self._context, self._health)
         self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
         # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
         self._release.atexit = False
@@ -80,11 +80,6 @@ class GroupCore:
     @property
     def members(self) -> tuple[int, ...]:
         """The world rank of each member."""
-        return self._backend.world_ranks
-
-    @property
-    def world_ranks(self) -> tuple[int, ...]:
-        """The same, in the control plane's words."""
         return self._backend.world_ranks
 
     @property
@@ -140,36 +135,17 @@ class GroupCore:
         if self._closed:  # first, because closing the group of everybody closes its backend, which a user never made
             raise Closed("this group was closed", rank=self._world_rank)
         self._backend.check_usable()
-        if self._cause is not None:
+        if self._health.cause is not None:
             self._told = True
-            raise fresh(self._cause, "an operation on a group that is already broken", self._world_rank)
+            raise fresh(self._health.cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of(timeout, self._timeout)
 
-    def fail(self, error: PhalanxError) -> None:
-        """Breaks the group for good. Called by the control plane, from any thread."""
-        with self._lock:
-            if self._cause is None:
-                self._cause = error
-            error = self._cause
-        self._messages.fail(error)
-        self._collectives.fail(error)
-
-    def left(self, rank: int) -> None:
-        """A member closed its world. Called by the control plane."""
-        member = self.members.index(rank)
-        self._messages.left(member)
-        self._collectives.left(member)
-
-    def status(self, sequence: int = 0) -> OperationStatus:
-        """What this rank is doing in the group. Called by the control plane."""
-        return self._journal.status(sequence)
-
     def _break(self, error: PhalanxError) -> NoReturn:
         """Breaks the group because of what this rank found, tells the others, and raises the first cause."""
-        known = self._cause
-        self.fail(error)
+        known = self._health.cause
+        self._health.fail(error)
         if known is None:
             self._control.break_group(self._context, error)
         self._told = True

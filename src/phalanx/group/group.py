@@ -48,7 +48,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         self._owns_backend = _owns_backend
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ", broken" if self._cause is not None else ""
+        state = ", closed" if self._closed else ", broken" if self._health.cause is not None else ""
         return f"<Group rank {self.rank} of {self.world_size} on {type(self._backend).__name__}{state}>"
 
     # -- more groups ---------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
                 return
             self._closed = True
         try:
-            if self._cause is None and not self._backend.is_unusable:
+            if self._health.cause is None and not self._backend.is_unusable:
                 self._messages.flush(Deadline(self._timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
@@ -143,8 +143,8 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             self._fast_path = self._engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
-        if isinstance(self._cause, Desync) and not self._told:
-            raise fresh(self._cause, "close", self._world_rank)
+        if isinstance(self._health.cause, Desync) and not self._told:
+            raise fresh(self._health.cause, "close", self._world_rank)
 
     def __enter__(self) -> Self:
         return self

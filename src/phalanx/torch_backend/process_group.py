@@ -244,7 +244,7 @@ class PhalanxProcessGroup(gathers.Gathers, messages.Messages, barriers.Barriers)
             with contextlib.suppress(PhalanxError):
                 rank = group.members[group.rank]
                 reason = PeerLost(rank, "it aborted this process group", rank=rank)
-                group.fail(reason)
+                group._health.fail(reason)
                 if isinstance(group.backend, SubBackend):
                     group._control.break_group(group._context, reason)
                 else:

@@ -176,7 +176,7 @@ def threads_at_once(group: px.Group) -> list[Any]:
     if group.rank == 0:
         first = threading.Thread(target=group.all_gather, args=(small, target))
         first.start()
-        while not group.status().running:
+        while not group._health.status().running:
             time.sleep(0.001)
         # Declined, because the first one has not come back yet. It must leave no trace.
         assert group._fast_path is not None
@@ -217,7 +217,7 @@ def closed_by_another_thread(group: px.Group) -> tuple[str, float]:
         if group.rank == 0:
             inside = threading.Thread(target=wait, args=(pair,))
             inside.start()
-            while not pair.status().running:
+            while not pair._health.status().running:
                 time.sleep(0.001)
             pair.close()
             inside.join()

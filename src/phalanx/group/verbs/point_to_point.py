@@ -399,10 +399,10 @@ class PointToPoint(GroupCore):
 
     def _failure(self, error: BaseException, entry: Entry) -> BaseException:
         """What to raise for an operation that failed; a rank that is lost breaks the group, one that left does not."""
-        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
-            self.fail(error)
+        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._health.cause is None:
+            self._health.fail(error)
             self._control.break_group(self._context, error)
-        self._told = self._told or self._cause is not None
+        self._told = self._told or self._health.cause is not None
         return fresh(error, f"{entry.name} at {entry.site}", self._world_rank)
 
     def _message_timed_out(self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int]) -> Timeout:
