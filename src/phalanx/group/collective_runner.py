@@ -141,7 +141,7 @@ class CollectiveRunner(GroupCore):
 
             if at_once or self._worker is None:
                 return self._guarded(job, entry, deadline)
-            work = Work(entry.operation, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            work = Work(call.name, deadline, on_told=functools.partial(_told, weakref.ref(self)))
             self._worker.add(work, lambda: self._unheard(job, entry, deadline))
         finally:
             self._turn.release()

@@ -29,32 +29,44 @@ BFLOAT16 = "bfloat16"
 
 
 class Entry:
-    """One operation: when it began and ended, and where it was called."""
+    """One operation: when it began and ended, and where it was called.
 
-    __slots__ = ("_call", "began", "caller", "ended", "fingerprint", "on", "operation", "sequence")
+    Args:
+        operation: The name of a message.
+        sequence: The number of a collective; 0 for a message.
+        call: What a collective is. Its name is made of it when an error has to tell it.
+    """
+
+    __slots__ = ("_call", "_operation", "began", "caller", "ended", "fingerprint", "sequence")
 
     def __init__(self, operation: str, sequence: int, caller: CallSite, call: CollectiveCall | None = None) -> None:
-        self.operation = operation
+        self._operation = operation
+        self._call = call
         self.sequence = sequence
-        """The number of a collective; 0 for a message."""
         self.fingerprint = 0
         """The fingerprint of a collective that has begun to run."""
-        self._call = call
-        self.on = ""
-        """The dtype and shape of the array, where all ranks have the same."""
         self.began = time.monotonic()
         self.ended: float | None = None
         self.caller = caller
 
     @classmethod
     def of_record(cls, record: Record) -> Entry:
-        """What a fast path noted."""
+        """The entry of an operation that a fast path has recorded."""
         verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
-        entry = cls(name_of_call(verb, rank if rank >= 0 else None, op, tag=tag), sequence, caller)
+        root = rank if rank >= 0 else None
+        if sequence:
+            name = dtype_of_code(dtype).str if dtype >= 0 else ""
+            entry = cls("", sequence, caller, CollectiveCall(verb, name, shape, op, root))
+        else:
+            entry = cls(name_of_call(verb, root, op, tag=tag), 0, caller)
         entry.fingerprint = fingerprint
-        entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
         entry.began, entry.ended = began, ended or None
         return entry
+
+    @property
+    def operation(self) -> str:
+        """The operation with its arguments."""
+        return self._operation if self._call is None else self._call.name
 
     @property
     def site(self) -> str:
@@ -73,13 +85,14 @@ class Entry:
 
     @property
     def full_name(self) -> str:
-        """Also what it is on: two operations may differ in nothing else."""
-        return self.name + self.on
+        """The name with the dtype and shape of the array: two operations may differ in nothing else."""
+        if self._call is None or not self.fingerprint:
+            return self.name
+        return self.name + _on(self._call.dtype, self._call.shape)
 
     def start(self) -> int:
         """Notes that a collective begins to run; returns its fingerprint."""
         assert self._call is not None
-        self.on = _on(self._call.dtype, self._call.shape)
         self.fingerprint = self._call.fingerprint(self.sequence)
         return self.fingerprint
 
@@ -121,7 +134,7 @@ class Journal:
                 self._recorder.sequence += 1
             else:
                 self._sequence += 1
-            entry = Entry(call.name, self.sequence, caller, call)
+            entry = Entry("", self.sequence, caller, call)
             self._entries.append(entry)
         return entry
 
@@ -170,6 +183,7 @@ class Journal:
 
 
 def _on(dtype: str, shape: tuple[int, ...]) -> str:
+    """The array of a collective in words, where all ranks have the same."""
     if not dtype:
         return ""
     if "[" in dtype:  # a list of arrays, or what their rows have in common

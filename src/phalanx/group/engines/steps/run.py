@@ -6,17 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from ....algorithms.schedule import Recv, Schedule, Send, Step
 from ....backends.lane import Lane, sleep
 from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
-from ....transports.mailbox import Operation, Receive
-from ....wire.frames import Kind
-from ...outcomes import DeadlinePassed, FingerprintMismatch
+from ...outcomes import DeadlinePassed
 from . import fast_path
-from .transfers import Array, Chunks, Flow, Inflow, Job, StepSink, memory, outflow
+from .transfers import Array, Chunks, Flow, Inflow, Job, outflow
 
 __all__ = ["Chunks", "run"]
 
@@ -96,30 +92,34 @@ def _run_fast(fast: fast_path.FastRun, job: Job) -> None:
 
 
 def _run_step(step: Step, job: Job) -> None:
+    lane = job.lane
+    if lane.error is not None:
+        raise lane.error
     late: list[tuple[Recv, Array]] = []
-    if job.lane.direct:
-        _run_direct(step, job, late)
-    else:
-        _run_by_messages(step, job, late)
+    piece = PIECE if step.sends and step.recvs else LONG_PIECE
+    receiving: list[Inflow] = []
+    pending: list[Flow] = []
+    try:
+        if not lane.direct:  # announced first, so that what comes meanwhile goes straight to its place
+            receiving = [Inflow(job, recv.peer, (recv,), late) for recv in step.recvs]
+        for peer, sends in _by_peer(step.sends):
+            flow = outflow(job, peer, sends)
+            flow.move(piece)
+            if not flow.done:
+                pending.append(flow)
+        if lane.direct:
+            receiving = [Inflow(job, peer, recvs, late) for peer, recvs in _by_peer(step.recvs)]
+        pending += receiving
+        _move_all(pending, job, piece)
+    except BaseException:
+        for inflow in receiving:  # another thread may be in the middle of writing to their memory
+            inflow.withdraw()
+        raise
     for transfer, received in late:
         job.finish(transfer, received)
 
 
-# -- over channels that belong to the lane alone -----------------------------------------------------------------------
-
-
-def _run_direct(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
-    if job.lane.error is not None:
-        raise job.lane.error
-    piece = PIECE if step.sends and step.recvs else LONG_PIECE
-    pending: list[Flow] = []
-    for peer, sends in _by_peer(step.sends):
-        flow = outflow(job, peer, sends)
-        flow.move(piece)
-        if not flow.done:
-            pending.append(flow)
-    for peer, recvs in _by_peer(step.recvs):
-        pending.append(Inflow(job, peer, recvs, late))
+def _move_all(pending: list[Flow], job: Job, piece: int) -> None:
     patience: _Patience | None = None
     while pending:
         if job.waker is not None:
@@ -159,9 +159,22 @@ class _Patience:
             DeadlinePassed: It is too late.
             PhalanxError: The lane has failed.
         """
+        if not self._job.lane.direct:
+            self._wait_for_messages(pending)
+            return
         self.looks += 1
         if self.looks >= self._enough:
             self.sleep(lambda: [wanted for flow in pending for wanted in flow.polled()], lambda: _waiting(pending))
+
+    def _wait_for_messages(self, pending: Sequence[Flow]) -> None:
+        """The same on a lane that moves its messages itself."""
+        job = self._job
+        operations = [operation for flow in pending for operation in flow.operations]
+        if not job.lane.wait(operations, job.deadline.sooner(self._pause)):
+            if job.deadline.expired:
+                raise DeadlinePassed(_waiting(pending))
+            job.check_peers()
+            self._pause *= 2
 
     def sleep(self, polled: Callable[[], list[tuple[int, int]]], waiting: Callable[[], list[int]]) -> None:
         """Sleeps until something can be moved, or it is time to look for another reason.
@@ -192,7 +205,7 @@ class _Patience:
 
 
 def _by_peer(transfers: Sequence[_T]) -> Iterable[tuple[int, Sequence[_T]]]:
-    """Those of each rank, in their order."""
+    """The transfers of each rank, in their order."""
     if len(transfers) == 1:  # as in most steps
         return ((transfers[0].peer, transfers),)
     found: dict[int, list[_T]] = {}
@@ -204,51 +217,3 @@ def _by_peer(transfers: Sequence[_T]) -> Iterable[tuple[int, Sequence[_T]]]:
 def _waiting(pending: Sequence[Flow]) -> list[int]:
     receiving = [flow.peer for flow in pending if isinstance(flow, Inflow)]
     return receiving or [flow.peer for flow in pending]
-
-
-# -- over channels that others use as well -----------------------------------------------------------------------------
-
-
-def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
-    lane = job.lane
-    receives: list[Receive] = []
-    reductions: list[tuple[Recv, Array]] = []
-    for transfer in step.recvs:
-        target = job.chunks[transfer.chunk]
-        if transfer.reduce:
-            target = np.empty_like(target)
-            (late if transfer.late else reductions).append((transfer, target))
-        else:
-            job.sources.pop(transfer.chunk, None)
-        receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.fingerprint)))
-    operations: list[Operation] = list(receives)
-    try:
-        for send in step.sends:
-            payload = [memory(job.current(send.chunk))]
-            operations.append(lane.start_send(send.peer, Kind.STEP, job.fingerprint, b"", payload, job.deadline))
-        finished = _wait(job, operations)
-        for operation in operations:
-            if operation.error is not None:
-                if isinstance(operation.error, FingerprintMismatch) and isinstance(operation, Receive):
-                    assert operation.envelope is not None
-                    raise FingerprintMismatch(lane.source_of(operation.envelope))
-                raise operation.error
-        if not finished:
-            waiting = [t.peer for t, r in zip(step.recvs, receives, strict=True) if not r.done]
-            raise DeadlinePassed(waiting or [send.peer for send in step.sends])
-    except BaseException:
-        for receive in receives:  # another thread may be in the middle of writing to their memory
-            lane.withdraw(receive)
-        raise
-    for transfer, received in reductions:
-        job.finish(transfer, received)
-
-
-def _wait(job: Job, operations: list[Operation]) -> bool:
-    pause = SUSPICIOUS
-    while not job.lane.wait(operations, job.deadline.sooner(pause)):
-        if job.deadline.expired:
-            return False
-        job.check_peers()
-        pause *= 2
-    return True

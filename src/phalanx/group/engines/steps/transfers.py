@@ -1,13 +1,13 @@
-"""What one rank sends to another, or receives from it, in one step of a schedule over a direct lane.
+"""What one rank sends to another, or receives from it, in one step of a schedule.
 
-The frames go past queues and mailboxes (`transports.direct`). One that cannot, because the channel is not there yet or
-has something else to say first, goes the way of every message.
+On a direct lane the frames go past queues and mailboxes (`transports.direct`). A frame that cannot, because the channel
+is not there yet or has something else to say first, goes the way of every message, as all do on other lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ....algorithms.schedule import Recv, Send
 from ....backends.lane import Lane
 from ....deadline import Deadline
 from ....transports.direct import PIECE, DirectReceive, DirectSend, can_receive, can_send
-from ....transports.mailbox import Envelope, Receive, Sink
+from ....transports.mailbox import Envelope, Operation, Receive, Sink
 from ....transports.stream import Buffer
 from ....transports.waker import Waker
 from ....wire.frames import Kind, pack_header
@@ -113,6 +113,10 @@ class Job:
             target[:] = source
         self.combine(target, received, transfer.before)
 
+    def drive(self, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+        """Moves what can be moved of these messages; see `Lane.drive`. Lanes that are not direct do it in `wait`."""
+        return self.lane.drive(operations) if self.lane.direct else []
+
     def wake_up(self) -> Waker:
         """What wakes this thread. After the first call everything has to be looked at once more before it sleeps."""
         if self.waker is None:
@@ -150,6 +154,10 @@ class Flow(Protocol):
     def polled(self) -> list[tuple[int, int]]:
         """What to wait for when nothing can be moved."""
 
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The messages under way, where it goes by messages."""
+
 
 def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
     """The frames to one rank.
@@ -157,8 +165,10 @@ def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
     Raises:
         PhalanxError: There is no channel to it.
     """
-    channel = job.lane.outbound(peer, job.deadline)
     payloads = [memory(job.current(send.chunk)) for send in sends]
+    if not job.lane.direct:
+        return _Queued(job, peer, payloads)
+    channel = job.lane.outbound(peer, job.deadline)
     if not can_send(channel):
         return _Queued(job, peer, payloads)
     views: list[Buffer] = []
@@ -166,33 +176,41 @@ def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
         views.append(job.header(len(payload)))
         if len(payload):
             views.append(payload)
-    return DirectSend(channel, views)
+    return _Written(channel, views)
+
+
+class _Written(DirectSend):
+    """Frames to a rank that are written to the channel."""
+
+    __slots__ = ()
+
+    operations: ClassVar[Sequence[Operation]] = ()
 
 
 class _Queued:
     """Frames to a rank that go the way of every message."""
 
-    __slots__ = ("_job", "_operations", "_polled", "done", "peer")
+    __slots__ = ("_job", "_polled", "done", "operations", "peer")
 
     def __init__(self, job: Job, peer: int, payloads: Sequence[memoryview]) -> None:
         self.peer = peer
         self.done = False
         self._job = job
         start = job.lane.start_send
-        self._operations = [
+        self.operations: Sequence[Operation] = [
             start(peer, Kind.STEP, job.fingerprint, b"", [payload], job.deadline) for payload in payloads
         ]
         self._polled: list[tuple[int, int]] | None = None
 
     def move(self, piece: int) -> bool:
-        before = len(self._operations)
-        self._polled = self._job.lane.drive(self._operations)
-        for operation in self._operations:
+        before = len(self.operations)
+        self._polled = self._job.drive(self.operations)
+        for operation in self.operations:
             if operation.error is not None:
                 raise operation.error
-        self._operations = [operation for operation in self._operations if not operation.done]
-        self.done = not self._operations
-        return self.done or len(self._operations) < before or self._polled is None
+        self.operations = [operation for operation in self.operations if not operation.done]
+        self.done = not self.operations
+        return self.done or len(self.operations) < before or self._polled is None
 
     def polled(self) -> list[tuple[int, int]]:
         return self._polled or []
@@ -235,9 +253,18 @@ class Inflow:
     def polled(self) -> list[tuple[int, int]]:
         return self._direct.polled() if self._direct is not None else self._polled or []
 
+    @property
+    def operations(self) -> Sequence[Operation]:
+        return () if self._posted is None else (self._posted,)
+
+    def withdraw(self) -> None:
+        """Takes back a message that is expected: nothing may be written to its memory any more."""
+        if self._posted is not None:
+            self._job.lane.withdraw(self._posted)
+
     def _begin(self) -> None:
         job, transfer = self._job, self._left[0]
-        channel = next(iter(job.lane.inbound(self.peer)), None)
+        channel = next(iter(job.lane.inbound(self.peer)), None) if job.lane.direct else None
         if channel is None or not can_receive(channel):
             self._post()
             return
@@ -278,12 +305,13 @@ class Inflow:
         if transfer.reduce:
             target = self._temporary = np.empty_like(target)
         self._posted = job.lane.post(self.peer, None, StepSink(memory(target), job.fingerprint))
-        self._posted.add_waker(job.wake_up())
+        if job.lane.direct:  # other lanes wait themselves
+            self._posted.add_waker(job.wake_up())
 
     def _move_posted(self) -> bool:
         posted = self._posted
         assert posted is not None
-        self._polled = self._job.lane.drive([posted])
+        self._polled = self._job.drive([posted])
         if not posted.done:
             return self._polled is None
         if isinstance(posted.error, FingerprintMismatch):
