@@ -1,4 +1,4 @@
-"""How collectives run: in the order in which they were issued, each with one deadline and one fingerprint."""
+"""Runs collectives in the order in which they were issued, each with one deadline and one fingerprint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["CollectiveRunner"]
 
 
 Body = Callable[[Engine, RunningCollective], Any]
-"""What a verb does when its collective runs."""
+"""The part of a verb that is called when its collective runs."""
 
 
 class CollectiveRunner(GroupCore):
@@ -194,7 +194,7 @@ class CollectiveRunner(GroupCore):
     def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
         """Raises the error for a collective whose deadline has passed.
 
-        The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
+        The lane ends before the others are asked what they do: a rank that comes meanwhile must not succeed.
         """
         in_brief = Timeout(f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s")
         self._collectives.fail(in_brief)
@@ -247,7 +247,7 @@ class CollectiveRunner(GroupCore):
 
 
 def _told(group: weakref.ref[CollectiveRunner]) -> None:
-    """The program has been given the error of an asynchronous operation."""
+    """Notes that the program has been given the error of an asynchronous operation."""
     found = group()
     if found is not None:
         found._told = True
@@ -256,7 +256,7 @@ def _told(group: weakref.ref[CollectiveRunner]) -> None:
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
-"""How many operations a rank may have run ahead before it notices that it is alone."""
+"""The most operations that a rank may have run ahead before it notices that it is alone."""
 
 
 class _Worker:
@@ -272,7 +272,7 @@ class _Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
+        """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
         return self._pending == 0
 
     def hold_back(self, fast_path: AnyFastPath) -> None:

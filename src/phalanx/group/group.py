@@ -1,4 +1,4 @@
-"""The group: who talks, and everything they can say to each other."""
+"""The group: an ordered set of ranks, and all that they can do together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     # -- more groups ---------------------------------------------------------------------------------------------------
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
-        """A group of some of these ranks, sorted. Only they call it; nobody else has to take part.
+        """A group of some of these ranks, sorted. Only they call it; no other rank has to take part.
 
         Raises:
             InvalidRank: A rank is not in this group, or this rank is not among them.

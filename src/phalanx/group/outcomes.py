@@ -1,4 +1,4 @@
-"""How a collective can end without a result, as its engine says it. The runner makes the caller's error of it."""
+"""The ways in which an engine gives up a collective. The runner turns them into the caller's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves and combines the memory of a collective: the part below the verbs.
+"""Engines move and combine the memory of collectives: the part below the verbs.
 
 A verb has validated its arrays and made flat, contiguous memory of them; an engine does the work, over the network or
 inside a segment. All ranks of a group use the same kind of engine, because they decide by what all of them know.
@@ -41,7 +41,7 @@ RunCollective = Callable[[CollectiveCall, "Callable[[Engine, RunningCollective],
 
 
 class EngineSetup(NamedTuple):
-    """What an engine is made from, in the first collective of its group."""
+    """The parts from which an engine is made, in the first collective of its group."""
 
     running: RunningCollective
     """That collective."""

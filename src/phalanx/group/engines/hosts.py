@@ -75,7 +75,7 @@ class HostEngine(Engine):
     # -- inside the host -----------------------------------------------------------------------------------------------
 
     def _parts(self, flat: Flat) -> list[Flat]:
-        """What each member of the host deals with: a part for every carrier, nothing for the others."""
+        """The part of each member of the host: one for every carrier, none for the others."""
         parts = [flat[start:stop] for start, stop in chunk_bounds(flat.size, self._carriers)]
         return parts + [flat[:0]] * (len(self._ranks) - self._carriers)
 

@@ -28,14 +28,14 @@ __all__ = ["SegmentEngine", "raise_outcome", "start"]
 DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT, BROKEN = range(7)  # Outcome in cpp/phalanx/waiting.hpp
 
 CAUSE_WAIT = 2.0
-"""Seconds a rank waits to be told why another gave an operation up, which may have to ask around first."""
+"""Seconds that a rank waits for the reason of another that gave up, which may have to ask around first."""
 
 
 def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], lane: Lane) -> NoReturn:
-    """Says in Python how an operation in a segment ended that did not go well.
+    """Raises the error for an operation in a segment that failed.
 
     Args:
-        blamed: The segment's ranks that it failed because of; see `Segment.blamed`.
+        blamed: The segment's ranks that caused the failure; see `Segment.blamed`.
         members: The group's rank of each of the segment's.
         lane: What was aborted, if the operation was.
     """
@@ -49,10 +49,10 @@ def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], l
     if outcome == BROKEN:
         name = lane.members[ranks[0]]
         raise lane.await_error(CAUSE_WAIT) or PhalanxError(
-            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came, and has not said why",
+            f"rank {name} gave up this operation before rank {lane.members[lane.rank]} joined it, and has not said why",
             peer=name,
         )
-    raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
+    raise lane.error or PhalanxError(f"the shared memory of this group was abandoned (outcome {outcome})")
 
 
 def start(setup: EngineSetup) -> Engine | None:

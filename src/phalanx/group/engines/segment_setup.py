@@ -1,4 +1,4 @@
-"""How the members of a group come to share memory, in its first collective.
+"""Sets up the memory that members of a group share, in its first collective.
 
 The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
 descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
@@ -40,18 +40,18 @@ SLOT = 1 << 20
 SHORT_SLOT = 256 << 10
 """The same for many ranks, whose slots would be too much together."""
 LARGEST_HEAP = 1 << 40
-"""Bytes of a heap that are believed: far from where sizes of all ranks together could overflow."""
+"""The largest heap that is accepted, in bytes: far from where the sizes of all ranks together could overflow."""
 FEW = 8
-"""Ranks that are not many."""
+"""The most ranks that use long slots."""
 PATIENCE = (2000, 1000)
-"""How often a rank looks at the others, and then gives its core away, before it sleeps."""
+"""Looks at the other ranks, and then yields of the core, before a rank sleeps."""
 LITTLE_PATIENCE = (20, 4)
 """The same where there are fewer cores than ranks."""
 _OFFER = struct.Struct("<?QQQQ16s")
 
 
 def memory_groups(backend: LaneBackend) -> list[list[int]]:
-    """The ranks of a backend by the memory that they can share; one that shares with nobody is alone."""
+    """The ranks of a backend by the memory that they can share; a rank that cannot share is alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
         found[(host, memory) if memory and core is not None else (rank,)].append(rank)
@@ -59,11 +59,14 @@ def memory_groups(backend: LaneBackend) -> list[list[int]]:
 
 
 def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
-    """Whether the ranks of the group could share memory as they should, and this rank's segment if it has neighbours.
+    """Maps the memory that this rank shares with its neighbours. All members of the group call it.
 
     Args:
-        neighbours: Ranks of the group, this one among them. Alone, it shares nothing, but has a say.
+        neighbours: Ranks of the group, this one among them. Without others it maps nothing, but takes part in the vote.
         heap: Bytes for the arrays of `Group.empty`.
+
+    Returns:
+        True if all members could map what they should; and this rank's segment, if it has neighbours.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
@@ -122,9 +125,9 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     assert core is not None
     made, pid, number, slot, heap, nonce = _OFFER.unpack(offer)
     if not made:
-        raise OSError("there is none")
+        raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
-        raise OSError(f"it is said to have slots of {slot} and heaps of {heap} bytes")
+        raise OSError(f"invalid sizes: slots of {slot} bytes, heaps of {heap} bytes")
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What a collective is, as its verb says before it runs."""
+"""The call of a collective, as its verb describes it before it runs."""
 
 from __future__ import annotations
 

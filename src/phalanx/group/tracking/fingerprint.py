@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 @lru_cache(4096)
 def kind_of(operation: str, dtype: str, reduction: str) -> int:
-    """What does not change from call to call, as a number."""
+    """The part of a fingerprint that does not change from call to call."""
     text = f"{operation}|{dtype}|{reduction}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 

@@ -1,4 +1,4 @@
-"""What a rank did last in a group: kept for the errors of others."""
+"""The last operations of a rank in a group, kept for the errors of others."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ class Journal:
         return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.fingerprint), None)
 
     def contradicts(self, status: OperationStatus) -> bool:
-        """Whether another rank's collective of some number is not what this rank has under that number."""
+        """True if another rank's collective differs from the one that this rank has under the same number."""
         mine = self.at(status.sequence)
         return mine is not None and status.fingerprint not in (0, mine.fingerprint)
 
     def status(self, sequence: int = 0) -> OperationStatus:
-        """What is going on: the oldest operation that still runs, else the one that ended last.
+        """The state of this rank: the oldest operation that still runs, else the one that ended last.
 
         Args:
             sequence: Tell of this collective instead, if this rank has got so far.

@@ -169,7 +169,7 @@ class Gathers(CollectiveRunner):
         return self._run(call, body, timeout, async_op)
 
     def _tell_shape(self, engine: Engine, running: RunningCollective, source: Adapted | None, src: int) -> Description:
-        """What each rank gets of the root's array: only the root knows."""
+        """Tells all ranks the dtype and shape of their parts, which only the root knows."""
         slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
         if source is not None:
             shape = divided_shape(source.array, self.world_size)
@@ -255,9 +255,9 @@ class Gathers(CollectiveRunner):
     def _exchange_counts(
         self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:
-        """How many rows go from each rank (dim 0) to each (dim 1).
+        """The number of rows that go from each rank (dim 0) to each (dim 1).
 
-        Everybody sees everybody's counts, so all refuse alike what does not fit.
+        All ranks see all counts, so all refuse alike what does not fit.
         """
         size = self.world_size
         if not engine.exchanges_counts:

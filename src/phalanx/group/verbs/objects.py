@@ -1,4 +1,4 @@
-"""Collectives on data that is no array: encoded by the safe codec, moved as bytes."""
+"""Collectives on objects other than arrays: encoded by the safe codec, moved as bytes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ObjectCollectives(Gathers):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _all_sizes(self, engine: Engine, running: RunningCollective, mine: _Encoded) -> npt.NDArray[np.int64]:
-        """How long each rank's structure and arrays are."""
+        """The lengths of each rank's structure and arrays."""
         sizes = np.zeros((self.world_size, 2), np.int64)
         sizes[self.rank] = _sizes(mine)
         engine.all_gather(running, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)

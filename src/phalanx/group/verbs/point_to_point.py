@@ -135,7 +135,7 @@ class PointToPoint(GroupCore):
             out: As of `recv`. It may be exactly `x`.
 
         Returns:
-            What `recv(out, src, tag=tag)` would.
+            The same as `recv(out, src, tag=tag)`.
 
         Raises:
             As `send` and `recv`.
@@ -235,7 +235,7 @@ class PointToPoint(GroupCore):
         return out
 
     def _take_back(self) -> None:
-        """After an interrupt: nobody will ever know of what was handed over just then."""
+        """Takes back what was handed over just before an interrupt: its caller will never wait for it."""
         operation = last_handed_over()
         if operation is not None:
             self._messages.withdraw(operation)
@@ -320,14 +320,14 @@ class PointToPoint(GroupCore):
             self._messages.withdraw(receive)
 
     def _naming(self, envelope: Envelope) -> int:
-        """The world rank that a message came from: what errors speak of."""
+        """The world rank that a message came from, by which errors name it."""
         return self.members[self._messages.source_of(envelope)]
 
     def _sources(self, src: int | None) -> list[int]:
         return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
 
     def _received(self, receive: Receive, sink: AnySink, src: int | None) -> Any:
-        """What the caller of a receive gets."""
+        """The result of a receive for its caller."""
         data = sink.result()
         if src is not None:
             return data
@@ -359,7 +359,7 @@ class PointToPoint(GroupCore):
         """Waits until all are done, one has failed, or the deadline has passed.
 
         Raises:
-            OutOfResources: Who is waited for has not connected yet, and this rank has no descriptor left for it.
+            OutOfResources: A sender has not connected yet, and this rank has no descriptor left for it.
         """
         lane = self._messages
         while not lane.wait(operations, deadline.sooner(LOOK)) and not deadline.expired:
@@ -370,7 +370,7 @@ class PointToPoint(GroupCore):
     def _in_background(
         self, entry: Entry, operation: Operation, deadline: Deadline, waiting: list[int], result: Any
     ) -> Work:
-        """Returns at once; the lane's own thread goes on if nobody waits."""
+        """Returns at once; the lane's own thread goes on unless the caller waits."""
         lane = self._messages
         work = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
 
@@ -392,13 +392,13 @@ class PointToPoint(GroupCore):
         try:
             with naming_limits():
                 lane.move_in_background(operation, deadline, expire)
-        except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
+        except BaseException:  # Ctrl-C, or no more threads: no caller will ever wait for this operation
             lane.withdraw(operation)
             raise
         return work
 
     def _failure(self, error: BaseException, entry: Entry) -> BaseException:
-        """What to raise for an operation that failed; a rank that is lost breaks the group, one that left does not."""
+        """The error for an operation that failed. A rank that is lost breaks the group; one that left does not."""
         if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._health.cause is None:
             self._health.fail(error)
             self._control.break_group(self._context, error)

@@ -27,7 +27,7 @@ __all__ = ["MpiDeviceFastPath"]
 
 
 class _Device:
-    """What is known of an array in the memory of a GPU.
+    """An array in the memory of a GPU, as its interface describes it.
 
     Raises:
         UnsupportedArray: It cannot be handed to MPI as it is.
@@ -54,13 +54,13 @@ def _is_on_device(x: Any) -> bool:
 
 
 def _says_so(x: Any) -> bool:
-    """Whether it is on a GPU now: a torch tensor has the attribute wherever it lies."""
+    """True if it is on a GPU now: a torch tensor has the attribute wherever it lies."""
     torch = sys.modules.get("torch")
     return bool(x.is_cuda) if torch is not None and isinstance(x, torch.Tensor) else True
 
 
 def _wait_for_device(x: Any) -> None:
-    """Waits for what is still to be computed: MPI does not know of streams."""
+    """Waits until the array is computed: MPI does not know of streams."""
     library = type(x).__module__.partition(".")[0]
     if library == "torch":
         sys.modules["torch"].cuda.current_stream(x.device).synchronize()
@@ -146,7 +146,7 @@ class MpiDeviceFastPath:
     def _reduce(self, verb: str, function: str, x: Any, out: Any, name: str, root: int | None) -> Any:
         device, size = _Device(x), self._size
         if name == "mean" and device.dtype.kind not in "fc":
-            raise UnsupportedOp(f"op='mean' makes no sense for {device.dtype.name}")
+            raise UnsupportedOp(f"op='mean' is not defined for {device.dtype.name}")
         if device.dtype.name == "float16":
             raise UnsupportedOp("MPI cannot reduce float16 in the memory of a GPU (use float32)")
         gets_it = root is None or self._rank == root

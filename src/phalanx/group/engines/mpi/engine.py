@@ -48,7 +48,7 @@ _WORDS = {2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
 _MOST = 1 << 30
 """Elements that are given to MPI at once: Open MPI 5 cannot count further than 31 bits."""
 _HEAP = 1 << 16
-"""Bytes for arrays in the segment of the gate: nobody asks for any."""
+"""Bytes for arrays in the segment of the gate, which has none."""
 
 
 def start(setup: EngineSetup) -> MpiEngine:
@@ -145,11 +145,11 @@ class MpiEngine(Engine):
 
     @property
     def is_broken(self) -> bool:
-        """Whether a call that is inside MPI may never come back, because the group has broken meanwhile."""
+        """True if a call inside MPI may never return, because the group has broken meanwhile."""
         return self._lane.error is not None
 
     def give_up(self, seconds: float) -> None:
-        """Ends the process: a call is stuck inside MPI. For another thread."""
+        """Ends the process, because a call is stuck inside MPI. Called by the watchdog's thread."""
         lane = self._lane
         rank, control = lane.members[lane.rank], lane._control
         why = str(lane.error or f"its time was over (it had {self.longest:g} s)")
@@ -180,7 +180,7 @@ class MpiEngine(Engine):
         if isinstance(self.gate, OpenGate):
             self.do(running, "Barrier")
         else:
-            self.gate.enter(running)  # which is one
+            self.gate.enter(running)  # which is a barrier
 
     def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         word, width = self._word(flat)
@@ -254,7 +254,7 @@ class MpiEngine(Engine):
             self.do(running, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
 
     def _word(self, flat: Flat) -> tuple[Any, int]:
-        """What elements travel as where nobody looks into them, and its bytes: wide, because MPI counts in 31 bits."""
+        """The MPI datatype for moving raw elements, and its size. The widest that fits: MPI counts in 31 bits."""
         name = _WORDS.get(flat.itemsize)
         return (self._byte, 1) if name is None else (getattr(self._mpi.module, name), flat.itemsize)
 
@@ -284,7 +284,7 @@ class MpiEngine(Engine):
         return maker.make(self._meeting, self._fast_calls)
 
     def _make_calls(self, functions: list[int]) -> MpiCalls:
-        """What the core needs to call these functions of MPI with every dtype and reduction."""
+        """The handles with which the core calls these functions of MPI, for every dtype and reduction."""
         assert core is not None
         handle = self._mpi.module._handleof
         datatypes, operations = [], []

@@ -1,7 +1,7 @@
-"""How a collective on MPI begins: all ranks have come, and mean the same.
+"""The gate before a collective on MPI: it opens once all ranks have come and mean the same.
 
 MPI's calls wait for each other without any bound, and ranks that call different ones get each other's bytes, or hang.
-So nobody enters MPI before everybody is there with the same fingerprint. All waiting for a late, lost or mistaken rank
+So no rank enters MPI before all are there with the same fingerprint. All waiting for a late, lost or mistaken rank
 happens in the gate, which has a deadline and can be broken; what follows takes as long as the transfer.
 """
 
@@ -69,7 +69,7 @@ class SharedGate(Gate):
 class MessageGate(Gate):
     """Members on several hosts compare their fingerprints through MPI: one reduction of a few bytes.
 
-    The deadlines are compared, too: who comes late may meet what somebody sent that has given up meanwhile.
+    The deadlines are compared, too: a late rank may meet the message of one that has given up meanwhile.
 
     Args:
         comm: The group's.
@@ -143,5 +143,5 @@ def _now() -> int:
 
 
 def _on_the_clock(deadline: Deadline) -> int:
-    """When it is over by the clock that hosts have in common, in microseconds."""
+    """The deadline by the clock that hosts have in common, in microseconds."""
     return _now() + int(min(deadline.remaining(), _FOREVER) * 1e6)

@@ -1,4 +1,4 @@
-"""Looks after calls inside MPI, which nobody can interrupt: one that will never end, ends the process with a word.
+"""Watches calls inside MPI, which cannot be interrupted: one that will never return ends the process, with a message.
 
 It is the last resort. A rank that is late, or in another operation, is found before MPI is entered; this is for one
 that dies or stops in the middle of a transfer, under a launcher that lets the others live on.

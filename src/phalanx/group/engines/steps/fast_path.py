@@ -154,7 +154,7 @@ class FastRun:
         return outcome
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when nothing can be moved."""
+        """The descriptors and events to wait for when nothing can be moved."""
         reads = [c.stream for i, c in enumerate(self._inbound) if self._run.receives_from(i)]
         writes = [c.stream for i, c in enumerate(self._outbound) if self._run.sends_to(i)]
         return [(s.fd, s.read_events) for s in reads] + [(s.fd, s.write_events) for s in writes]
@@ -170,7 +170,7 @@ class FastRun:
             raise outbound_over(self._outbound[where], ended_with(self._run.error))
         if outcome == INBOUND_ENDED:
             raise inbound_over(self._inbound[where], ended_with(self._run.error))
-        # Another frame than the expected: the channel knows what it means.
+        # An unexpected frame: the channel knows what it means.
         job, channel = self._job, self._inbound[where]
         with channel.lock:
             give_back(channel, self._run.refused())

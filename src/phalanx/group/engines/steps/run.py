@@ -141,7 +141,7 @@ def _move_all(pending: list[Flow], job: Job, piece: int) -> None:
 
 
 class _Patience:
-    """How a step waits: it looks again a few times, then it sleeps, and now and then it asks what the others do."""
+    """The waits of a step: it looks again a few times, then it sleeps, and now and then it asks what the others do."""
 
     __slots__ = ("_asks_at", "_enough", "_job", "_pause", "looks")
 
@@ -180,8 +180,8 @@ class _Patience:
         """Sleeps until something can be moved, or it is time to look for another reason.
 
         Args:
-            polled: Tells what to wait for.
-            waiting: Tells who is waited for.
+            polled: Gives the descriptors and events to wait for.
+            waiting: Gives the ranks that are waited for.
 
         Raises:
             As `wait`.

@@ -1,4 +1,4 @@
-"""What one rank sends to another, or receives from it, in one step of a schedule.
+"""The transfers between two ranks in one step of a schedule.
 
 On a direct lane the frames go past queues and mailboxes (`transports.direct`). A frame that cannot, because the channel
 is not there yet or has something else to say first, goes the way of every message, as all do on other lanes.
@@ -48,7 +48,7 @@ class StepSink(Sink):
 
 
 class Job:
-    """What all steps of one collective have in common; see `steps.run`."""
+    """The state that all steps of one collective share; see `steps.run`."""
 
     __slots__ = (
         "_headers",
@@ -88,7 +88,7 @@ class Job:
         self._headers: dict[int, bytes] = {}
 
     def header(self, size: int) -> bytes:
-        """What a transfer of so many bytes begins with."""
+        """The header of a transfer of so many bytes."""
         header = self._headers.get(size)
         if header is None:
             header = self._headers[size] = pack_header(Kind.STEP, self.fingerprint, 0, size)
@@ -107,7 +107,7 @@ class Job:
         return self.sources[chunk] if chunk in self.sources else self.chunks[chunk]
 
     def finish(self, transfer: Recv, received: Array) -> None:
-        """Reduces a chunk that has come as a whole, in memory that nobody needs any more."""
+        """Reduces a chunk that was received as a whole. Its memory is free to be overwritten."""
         target, source = self.chunks[transfer.chunk], self.sources.pop(transfer.chunk, None)
         if source is not None:
             target[:] = source
@@ -118,7 +118,7 @@ class Job:
         return self.lane.drive(operations) if self.lane.direct else []
 
     def wake_up(self) -> Waker:
-        """What wakes this thread. After the first call everything has to be looked at once more before it sleeps."""
+        """The waker of this thread. After the first call, look at everything once more before sleeping."""
         if self.waker is None:
             self.waker = Waker.take()
             self.lane.add_sleeper(self.waker)
@@ -137,7 +137,7 @@ class Flow(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left."""
+        """True once nothing is left."""
 
     @property
     def peer(self) -> int:
@@ -152,7 +152,7 @@ class Flow(Protocol):
         """
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when nothing can be moved."""
+        """The descriptors and events to wait for when nothing can be moved."""
 
     @property
     def operations(self) -> Sequence[Operation]:
@@ -236,7 +236,7 @@ class Inflow:
         self._posted: Receive | None = None
         self._polled: list[tuple[int, int]] | None = None
         self._temporary: Array | None = None
-        """Where something is received that will be reduced as a whole."""
+        """Memory for a chunk that will be reduced as a whole."""
         self._begin()
 
     def move(self, piece: int) -> bool:
