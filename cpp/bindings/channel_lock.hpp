@@ -1,5 +1,5 @@
-// The lock of a channel that has a quick way: re-entrant as threading.RLock, but taken by the core without a call into
-// Python. Whoever has to wait for it wakes a quick message that waits for the other side with it, and that gives way.
+// The lock of a channel that has a fast path: re-entrant as threading.RLock, but taken by the core without a call into
+// Python. Whoever has to wait for it wakes a fast message that waits for the other side with it, and that gives way.
 #pragma once
 
 #include <nanobind/nanobind.h>

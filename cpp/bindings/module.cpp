@@ -22,7 +22,7 @@ void phalanx::bind_call_site(nb::module_& m) {
 }
 
 void phalanx::bind_recorder(nb::module_& m) {
-    nb::class_<Recorder>(m, "Recorder", "The last operations of the quick paths; see phalanx.group.tracking.journal.")
+    nb::class_<Recorder>(m, "Recorder", "The last operations of the fast paths; see phalanx.group.tracking.journal.")
         .def(nb::init<>())
         .def_rw("sequence", &Recorder::sequence)
         .def("records", &Recorder::records);
@@ -40,7 +40,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_ring(m);
     phalanx::bind_frame_pipe(m);
     phalanx::bind_segment(m);
-    phalanx::bind_express(m);
+    phalanx::bind_fast_path(m);
     phalanx::bind_steps(m);
 #if defined(PHALANX_JITTER)
     m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,

@@ -5,7 +5,7 @@
 
 namespace phalanx {
 
-void bind_express(nanobind::module_& m);
+void bind_fast_path(nanobind::module_& m);
 void bind_frame_pipe(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_call_site(nanobind::module_& m);

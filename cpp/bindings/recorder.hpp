@@ -1,4 +1,4 @@
-// What the quick paths did last, and where in the user's program they were called. The Python journal reads it when an
+// What the fast paths did last, and where in the user's program they were called. The Python journal reads it when an
 // error has to tell what this rank was doing; writing it costs a fraction of a microsecond.
 #pragma once
 
@@ -26,7 +26,7 @@ struct Record {
     int dims = 0;
     std::array<std::int64_t, most_dims> shape;  // as many as there are dims
     std::uint64_t sequence = 0;  // of a collective; 0 for a message
-    std::uint64_t mark = 0;
+    std::uint64_t fingerprint = 0;
     std::int64_t began_ns = 0;
     std::int64_t ended_ns = 0;  // 0 while it runs
 };
@@ -52,7 +52,7 @@ public:
         return record;
     }
 
-    // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, mark, site, began, ended) with times in seconds, ended
+    // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site, began, ended) with times in seconds, ended
     // 0 while it runs.
     nb::list records() const {
         nb::list found;
@@ -62,7 +62,7 @@ public:
             nb::list lengths;
             for (int d = 0; d < r.dims; ++d) lengths.append(r.shape[static_cast<std::size_t>(d)]);
             const nb::tuple shape(lengths);
-            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, shape, r.sequence, r.mark, r.site,
+            found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, shape, r.sequence, r.fingerprint, r.site,
                                         static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
         }
         return found;

@@ -7,7 +7,7 @@
 #include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
-#include "quick_messages.hpp"
+#include "fast_messages.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -104,19 +104,19 @@ void phalanx::bind_ring(nb::module_& m) {
         .def_prop_ro("pending", [](RingIn& r) { return r.half() != nullptr && r.half()->available(1) != 0; })
         .def_rw("resting", &RingIn::resting)
         .def("read_into", &read_into, nb::arg("view"));
-    nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that quick messages give way to.")
+    nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that fast messages give way to.")
         .def(nb::init<>())
         .def("__enter__", &ChannelLock::enter)
         .def("__exit__", [](ChannelLock& lock, nb::args) { lock.exit(); });
-    nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that quick messages can send.")
+    nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that fast messages can send.")
         .def(nb::init<nb::handle, nb::list, nb::list>(), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("samples"));
-    nb::class_<QuickMessages>(m, "QuickMessages", "Sends and receives simple arrays through rings, in one call each.")
+    nb::class_<FastMessages>(m, "FastMessages", "Sends and receives simple arrays through rings, in one call each.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, int, int>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
              nb::arg("spins"), nb::arg("yields"))
-        .def("open_out", &QuickMessages::open_out, nb::arg("dst"), nb::arg("ring"), nb::arg("channel"), nb::arg("queue"))
-        .def("open_in", &QuickMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
-        .def("close", &QuickMessages::close)
-        .def("send", &QuickMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("recv", &QuickMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
+        .def("open_out", &FastMessages::open_out, nb::arg("dst"), nb::arg("ring"), nb::arg("channel"), nb::arg("queue"))
+        .def("open_in", &FastMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
+        .def("close", &FastMessages::close)
+        .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
+        .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
 }

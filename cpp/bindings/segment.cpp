@@ -20,9 +20,9 @@ using namespace phalanx;
 
 namespace {
 
-Call call_of(std::uint64_t mark, double deadline) {
+Call call_of(std::uint64_t fingerprint, double deadline) {
     Call call;
-    call.mark = mark;
+    call.fingerprint = fingerprint;
     call.bound.deadline_ns = static_cast<std::int64_t>(deadline * 1e9);
     call.bound.interrupted = signal_raised;
     return call;
@@ -62,58 +62,58 @@ std::size_t total(const Counts& counts) {
     return sum;
 }
 
-int barrier(SharedSegment& s, std::uint64_t mark, double deadline) {
-    return run(s, {}, [&] { return s.ops.barrier(call_of(mark, deadline)); });
+int barrier(SharedSegment& s, std::uint64_t fingerprint, double deadline) {
+    return run(s, {}, [&] { return s.ops.barrier(call_of(fingerprint, deadline)); });
 }
 
-int broadcast(SharedSegment& s, nb::handle x, int root, std::uint64_t mark, double deadline) {
+int broadcast(SharedSegment& s, nb::handle x, int root, std::uint64_t fingerprint, double deadline) {
     const Buffer buffer(x, s.segment.rank() == root ? PyBUF_SIMPLE : PyBUF_WRITABLE);
     return run(s, {&buffer}, [&] {
-        return s.ops.broadcast(call_of(mark, deadline), buffer.data(), buffer.bytes(), root);
+        return s.ops.broadcast(call_of(fingerprint, deadline), buffer.data(), buffer.bytes(), root);
     });
 }
 
-int all_reduce(SharedSegment& s, nb::handle x, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
+int all_reduce(SharedSegment& s, nb::handle x, int dtype, int op, std::int64_t divisor, std::uint64_t fingerprint,
                double deadline) {
     const Buffer buffer(x, PyBUF_WRITABLE);
     const Combine how = combine_of(dtype, op, divisor);
     return run(s, {&buffer}, [&] {
-        return s.ops.all_reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how);
+        return s.ops.all_reduce(call_of(fingerprint, deadline), buffer.data(), items(buffer, how), how);
     });
 }
 
-int reduce_to(SharedSegment& s, nb::handle x, int root, int dtype, int op, std::int64_t divisor, std::uint64_t mark,
+int reduce_to(SharedSegment& s, nb::handle x, int root, int dtype, int op, std::int64_t divisor, std::uint64_t fingerprint,
            double deadline) {
     const Buffer buffer(x, s.segment.rank() == root ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     const Combine how = combine_of(dtype, op, divisor);
     return run(s, {&buffer}, [&] {
-        return s.ops.reduce(call_of(mark, deadline), buffer.data(), items(buffer, how), how, root);
+        return s.ops.reduce(call_of(fingerprint, deadline), buffer.data(), items(buffer, how), how, root);
     });
 }
 
 int reduce_scatter(SharedSegment& s, nb::handle x, nb::handle out, int dtype, int op, std::int64_t divisor,
-                   std::uint64_t mark, double deadline) {
+                   std::uint64_t fingerprint, double deadline) {
     const Buffer source(x, PyBUF_SIMPLE);
     const Buffer target(out, PyBUF_WRITABLE);
     const Combine how = combine_of(dtype, op, divisor);
     need(source.bytes() == target.bytes() * s.segment.ranks());
     return run(s, {&source, &target}, [&] {
-        return s.ops.reduce_scatter(call_of(mark, deadline), source.data(), target.data(), items(target, how), how);
+        return s.ops.reduce_scatter(call_of(fingerprint, deadline), source.data(), target.data(), items(target, how), how);
     });
 }
 
-int all_gather(SharedSegment& s, nb::handle x, nb::handle out, const Counts& counts, std::uint64_t mark,
+int all_gather(SharedSegment& s, nb::handle x, nb::handle out, const Counts& counts, std::uint64_t fingerprint,
                double deadline) {
     const Buffer source(x, PyBUF_SIMPLE);
     const Buffer target(out, PyBUF_WRITABLE);
     need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == source.bytes() &&
          total(counts) == target.bytes());
     return run(s, {&source, &target}, [&] {
-        return s.ops.all_gather(call_of(mark, deadline), source.data(), target.data(), counts);
+        return s.ops.all_gather(call_of(fingerprint, deadline), source.data(), target.data(), counts);
     });
 }
 
-int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts, int root, std::uint64_t mark,
+int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts, int root, std::uint64_t fingerprint,
            double deadline) {
     const Buffer source(x, PyBUF_SIMPLE);
     need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == source.bytes());
@@ -121,11 +121,11 @@ int gather(SharedSegment& s, nb::handle x, nb::object out, const Counts& counts,
     const Buffer target(receives ? out : nb::borrow(x), receives ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     need(!receives || total(counts) == target.bytes());
     return run(s, {&source, &target}, [&] {
-        return s.ops.gather(call_of(mark, deadline), source.data(), target.data(), counts, root);
+        return s.ops.gather(call_of(fingerprint, deadline), source.data(), target.data(), counts, root);
     });
 }
 
-int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts, int root, std::uint64_t mark,
+int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts, int root, std::uint64_t fingerprint,
             double deadline) {
     const Buffer target(out, PyBUF_WRITABLE);
     need(counts.size() == static_cast<std::size_t>(s.segment.ranks()) && counts[s.segment.rank()] == target.bytes());
@@ -133,11 +133,11 @@ int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts
     const Buffer source(sends ? x : nb::borrow(out), PyBUF_SIMPLE);
     need(!sends || total(counts) == source.bytes());
     return run(s, {&source, &target}, [&] {
-        return s.ops.scatter(call_of(mark, deadline), source.data(), target.data(), counts, root);
+        return s.ops.scatter(call_of(fingerprint, deadline), source.data(), target.data(), counts, root);
     });
 }
 
-int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& sizes, std::uint64_t mark,
+int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& sizes, std::uint64_t fingerprint,
                double deadline) {
     const Buffer source(x, PyBUF_SIMPLE);
     const Buffer target(out, PyBUF_WRITABLE);
@@ -152,7 +152,7 @@ int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& siz
     }
     need(sent == source.bytes() && received == target.bytes());
     return run(s, {&source, &target}, [&] {
-        return s.ops.all_to_all(call_of(mark, deadline), source.data(), target.data(), sizes);
+        return s.ops.all_to_all(call_of(fingerprint, deadline), source.data(), target.data(), sizes);
     });
 }
 
@@ -208,9 +208,9 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("reduce_scatter", &reduce_scatter)
         .def("all_gather", &all_gather)
         .def("gather", &gather, nb::arg("x"), nb::arg("out").none(), nb::arg("counts"), nb::arg("root"),
-             nb::arg("mark"), nb::arg("deadline"))
+             nb::arg("fingerprint"), nb::arg("deadline"))
         .def("scatter", &scatter, nb::arg("x").none(), nb::arg("out"), nb::arg("counts"), nb::arg("root"),
-             nb::arg("mark"), nb::arg("deadline"))
+             nb::arg("fingerprint"), nb::arg("deadline"))
         .def("all_to_all", &all_to_all)
         .def("empty", &empty)
         .def("abort",

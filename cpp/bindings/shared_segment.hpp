@@ -1,4 +1,4 @@
-// A mapped segment as Python holds it: shared by the group, its quick path, and the arrays of `Group.empty`.
+// A mapped segment as Python holds it: shared by the group, its fast path, and the arrays of `Group.empty`.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// The steps of a schedule over TCP for Python; see phalanx.group.engines.steps.native.
+// The steps of a schedule over TCP for Python; see phalanx.group.engines.steps.fast_path.
 
 #include "phalanx/steps.hpp"
 
@@ -55,7 +55,7 @@ struct Plan {
 class Run {
 public:
     Run(const Plan& plan, nb::list chunks, nb::list sources, const std::vector<int>& out, const std::vector<int>& in,
-        std::uint64_t mark, int dtype, int op) {
+        std::uint64_t fingerprint, int dtype, int op) {
         std::vector<Chunk> memory;
         memory.reserve(nb::len(chunks));
         const std::size_t item = dtype >= 0 ? item_size(static_cast<Dtype>(dtype)) : 1;
@@ -72,7 +72,7 @@ public:
             memory.push_back(chunk);
         }
         check(plan, memory.size(), out.size(), in.size(), dtype, op);
-        steps_ = std::make_unique<Steps>(plan.steps, std::move(memory), out, in, mark,
+        steps_ = std::make_unique<Steps>(plan.steps, std::move(memory), out, in, fingerprint,
                                          static_cast<Dtype>(std::max(dtype, 0)), static_cast<Op>(std::max(op, 0)));
     }
 
@@ -118,12 +118,12 @@ private:
 }  // namespace
 
 void bind_steps(nb::module_& m) {
-    nb::class_<Plan>(m, "Plan", "The steps of a schedule; see phalanx.group.engines.steps.native.")
+    nb::class_<Plan>(m, "Plan", "The steps of a schedule; see phalanx.group.engines.steps.fast_path.")
         .def(nb::init<const std::vector<int>&>(), nb::arg("numbers"));
-    nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.engines.steps.native.")
+    nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.engines.steps.fast_path.")
         .def(nb::init<const Plan&, nb::list, nb::list, const std::vector<int>&, const std::vector<int>&, std::uint64_t, int,
                       int>(),
-             nb::arg("plan"), nb::arg("chunks"), nb::arg("sources"), nb::arg("out"), nb::arg("into"), nb::arg("mark"),
+             nb::arg("plan"), nb::arg("chunks"), nb::arg("sources"), nb::arg("out"), nb::arg("into"), nb::arg("fingerprint"),
              nb::arg("dtype"), nb::arg("op"))
         .def("move", &Run::move, nb::arg("looks"), nb::arg("piece"))
         .def_prop_ro("where", &Run::where)

@@ -1,4 +1,4 @@
-// Whose turn it is to run a collective of a group. Taken by the quick path without a call into Python.
+// Whose turn it is to run a collective of a group. Taken by the fast path without a call into Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

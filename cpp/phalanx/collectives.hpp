@@ -34,7 +34,7 @@ namespace phalanx {
 
 // What is the same for every operation.
 struct Call {
-    std::uint64_t mark = 0;
+    std::uint64_t fingerprint = 0;
     Bound bound;
 };
 
@@ -301,37 +301,37 @@ private:
                 if (outcome != Outcome::done) return outcome;
             }
             if (const int other = s_.claim_root(step); other >= 0) return mismatch(step, other);
-            note.mark.store(shown_mark(call), std::memory_order_relaxed);
+            note.fingerprint.store(shown_fingerprint(call), std::memory_order_relaxed);
             copy(note.data, x, bytes);
             s_.hurry();
             shown_ = step;
             // Who gave this broadcast up before it was shown has told the others so.
             if (const Outcome outcome = s_.may_take(step); outcome != Outcome::done) return outcome;
         } else {
-            const std::uint64_t mark = shown_mark(call);
+            const std::uint64_t fingerprint = shown_fingerprint(call);
             Note& mine = s_.note(rank(), step);
-            mine.wanted.store(mark, std::memory_order_relaxed);
+            mine.wanted.store(fingerprint, std::memory_order_relaxed);
             mine.wanted_at.store(step, std::memory_order_seq_cst);
             s_.wake_sleepers();
             const auto waits_itself = [&] {  // for another root, or in another broadcast
                 return note.wanted_at.load(std::memory_order_seq_cst) == step &&
-                       note.wanted.load(std::memory_order_relaxed) != mark;
+                       note.wanted.load(std::memory_order_relaxed) != fingerprint;
             };
             const Outcome outcome = s_.wait_for(root, step, call.bound, waits_itself);
             if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
-            if (!s_.reached(root, step) || note.mark.load(std::memory_order_relaxed) != mark)
+            if (!s_.reached(root, step) || note.fingerprint.load(std::memory_order_relaxed) != fingerprint)
                 return mismatch(step, root);
             if (outcome == Outcome::broken) return outcome;
             copy(x, note.data, bytes);
             s_.arrive();
         }
-        passed_ = mix(passed_ ^ call.mark);
+        passed_ = mix(passed_ ^ call.fingerprint);
         return Outcome::done;
     }
 
     // The fingerprint, and that of the short broadcasts before.
-    std::uint64_t shown_mark(const Call& call) const noexcept {
-        return passed_ == 0 ? call.mark : mix(passed_ ^ mix(call.mark));
+    std::uint64_t shown_fingerprint(const Call& call) const noexcept {
+        return passed_ == 0 ? call.fingerprint : mix(passed_ ^ mix(call.fingerprint));
     }
 
     // Another rank is in another operation: nobody may succeed in this one.
@@ -346,14 +346,15 @@ private:
         // Before it is taken: others must not take this rank for one that came.
         Outcome outcome = s_.may_take(s_.step() + 1);
         if (outcome != Outcome::done) return outcome;
-        const std::uint64_t mark = shown_mark(call);
-        s_.next_line().mark.store(mark, std::memory_order_relaxed);
+        const std::uint64_t fingerprint = shown_fingerprint(call);
+        s_.next_line().fingerprint.store(fingerprint, std::memory_order_relaxed);
         s_.arrive();
         outcome = s_.wait(s_.step(), call.bound);
         if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
         // All have come: where their operations differ, each can say so itself, also if another was the first to see it.
         for (int r = 0; r < ranks(); ++r)
-            if (s_.line_of(r, s_.step()).mark.load(std::memory_order_relaxed) != mark) return mismatch(s_.step(), r);
+            if (s_.line_of(r, s_.step()).fingerprint.load(std::memory_order_relaxed) != fingerprint)
+                return mismatch(s_.step(), r);
         if (outcome == Outcome::done) passed_ = shown_ = 0;
         return outcome;
     }

@@ -21,11 +21,11 @@ constexpr std::uint64_t extent_of(const Length* shape, int dims) noexcept {
 }
 
 // `kind` stands for what does not change from call to call: the operation, the dtype and the reduction.
-constexpr std::uint64_t fingerprint(std::uint64_t kind, std::uint64_t sequence, std::uint64_t extent,
+constexpr std::uint64_t fingerprint_of(std::uint64_t kind, std::uint64_t sequence, std::uint64_t extent,
                                     std::uint64_t root) noexcept {
-    std::uint64_t mark = kind;
-    for (const std::uint64_t part : {sequence, extent, root}) mark = mix(mark ^ mix(part + 1));
-    return mark != 0 ? mark : 1;
+    std::uint64_t fingerprint = kind;
+    for (const std::uint64_t part : {sequence, extent, root}) fingerprint = mix(fingerprint ^ mix(part + 1));
+    return fingerprint != 0 ? fingerprint : 1;
 }
 
 }  // namespace phalanx

@@ -37,9 +37,9 @@ inline constexpr int depth = 4;
 // operation costs one transfer between cores.
 struct alignas(cache_line) Line {
     Shared<std::uint64_t> step;
-    Shared<std::uint64_t> mark;    // the operation's fingerprint, at its first step
-    Shared<std::uint64_t> offset;  // where the rank's array lies in the segment; 0 if it does not
-    Shared<int> core;              // where the rank ran when it arrived
+    Shared<std::uint64_t> fingerprint;  // the operation's, at its first step
+    Shared<std::uint64_t> offset;       // where the rank's array lies in the segment; 0 if it does not
+    Shared<int> core;                   // where the rank ran when it arrived
     std::byte small[36];
 };
 static_assert(sizeof(Line) == cache_line);
@@ -47,7 +47,7 @@ static_assert(sizeof(Line) == cache_line);
 // What a rank shows in a short broadcast. It has many of them, so that it need not wait for the others each time.
 // `wanted` is what its owner waits for at a step: two ranks may each take the other for the root.
 struct alignas(cache_line) Note {
-    Shared<std::uint64_t> mark;
+    Shared<std::uint64_t> fingerprint;
     Shared<std::uint64_t> wanted;
     Shared<std::uint64_t> wanted_at;
     std::byte data[488];

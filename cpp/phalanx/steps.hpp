@@ -57,8 +57,13 @@ public:
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
 
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
-          const std::vector<int>& in, std::uint64_t mark, Dtype dtype, Op op)
-        : plan_(std::move(steps)), steps_(*plan_), chunks_(std::move(chunks)), mark_(mark), dtype_(dtype), op_(op) {
+          const std::vector<int>& in, std::uint64_t fingerprint, Dtype dtype, Op op)
+        : plan_(std::move(steps)),
+          steps_(*plan_),
+          chunks_(std::move(chunks)),
+          fingerprint_(fingerprint),
+          dtype_(dtype),
+          op_(op) {
         outbound_.reserve(out.size());
         inbound_.reserve(in.size());
         for (const int fd : out) outbound_.push_back(Outbound{fd});
@@ -158,7 +163,7 @@ private:
     FrameHeader expected(std::size_t size) const noexcept {
         FrameHeader header;
         header.kind = kind_step;
-        header.tag = mark_;
+        header.tag = fingerprint_;
         header.payload = size;
         return header;
     }
@@ -317,7 +322,7 @@ private:
     std::vector<Inbound> inbound_;
     std::vector<Late> late_;
     std::vector<pollfd> polled_;
-    std::uint64_t mark_;
+    std::uint64_t fingerprint_;
     Dtype dtype_;
     Op op_;
     std::size_t where_ = 0;

@@ -30,7 +30,7 @@ struct Rank {
 
     Call call(std::uint64_t kind = 1, std::int64_t timeout = 60 * second) {
         Call made;
-        made.mark = fingerprint(kind, ++sequence, 0, 0);
+        made.fingerprint = fingerprint_of(kind, ++sequence, 0, 0);
         made.bound.deadline_ns = monotonic_ns() + timeout;
         return made;
     }
@@ -179,7 +179,7 @@ void two_roots(Rank& me) {
     const int last = me.ranks() - 1;
     const int root = me.rank() == last ? last : 0;
     Call call = me.call();
-    call.mark = fingerprint(1, me.sequence, 4, root);
+    call.fingerprint = fingerprint_of(1, me.sequence, 4, root);
     const Outcome outcome = me.ops.broadcast(call, bytes_of(x), 16, root);
     if (root != me.rank()) {  // it may have read what rank 0 showed before anybody noticed
         CHECK(outcome == Outcome::done || outcome == Outcome::broken || outcome == Outcome::timed_out);
@@ -242,7 +242,7 @@ void no_root(Rank& me) {
     std::vector<std::int32_t> x(4, me.rank());
     const int root = (me.rank() + 1) % me.ranks();
     Call call = me.call();
-    call.mark = fingerprint(1, me.sequence, 4, root);
+    call.fingerprint = fingerprint_of(1, me.sequence, 4, root);
     CHECK(me.ops.broadcast(call, bytes_of(x), 16, root) == Outcome::mismatch);
     CHECK(me.ops.culprit() == root);
 }

@@ -12,7 +12,7 @@ from tests.collectives import workers as worker_threads
 import phalanx as px
 from phalanx.config.algorithms import ALGORITHMS
 from phalanx.group.engines.network import NetworkEngine
-from phalanx.group.engines.steps import native, run, transfers
+from phalanx.group.engines.steps import fast_path, run, transfers
 from phalanx.testing import open_world
 
 SIZES = [1, 2, 3, 5, 8]
@@ -38,7 +38,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     how, size = request.param
     with pytest.MonkeyPatch.context() as patch, open_world(size, "mesh", options=OPTIONS) as backends:
         if how != HOW[0]:
-            patch.setattr(native, "start", lambda schedule, job: None)
+            patch.setattr(fast_path, "start", lambda schedule, job: None)
         if how == HOW[2]:  # of which none ends with an element
             patch.setattr(run, "PIECE", 4999)
             patch.setattr(run, "LONG_PIECE", 4999)

@@ -249,7 +249,7 @@ def throw(group: px.Group) -> list[str]:
     """All of the table; what did not go as it should."""
     problems = []
     size = group.world_size
-    group.all_reduce(np.ones(1))  # there is a segment, and a quick path
+    group.all_reduce(np.ones(1))  # there is a segment, and a fast path
     verb = ""
     for name, call in calls(size):
         began = time.monotonic()

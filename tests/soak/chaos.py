@@ -161,7 +161,7 @@ class Chaos:
             "seed": plan.seed,
             # Also how long a rank 0 that hosts the directory waits in close() for a stopped rank to leave.
             "join_timeout": 3.0 if plan.moment == "forming" else 5.0 if stop else 20.0,
-            # Without a timeout of its own, a call on plain arrays takes the quick path.
+            # Without a timeout of its own, a call on plain arrays takes the fast path.
             "timeout": COLLECTIVE_TIMEOUT if stop else None,
             "message_timeout": MESSAGE_TIMEOUT if stop else 20.0,
         }

@@ -77,7 +77,7 @@ def test_the_threads_end_with_the_last_group(end: str) -> None:
     here, there = [px.Group(one) for one in world]
     together(here.barrier, there.barrier)
     if end == "break":
-        here.fail(px.PeerLost(1, "as a test says"))
+        here._health.fail(px.PeerLost(1, "as a test says"))
     together(here.close, there.close)
     assert adapter_threads() == before
     # And begin again with the next.

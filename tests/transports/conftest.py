@@ -27,7 +27,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def quick(pair: Pair) -> Iterator[Quick]:
-    """The quick way on a channel that has gone over."""
+    """The fast path on a channel that has gone over."""
     made = Quick(pair)
     yield made
     made.way.close()

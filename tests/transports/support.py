@@ -78,14 +78,14 @@ class Pair:
 
 
 class Quick:
-    """The quick way on a pair whose channels have gone over."""
+    """The fast path on a pair whose channels have gone over."""
 
     def __init__(self, pair: Pair, timeout: float = 10.0) -> None:
         assert core is not None
         pair.go_over()
         self.pair = pair
         self.recorder = core.Recorder()
-        self.way = core.QuickMessages(1, pair.mailbox, plain_arrays(), self.recorder, timeout, LIMIT, 100, 5)
+        self.way = core.FastMessages(1, pair.mailbox, plain_arrays(), self.recorder, timeout, LIMIT, 100, 5)
         assert isinstance(pair.sender.stream, OutboundRing)
         assert isinstance(pair.receiver.stream, InboundRing)
         self.way.open_out(0, pair.sender.stream.ring, pair.sender, pair.sender.queue)
@@ -118,6 +118,6 @@ def warm(group: px.Group) -> None:
 
 
 def quick_ones(group: px.Group) -> int:
-    """How many messages went the quick way; as far as they are kept."""
+    """How many messages went the fast path; as far as they are kept."""
     assert group._recorder is not None
     return sum(record[0] in ("send", "recv") for record in group._recorder.records())

@@ -24,7 +24,7 @@ def _no_rings(group: px.Group) -> None:
         group.send(x, peer)
         group.recv(x, peer)
     assert streams(group, peer) == ("Stream", "Stream")
-    assert group._quick is None
+    assert group._fast_messages is None
 
 
 @pytest.mark.parametrize("variables", [{"PHALANX_TRANSPORT": "tcp"}, {"PHALANX_PURE": "1"}])

@@ -82,7 +82,7 @@ def _objects(group: px.Group) -> None:
     for number in range(30):
         thing = {"number": number, "array": np.arange(number * 1000), "text": "x" * number}
         group.send_object(thing, peer)
-        group.send(np.full(4, number), peer)  # in between, the quick way
+        group.send(np.full(4, number), peer)  # in between, the fast path
         got = group.recv_object(peer)
         assert got["number"] == number
         assert (got["array"] == thing["array"]).all()

@@ -190,7 +190,7 @@ class ControlPlane:
         if here.running or here.sequence == sequence != 0 or not last.running:
             return here
         words = f"{last.operation} of another group"
-        return OperationStatus(words, here.sequence, here.mark, last.site, True, last.seconds)
+        return OperationStatus(words, here.sequence, here.fingerprint, last.site, True, last.seconds)
 
     def _end(self, error: PhalanxError) -> None:
         with self._condition:

@@ -27,7 +27,7 @@ from .lane_thread import LaneThread
 from .polling import sleep
 
 if TYPE_CHECKING:
-    from .._core import QuickMessages, Recorder
+    from .._core import FastMessages, Recorder
     from .control_plane import ControlPlane
 
 __all__ = ["Lane", "payload_size"]
@@ -102,8 +102,8 @@ class Lane(ABC):
         """Messages that are queued and not yet sent."""
         return []
 
-    def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
-        """The quick way of simple messages, where the lane has one. It notes them in `recorder`."""
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | None:
+        """The fast path of simple messages, where the lane has one. It notes them in `recorder`."""
         return None
 
     def mailbox_source(self, src: int) -> int:

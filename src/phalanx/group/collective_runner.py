@@ -1,4 +1,4 @@
-"""How collectives run: in the order in which they were issued, each with one deadline and one fingerprint."""
+"""Runs collectives in the order in which they were issued, each with one deadline and one fingerprint."""
 
 from __future__ import annotations
 
@@ -8,120 +8,82 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from .._native import core, dtype_of_code, plain_arrays
-from ..arguments import as_rank
 from ..backends.base import LaneBackend
-from ..backends.mpi.context import MpiContext, mpi_context
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
-from .engines import segment_setup
-from .engines.base import Engine
-from .engines.hosts import HostEngine
-from .engines.network import NetworkEngine
-from .engines.segment import SegmentEngine, raise_outcome, wait_for_receivers
-from .engines.steps.run import DeadlinePassed, FingerprintMismatch
-from .running_collective import Turn
-from .tracking.fingerprint import kind_of
+from .engines.base import Engine, EngineSetup
+from .engines.choose import choose_engine, device_fast_path
+from .fast_path import AnyFastPath, DeviceFastPath, FastPathMaker
+from .outcomes import DeadlinePassed, FingerprintMismatch
+from .running_collective import Peers, RunningCollective
+from .tracking.call import CollectiveCall
 from .tracking.journal import Entry
 from .work import Work
 
-if TYPE_CHECKING:
-    from .._core import Express, MpiCalls, Segment
-    from .engines.mpi.device import DeviceExpress
-
-__all__ = ["Lockstep", "Turn"]
+__all__ = ["CollectiveRunner"]
 
 
-class Lockstep(GroupCore):
-    """What the collectives have in common."""
+Body = Callable[[Engine, RunningCollective], Any]
+"""The part of a verb that is called when its collective runs."""
+
+
+class CollectiveRunner(GroupCore):
+    """Runs the collectives of a group, on the engine that its first one has chosen."""
 
     _worker: _Worker | None = None
     _engine: Engine | None = None
-    _express: Express | DeviceExpress | None = None
-    """The quick path of synchronous calls on plain arrays, once there is a segment of all members."""
+    _fast_path: AnyFastPath | None = None
+    """The fast path of synchronous calls on plain arrays, once there is a segment of all members."""
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
-        mpi = mpi_context(backend)
-        if mpi is not None and mpi.mpi.takes_device_memory:
-            from .engines.mpi.device import DeviceExpress
-
-            self._express = DeviceExpress(weakref.proxy(self))
-
-    def _engine_for(self, turn: Turn) -> Engine:
-        """What moves the data of this group's collectives; the first of them decides it."""
-        if self._engine is None:
-            self._engine = self._choose_engine(turn)
-        return self._engine
-
-    def _choose_engine(self, turn: Turn) -> Engine:
-        lane = self._collectives
-        messenger = mpi_context(self._backend)
-        if messenger is not None and messenger.mpi.multiple:
-            return self._start_mpi(turn, messenger)
-        if self._backend.peers == "ferrotorch":
-            from .engines.classic import ClassicEngine  # most worlds have no such ranks
-
-            return ClassicEngine(lane, self._backend)
-        is_star, algorithm = self._backend.topology == "star", self._backend.options.algorithm
-        network = NetworkEngine(lane, is_star=is_star, algorithm=algorithm)
-        areas = segment_setup.neighbourhoods(self._backend)
-        if max(map(len, areas)) == 1:
-            return network
-        mine = next(area for area in areas if self.rank in area)
-        shared, segment = segment_setup.agree(turn, lane, mine, heap=self._backend.options.segment_heap)
-        if not shared:
-            return network
-        local: SegmentEngine | None = None
-        if segment is not None:
-            lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
-            local = SegmentEngine(segment, self.rank, mine, lane)
-        if local is None or len(areas) > 1:
-            return HostEngine(lane, areas, local, network)
-        self._start_express(local.segment)
-        return local
-
-    def _start_mpi(self, turn: Turn, messenger: MpiContext) -> Engine:
-        from .engines.mpi import engine as mpi_engine  # most worlds are not MPI's
-
-        engine = mpi_engine.start(turn, self._backend, messenger, self._collectives)
-        self._closers.append(engine.close)
-        if engine.meeting is not None:
-            calls = engine.quick_calls()
-            if calls is not None:
-                self._start_express(engine.meeting, calls)
-        return engine
-
-    def _start_express(self, segment: Segment, mpi: MpiCalls | None = None) -> None:
-        assert core is not None
-        assert self._recorder is not None
+        self._peers = Peers(self._collectives, self._control, self._context, self._journal)
         reference = weakref.ref(self)
+
+        def run(call: CollectiveCall, body: Body) -> None:
+            group = reference()
+            assert group is not None, "a verb of the group calls its fast path"
+            group._check()
+            group._run(call, body, None, False)
 
         def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
             group = reference()
             if group is not None:
-                group._express_failed(outcome, sequence, blamed, interrupt)
+                group._fast_path_failed(outcome, sequence, blamed, interrupt)
 
-        express: Express = core.Express(
-            segment, self._recorder, self._turn, plain_arrays(), _kind_of, failed, self._timeout, mpi
-        )
+        self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed)
+        self._device_path: DeviceFastPath | None = device_fast_path(backend, run)
+        self._fast_path = self._device_path
+
+    def _engine_for(self, running: RunningCollective) -> Engine:
+        """The engine of this group's collectives; the first of them chooses it."""
+        if self._engine is None:
+            engine = choose_engine(EngineSetup(running, self._backend, self._collectives, self._context))
+            self._closers.append(engine.close)
+            self._use_fast_path(engine.open_fast_path(self._fast_path_maker))
+            self._engine = engine
+        return self._engine
+
+    def _use_fast_path(self, fast_path: AnyFastPath | None) -> None:
+        if fast_path is None:
+            return
         if self._worker is not None:
-            self._worker.hold_back(express)
-        if self._express is None:
-            self._express = express
+            self._worker.hold_back(fast_path)
+        if self._device_path is None:
+            self._fast_path = fast_path
         else:
-            self._express.plain = express  # type: ignore[union-attr]
+            self._device_path.plain = fast_path
 
-    def _express_failed(
+    def _fast_path_failed(
         self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
     ) -> None:
-        """Raises what a quick path's failure means, as the general path would.
+        """Raises the error for an operation that failed on the fast path, as the general path would.
 
         Args:
             sequence: The operation's number. Another thread may have begun the next one since.
@@ -130,35 +92,34 @@ class Lockstep(GroupCore):
         entry = self._journal.at(sequence)
         assert entry is not None
 
-        def fail(_turn: Turn) -> None:
-            engine = self._engine
-            if engine is not None and interrupt is not None:
-                raise engine.explain(interrupt)
-            if engine is not None and engine.meeting is not None:
-                raise_outcome(outcome, blamed, engine.members, self._collectives)
+        def fail() -> None:
+            if self._engine is not None:
+                self._engine.raise_failure(outcome, blamed, interrupt)
             self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))
 
     def _wait_for_receivers(self) -> None:
-        """Before the group is closed: see `engines.segment.wait_for_receivers`."""
+        """Waits for others to come to what this rank did not wait for, before the group is closed."""
         if self._worker is not None:
             self._worker.stop()
-        segment = self._engine.segment if self._engine is not None else None
-        if segment is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
+        if self._engine is None or not self._turn.acquire(timeout=0):  # another thread's collective: it will be ended
             return
         try:
-            wait_for_receivers(segment, self._collectives, min(CLOSING_WAIT, self._timeout))
+            self._engine.flush(min(CLOSING_WAIT, self._timeout))
         finally:
             self._turn.release()
 
-    def _check_member(self, rank: int) -> int:
-        return as_rank(rank, self.world_size, self._not_a_member)
+    def _run(self, call: CollectiveCall, body: Body, timeout: float | None, async_op: bool) -> Any:
+        """Runs a collective: in this thread if none is under way, else behind those issued before.
 
-    def _run(self, what: str, body: Callable[[Turn], Any], timeout: float | None, async_op: bool) -> Any:
-        """Runs a collective in its turn: in this thread if the lane is idle, else behind those issued before."""
+        Args:
+            call: What it is.
+            body: What to do when it runs, in this thread or in the worker's.
+        """
         deadline = self._deadline(timeout)
         if not self._turn.acquire(timeout=deadline.remaining()):
+            what = call.name
             raise Timeout(
                 f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
                 seconds=deadline.seconds,
@@ -171,29 +132,35 @@ class Lockstep(GroupCore):
                 with naming_limits():  # before the operation has a number: without a thread it never was
                     self._worker = _Worker()
                 self._closers.insert(0, self._worker.stop)
-                if self._express is not None:
-                    self._worker.hold_back(self._express)
-            entry = self._journal.begin(what, collective=True)
+                if self._fast_path is not None:
+                    self._worker.hold_back(self._fast_path)
+            entry = self._journal.issue(call)
+
+            def job() -> Any:
+                running = RunningCollective(entry, deadline, self._peers, entry.start())
+                return body(self._engine_for(running), running)
+
             if at_once or self._worker is None:
-                return self._guarded(body, entry, deadline)
-            work = Work(what, deadline, on_told=functools.partial(_told, weakref.ref(self)))
-            self._worker.add(work, lambda: self._unheard(body, entry, deadline))
+                return self._guarded(job, entry, deadline)
+            work = Work(call.name, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            self._worker.add(work, lambda: self._unheard(job, entry, deadline))
         finally:
             self._turn.release()
         return work if async_op else work.wait()
 
-    def _unheard(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _unheard(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
         """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
         told = self._told
         try:
-            return self._guarded(body, entry, deadline)
+            return self._guarded(job, entry, deadline)
         except BaseException:
             self._told = told
             raise
 
-    def _guarded(self, body: Callable[[Turn], Any], entry: Entry, deadline: Deadline) -> Any:
+    def _guarded(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
+        """Runs a job of the engine, and makes the caller's error of however it fails."""
         try:
-            return body(Turn(self, entry, deadline))
+            return job()
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except DeadlinePassed as passed:
@@ -204,10 +171,10 @@ class Lockstep(GroupCore):
             silent = [rank for rank, name in enumerate(self.members) if name in error.missing]
             self._give_up(entry, deadline, silent)
         except PhalanxError as error:
-            if self._cause is None:
+            if self._health.cause is None:
                 self._break(self._lost(error, entry))
             self._told = True
-            raise copy_for_raise(self._cause, f"{entry.name} at {entry.site}", self._world_rank) from None
+            raise copy_for_raise(self._health.cause, f"{entry.name} at {entry.site}", self._world_rank) from None
         except BaseException as interrupt:  # Ctrl-C, no memory, whatever a signal handler raises
             limit = out_of_resources(interrupt)
             if limit is not None:
@@ -219,7 +186,7 @@ class Lockstep(GroupCore):
             text = f"Traceback (most recent call last):\n{''.join(lines)}"
             words = f"it raised {type(interrupt).__name__} in {entry.name}"
             reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=text)
-            self.fail(reason)
+            self._health.fail(reason)
             self._control.break_group(self._context, reason)
             raise
         finally:
@@ -228,7 +195,7 @@ class Lockstep(GroupCore):
     def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
         """Raises the error for a collective whose deadline has passed.
 
-        The lane ends before anybody is asked for an account: whoever comes meanwhile must not succeed.
+        The lane ends before the others are asked what they do: a rank that comes meanwhile must not succeed.
         """
         in_brief = Timeout(f"{entry.name} at {entry.site}: not done within {deadline.seconds:g} s")
         self._collectives.fail(in_brief)
@@ -280,22 +247,17 @@ class Lockstep(GroupCore):
         )
 
 
-def _told(group: weakref.ref[Lockstep]) -> None:
-    """The program has been given the error of an asynchronous operation."""
+def _told(group: weakref.ref[CollectiveRunner]) -> None:
+    """Notes that the program has been given the error of an asynchronous operation."""
     found = group()
     if found is not None:
         found._told = True
 
 
-def _kind_of(verb: str, dtype: int, reduction: str) -> int:
-    """The part of a quick path's fingerprint that stays: as the general path says it."""
-    return kind_of(verb, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
-
-
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
-"""How many operations a rank may have run ahead before it notices that it is alone."""
+"""The most operations that a rank may have run ahead before it notices that it is alone."""
 
 
 class _Worker:
@@ -303,21 +265,21 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pending = 0
-        self._express: Express | DeviceExpress | None = None
+        self._fast_path: AnyFastPath | None = None
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was issued has ended. Asked by whoever may issue, so it stays true until they do."""
+        """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
         return self._pending == 0
 
-    def hold_back(self, express: Express | DeviceExpress) -> None:
-        """Keeps the quick path closed as long as something that was issued is under way."""
+    def hold_back(self, fast_path: AnyFastPath) -> None:
+        """Keeps the fast path closed as long as something that was issued is under way."""
         with self._lock:
-            self._express = express
-            express.paused = self._pending
+            self._fast_path = fast_path
+            fast_path.paused = self._pending
 
     def add(self, work: Work, job: Callable[[], Any]) -> None:
         self._count(+1)
@@ -326,8 +288,8 @@ class _Worker:
     def _count(self, change: int) -> None:
         with self._lock:
             self._pending += change
-            if self._express is not None:
-                self._express.paused = self._pending
+            if self._fast_path is not None:
+                self._fast_path.paused = self._pending
 
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""

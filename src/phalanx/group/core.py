@@ -1,4 +1,4 @@
-"""What every verb of a group stands on: who is in it, whether it still works, and what to say when it does not."""
+"""The base of all verbs of a group: its members, its state, and the errors for deadlines that passed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout, copy_for_raise
 from ..rendezvous.control import KnownStatuses
 from ..wire import codec
-from ..wire.control import OperationStatus
+from .health import Health
 from .tracking.journal import Journal, describe
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupCore"]
 
 WORTH_ASKING = 0.05
-"""Seconds: after a shorter wait nobody is asked what they are doing, so that polling with `timeout=0` stays cheap."""
+"""Seconds: after a shorter wait the others are not asked, so that polling with `timeout=0` stays cheap."""
 LATELY = 1.0
 """Seconds for which an answer serves all messages that time out."""
 MESSAGES, COLLECTIVES = 1, 2  # the numbers of a group's lanes; 0 is the backend's own
@@ -41,31 +41,31 @@ class GroupCore:
         self._context = backend.next_context("group")
         self._control = backend.control
         self._recorder: Recorder | None = None if core is None else core.Recorder()
-        """What the quick paths note of their operations."""
+        """Records of the operations on the fast paths."""
         self._journal = Journal(self._recorder)
-        self._cause: PhalanxError | None = None
         self._told = False
-        """Whether the program was told that the group is broken."""
+        """True once the program was told that the group is broken."""
         self._closed = False
         self._asking = threading.RLock()
         self._asked = (-math.inf, KnownStatuses(None))
-        """When all were asked last for a message's sake, and what they said."""
+        """The time at which all were asked last for a message's sake, and their answers."""
         self._lock = threading.RLock()
         everyone = range(backend.world_size)
         self._messages = backend.open_lane(self._context, MESSAGES, everyone)
         recorder = self._recorder
-        self._quick = None if recorder is None else self._messages.quick_messages(recorder, self._timeout)
-        """The quick way of simple messages, where there is one."""
+        self._fast_messages = None if recorder is None else self._messages.fast_messages(recorder, self._timeout)
+        """The fast path of simple messages, where there is one."""
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
         self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
         self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
-        self._control.watch(self._context, self)
+        self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal)
+        self._control.watch(self._context, self._health)
         self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
         # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
         self._release.atexit = False
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -74,7 +74,7 @@ class GroupCore:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._backend.world_size
 
     @property
@@ -83,13 +83,8 @@ class GroupCore:
         return self._backend.world_ranks
 
     @property
-    def world_ranks(self) -> tuple[int, ...]:
-        """The same, in the control plane's words."""
-        return self._backend.world_ranks
-
-    @property
     def _world_rank(self) -> int:
-        """This rank in the world: what errors speak of."""
+        """This rank in the world, by which errors name it."""
         return self._backend.world_ranks[self._backend.rank]
 
     @property
@@ -104,7 +99,7 @@ class GroupCore:
 
     @property
     def local_world_size(self) -> int:
-        """How many members are on this rank's host."""
+        """The number of members on this rank's host."""
         return len(self._local_members)
 
     @property
@@ -119,68 +114,49 @@ class GroupCore:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True once `close` was called."""
         return self._closed
 
     @property
     def backend(self) -> LaneBackend:
-        """How this group's bytes move."""
+        """The backend that moves this group's bytes."""
         return self._backend
 
     @property
     def _limits(self) -> codec.Limits:
-        """How large an object may be."""
+        """The largest object that is sent or received."""
         bound = self._backend.options.max_object
         return codec.Limits(max_head=bound, max_payload=bound)
 
-    # -- whether it works ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Refuses an operation on a group that is closed or broken, before anything is sent."""
+        """Refuses an operation on a group that is closed or broken, before anything is sent.
+
+        Raises:
+            Closed: The group or its backend was closed.
+            PhalanxError: The first cause of failure.
+        """
         if self._closed:  # first, because closing the group of everybody closes its backend, which a user never made
             raise Closed("this group was closed", rank=self._world_rank)
         self._backend.check_usable()
-        if self._cause is not None:
+        if self._health.cause is not None:
             self._told = True
-            raise copy_for_raise(self._cause, "an operation on a group that is already broken", self._world_rank)
+            raise copy_for_raise(self._health.cause, "an operation on a group that is already broken", self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of(timeout, self._timeout)
 
-    @property
-    def _not_a_member(self) -> str:
-        """What to say of a rank that is not in this group."""
-        return f"rank {{}} is not in this group (ranks: {', '.join(map(str, range(self.world_size)))})"
-
-    def fail(self, error: PhalanxError) -> None:
-        """Breaks the group for good. Called by the control plane, from any thread."""
-        with self._lock:
-            if self._cause is None:
-                self._cause = error
-            error = self._cause
-        self._messages.fail(error)
-        self._collectives.fail(error)
-
-    def left(self, rank: int) -> None:
-        """A member closed its world. Called by the control plane."""
-        member = self.members.index(rank)
-        self._messages.left(member)
-        self._collectives.left(member)
-
-    def status(self, sequence: int = 0) -> OperationStatus:
-        """What this rank is doing in the group. Called by the control plane."""
-        return self._journal.status(sequence)
-
     def _break(self, error: PhalanxError) -> NoReturn:
         """Breaks the group because of what this rank found, tells the others, and raises the first cause."""
-        known = self._cause
-        self.fail(error)
+        known = self._health.cause
+        self._health.fail(error)
         if known is None:
             self._control.break_group(self._context, error)
         self._told = True
         raise copy_for_raise(known or error, error.operation or "", self._world_rank) from None
 
-    # -- what to say ---------------------------------------------------------------------------------------------------
+    # -- deadlines that passed -----------------------------------------------------------------------------------------
 
     def _timed_out(
         self, what: str, site: str, deadline: Deadline, waiting: Sequence[int], sequence: int | None
@@ -213,9 +189,9 @@ class GroupCore:
             elif found.answered:
                 words = "has left the world or is lost"
             elif name == silent_host:
-                words = "does not answer; it hosts the directory, so nobody could be asked about the others"
+                words = "does not answer; it hosts the directory, so the others are unknown"
             else:
-                words = "is unknown, because nobody could be asked"
+                words = "is unknown: the directory did not answer"
                 if rank not in waiting:
                     continue
                 if sequence is not None and silent_host is not None:
@@ -246,7 +222,7 @@ class GroupCore:
         )
 
     def _statuses(self, *, lately: bool) -> KnownStatuses:
-        """What the others are doing in this group: now, or lately, because many messages may time out together."""
+        """Asks what the others are doing in this group. With `lately` an answer of the last second will do."""
         if not lately:
             return self._control.statuses(self._context)
         with self._asking:
@@ -257,7 +233,7 @@ class GroupCore:
             return found
 
     def _is_waited_for(self, name: int) -> bool:
-        """Whether a world rank is another member, and has not left."""
+        """True if a world rank is another member and has not left."""
         return name in self.members and name != self._world_rank and not self._control.has_left(name)
 
 

@@ -1,4 +1,4 @@
-"""The group: who talks, and everything they can say to each other."""
+"""The group: an ordered set of ranks, and all that they can do together."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         self._owns_backend = _owns_backend
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ", broken" if self._cause is not None else ""
+        state = ", closed" if self._closed else ", broken" if self._health.cause is not None else ""
         return f"<Group rank {self.rank} of {self.world_size} on {type(self._backend).__name__}{state}>"
 
     # -- more groups ---------------------------------------------------------------------------------------------------
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
-        """A group of some of these ranks, sorted. Only they call it; nobody else has to take part.
+        """A group of some of these ranks, sorted. Only they call it; no other rank has to take part.
 
         Raises:
             InvalidRank: A rank is not in this group, or this rank is not among them.
@@ -134,16 +134,17 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
                 return
             self._closed = True
         try:
-            if self._cause is None and not self._backend.is_unusable:
+            if self._health.cause is None and not self._backend.is_unusable:
                 self._messages.flush(Deadline(self._timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
             self._release()
-            self._express = self._engine = None  # gives the segment back
+            self._closers.clear()
+            self._fast_path = self._engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
-        if isinstance(self._cause, Desync) and not self._told:
-            raise copy_for_raise(self._cause, "close", self._world_rank)
+        if isinstance(self._health.cause, Desync) and not self._told:
+            raise copy_for_raise(self._health.cause, "close", self._world_rank)
 
     def __enter__(self) -> Self:
         return self

@@ -1,59 +1,71 @@
-"""A collective whose turn has come."""
+"""A collective that runs, as its engine sees it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..backends.control_plane import ControlPlane
+from ..backends.lane import Lane
 from ..deadline import Deadline
-from .engines.steps.run import FingerprintMismatch
-from .tracking.fingerprint import fingerprint
-from .tracking.journal import Entry
+from .outcomes import FingerprintMismatch
+from .tracking.journal import Entry, Journal
 
-if TYPE_CHECKING:
-    from .collective_runner import Lockstep
-    from .engines.base import Engine
-
-__all__ = ["Turn"]
+__all__ = ["Peers", "RunningCollective"]
 
 
-class Turn:
-    """One collective under way. What it is, is said by `stamp` before anything is sent."""
+class Peers:
+    """The other members of a group, which can be asked what they are doing."""
 
-    def __init__(self, group: Lockstep, entry: Entry, deadline: Deadline) -> None:
-        self.group = group
-        self.entry = entry
-        self.deadline = deadline
-        self.mark = 0
-        """The operation's fingerprint, which everything that is sent for it carries."""
+    def __init__(self, lane: Lane, control: ControlPlane, context: bytes, journal: Journal) -> None:
+        self._lane = lane
+        self._control = control
+        self._context = context
+        self._journal = journal
 
-    def stamp(
-        self,
-        operation: str,
-        *,
-        dtype: str = "",
-        shape: tuple[int, ...] = (),
-        reduction: str = "",
-        root: int = 0,
-    ) -> Engine:
-        """Says what must be the same on all ranks, and returns what will move the data."""
-        mark = fingerprint(operation, self.entry.sequence, dtype, shape, reduction, root)
-        self.mark = self.group._journal.stamp(self.entry, mark, dtype, shape)
-        return self.group._engine_for(self)
-
-    def look_around(self) -> None:
+    def check(self, sequence: int) -> None:
         """Asks what the others are doing.
 
         Ranks in different operations may all wait without a byte on the wire: then only asking tells.
+
+        Args:
+            sequence: The number of this rank's collective.
 
         Raises:
             FingerprintMismatch: A member is in another operation.
             OutOfResources: A member that has not connected yet cannot, because this rank has no more descriptors.
         """
-        group = self.group
-        lane, trouble = group._collectives, group._control.trouble
+        lane, trouble = self._lane, self._control.trouble
         if trouble is not None and any(not lane.inbound(rank) for rank in range(lane.size) if rank != lane.rank):
             raise trouble
         # Some may be ahead: those tell what they had under this number. Others may be behind.
-        for name, status in group._control.statuses(group._context, self.entry.sequence).replies.items():
-            if name in group.members and group._journal.contradicts(status):
-                raise FingerprintMismatch(group.members.index(name))
+        for name, status in self._control.statuses(self._context, sequence).replies.items():
+            if name in lane.members and self._journal.contradicts(status):
+                raise FingerprintMismatch(lane.members.index(name))
+
+
+class RunningCollective:
+    """A running collective. Its fingerprint is fixed before the first byte is sent.
+
+    Args:
+        entry: Its entry in the group's journal.
+        fingerprint: The number that everything sent for it carries.
+    """
+
+    __slots__ = ("_entry", "_peers", "deadline", "fingerprint")
+
+    def __init__(self, entry: Entry, deadline: Deadline, peers: Peers, fingerprint: int) -> None:
+        self._entry = entry
+        self._peers = peers
+        self.deadline = deadline
+        self.fingerprint = fingerprint
+
+    @property
+    def name(self) -> str:
+        """The operation and its number, for errors."""
+        return self._entry.name
+
+    def with_fingerprint(self, fingerprint: int) -> RunningCollective:
+        """The same collective while it does something else first, such as setting up memory."""
+        return RunningCollective(self._entry, self.deadline, self._peers, fingerprint)
+
+    def check_peers(self) -> None:
+        """Asks what the others are doing; see `Peers.check`."""
+        self._peers.check(self._entry.sequence)

@@ -69,7 +69,7 @@ class Work:
         return self.result()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True once it has ended, with a result or an error."""
         return self._finished.is_set()
 
     def result(self) -> Any:

@@ -33,7 +33,7 @@ from ..backends.mesh.world import MeshWorld
 from ..errors import ChannelClosed, UnsupportedOp, UsageError
 from ..group import Group
 from ..group.engines.base import Engine
-from ..group.running_collective import Turn
+from ..group.running_collective import RunningCollective
 from .failures import Died
 from .threads import is_thread_rank
 
@@ -144,8 +144,8 @@ def delay(group: Group, seconds: float) -> Iterator[None]:
 
         return start_send
 
-    def slow_engine(turn: Turn) -> Engine:
-        engine = type(group)._engine_for(group, turn)
+    def slow_engine(running: RunningCollective) -> Engine:
+        engine = type(group)._engine_for(group, running)
         if engine.segment is not None:
             time.sleep(seconds)
         return engine
@@ -154,13 +154,13 @@ def delay(group: Group, seconds: float) -> Iterator[None]:
         lane.start_send = slow(lane)  # type: ignore[method-assign]
     group._engine_for = slow_engine  # type: ignore[method-assign]
     # What goes past the lanes and the engine:
-    quick, group._quick = group._quick, None
-    express, group._express = group._express, None
+    fast_messages, group._fast_messages = group._fast_messages, None
+    fast_path, group._fast_path = group._fast_path, None
     try:
         yield
     finally:
-        group._quick = quick
-        group._express = express
+        group._fast_messages = fast_messages
+        group._fast_path = fast_path
         del group._engine_for
         for lane in lanes:
             del lane.start_send  # the class's own is seen again

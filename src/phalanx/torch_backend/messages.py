@@ -29,7 +29,7 @@ SHORT = 16 << 10
 class TorchMessages(GroupBase):
     """`send`, `recv` and `recv_anysource`, all of them asynchronous, as torch means them.
 
-    Most are waited for at once: then they go the quick way of a synchronous message, in the thread that waits.
+    Most are waited for at once: then they go the fast path of a synchronous message, in the thread that waits.
     """
 
     @visible
@@ -143,9 +143,9 @@ class TorchMessages(GroupBase):
         """Sends an array; None if that is done, else what goes on sending it."""
         group = self.group
         operation = None
-        if group._quick is not None and self._seconds is None:
+        if group._fast_messages is not None and self._seconds is None:
             try:
-                answer = group._quick.send(array, dst, tag)
+                answer = group._fast_messages.send(array, dst, tag)
             except BaseException:
                 group._take_back()
                 raise
@@ -160,9 +160,9 @@ class TorchMessages(GroupBase):
         """Receives an array; None if that is done, else what goes on receiving it."""
         group = self.group
         operation = None
-        if group._quick is not None and self._seconds is None and src is not None:
+        if group._fast_messages is not None and self._seconds is None and src is not None:
             try:
-                answer = group._quick.recv(array, src, tag)
+                answer = group._fast_messages.recv(array, src, tag)
             except BaseException:
                 group._take_back()
                 raise
@@ -177,7 +177,7 @@ class TorchMessages(GroupBase):
         """A part of the message is through, and the rest takes a while: it goes on by itself."""
         group = self.group
         last_handed_over()
-        entry = group._journal.begin(what, collective=False)
+        entry = group._journal.begin(what)
         return group._in_background(entry, operation, group._deadline(None), [peer], lambda: None)
 
     def _noted(self, work: Any) -> Any:

@@ -247,7 +247,7 @@ class PhalanxProcessGroup(
             with contextlib.suppress(PhalanxError):
                 rank = group.members[group.rank]
                 reason = PeerLost(rank, "it aborted this process group", rank=rank)
-                group.fail(reason)
+                group._health.fail(reason)
                 if isinstance(group.backend, SubBackend):
                     group._control.break_group(group._context, reason)
                 else:

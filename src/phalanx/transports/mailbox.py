@@ -277,7 +277,7 @@ class Mailbox:
         """Messages without a receive, each in the lines of all that may be asked for to get it."""
         self.ahead: dict[int | None, int] = {}
         """How many of both there are, by source: what a receive that goes another way would overtake. Sources with
-        none are left out. This dictionary is never replaced: the quick way of messages holds it, too."""
+        none are left out. This dictionary is never replaced: the fast path of messages holds it, too."""
         self._numbers = itertools.count()
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None

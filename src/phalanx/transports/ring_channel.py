@@ -1,6 +1,6 @@
-"""Channels that may go over to a ring in shared memory, and hand messages over to and from the quick way.
+"""Channels that may go over to a ring in shared memory, and hand messages over to and from the fast path.
 
-The quick way (`QuickMessages` of the core) takes a channel's lock when it is free, moves one whole message through the
+The fast path (`FastMessages` of the core) takes a channel's lock when it is free, moves one whole message through the
 ring, and gives the lock back. It does so only between frames and when nothing waits to be sent or received before it.
 A message that it could not finish in time it hands over, and the lane goes on with it as with any other.
 """
@@ -33,12 +33,12 @@ _local = threading.local()
 
 
 def new_lock() -> Lock[Any]:
-    """The core's own, where there is a core: the quick way takes it without a call into Python."""
+    """The core's own, where there is a core: the fast path takes it without a call into Python."""
     return threading.RLock() if core is None else core.ChannelLock()
 
 
 def last_handed_over() -> PendingTransfer | None:
-    """What the quick way handed over last in this thread; forgotten with this call.
+    """What the fast way handed over last in this thread; forgotten with this call.
 
     For whoever was interrupted just then, and must take it back without ever having got it.
     """
@@ -99,12 +99,12 @@ class RingInbound(Inbound):
             stream.ring.resting = False
         finished = super()._advance()
         if isinstance(self.stream, InboundRing):
-            # Only where the next byte begins a frame may the quick way go on.
+            # Only where the next byte begins a frame may the fast path go on.
             self.stream.ring.resting = self._arrival is None and self._header is None and not self._head
         return finished
 
     def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
-        """Goes on with a message of which the quick way has received a part. Called with the lock held."""
+        """Goes on with a message of which the fast path has received a part. Called with the lock held."""
         view = _bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
@@ -178,7 +178,7 @@ class RingOutbound(Outbound):
         return self._queue
 
     def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:
-        """Goes on with a message of which the quick way has sent a part. Called with the lock held."""
+        """Goes on with a message of which the fast way has sent a part. Called with the lock held."""
         outgoing = OutgoingFrame([_bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)

@@ -84,8 +84,8 @@ class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
     """The verb, or "" if there was none yet."""
     sequence: int
     """The number of the collective that this rank entered last."""
-    mark: int
-    """Its fingerprint."""
+    fingerprint: int
+    """The fingerprint of that collective."""
     site: str
     """The user's source line that called it."""
     running: bool

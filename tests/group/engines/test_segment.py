@@ -144,7 +144,7 @@ def test_halves_are_rounded_once() -> None:
 
 
 def mixed(group: px.Group) -> list[float]:
-    """The quick path on one rank, the general one on another: they must agree on what each operation is."""
+    """The fast path on one rank, the general one on another: they must agree on what each operation is."""
     found = []
     quick = group.rank == 0
     group.barrier()
@@ -176,12 +176,12 @@ def threads_at_once(group: px.Group) -> list[Any]:
     if group.rank == 0:
         first = threading.Thread(target=group.all_gather, args=(small, target))
         first.start()
-        while not group.status().running:
+        while not group._health.status().running:
             time.sleep(0.001)
         # Declined, because the first one has not come back yet. It must leave no trace.
-        assert group._express is not None
-        assert group._express.all_gather(big, everything) is None
-        assert group._express.all_to_all(np.zeros(100_000), everything) is None
+        assert group._fast_path is not None
+        assert group._fast_path.all_gather(big, everything) is None
+        assert group._fast_path.all_to_all(np.zeros(100_000), everything) is None
         group.send(np.ones(1), 1)
         first.join()
     else:
@@ -217,7 +217,7 @@ def closed_by_another_thread(group: px.Group) -> tuple[str, float]:
         if group.rank == 0:
             inside = threading.Thread(target=wait, args=(pair,))
             inside.start()
-            while not pair.status().running:
+            while not pair._health.status().running:
                 time.sleep(0.001)
             pair.close()
             inside.join()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from phalanx import Group
+from phalanx.group.tracking.call import CollectiveCall
 from phalanx.group.tracking.journal import KEPT, Journal, describe
 from phalanx.testing import open_world, run_ranks
 
@@ -20,25 +21,25 @@ def line() -> int:
 def test_nothing_has_happened_yet() -> None:
     status = Journal().status()
     assert status.operation == ""
-    assert (status.sequence, status.mark, status.running) == (0, 0, False)
+    assert (status.sequence, status.fingerprint, status.running) == (0, 0, False)
     assert describe(status) == "has not called any operation of this group"
     assert describe(None) == "has not called any operation of this group"
 
 
 def test_an_operation_that_runs() -> None:
     journal = Journal()
-    entry = journal.begin("barrier", collective=True)
-    journal.stamp(entry, 77, "", 0)
+    entry = journal.issue(CollectiveCall("barrier"))
+    entry.fingerprint = 77
     time.sleep(0.01)
     status = journal.status()
-    assert (status.operation, status.sequence, status.mark, status.running) == ("barrier #1", 1, 77, True)
+    assert (status.operation, status.sequence, status.fingerprint, status.running) == ("barrier #1", 1, 77, True)
     assert status.seconds >= 0.01
     assert describe(status).startswith("is in barrier #1 at test_journal.py:")
 
 
 def test_an_operation_that_has_ended() -> None:
     journal = Journal()
-    journal.begin("recv(src=0)", collective=False).end()
+    journal.begin("recv(src=0)").end()
     status = journal.status()
     assert not status.running
     assert describe(status).startswith("is in no operation; it finished recv(src=0) at test_journal.py:")
@@ -47,7 +48,7 @@ def test_an_operation_that_has_ended() -> None:
 
 def test_the_oldest_that_runs_is_told_else_the_last_that_ended() -> None:
     journal = Journal()
-    first, second, third = (journal.begin(name, collective=False) for name in ("first", "second", "third"))
+    first, second, third = (journal.begin(name) for name in ("first", "second", "third"))
     second.end()
     assert journal.status().operation == "first"
     first.end()
@@ -59,36 +60,36 @@ def test_the_oldest_that_runs_is_told_else_the_last_that_ended() -> None:
 def test_only_collectives_are_counted() -> None:
     journal = Journal()
     for collective in (True, False, True, False, True):
-        journal.begin("x", collective=collective).end()
+        (journal.issue(CollectiveCall("x")) if collective else journal.begin("x")).end()
     assert journal.sequence == 3
     assert [entry.name for entry in journal.recent()] == ["x #1", "x", "x #2", "x", "x #3"]
 
 
 def test_others_compare_what_has_begun_to_run_and_not_what_was_issued() -> None:
     journal = Journal()
-    first = journal.begin("all_reduce(op=sum)", collective=True)
-    second = journal.begin("barrier", collective=True)
+    first = journal.issue(CollectiveCall("all_reduce", reduction="sum"))
+    second = journal.issue(CollectiveCall("barrier"))
     assert journal.status().sequence == 0
-    journal.stamp(first, 11, "", 0)
-    assert (journal.status().sequence, journal.status().mark) == (1, 11)
+    first.fingerprint = 11
+    assert (journal.status().sequence, journal.status().fingerprint) == (1, 11)
     assert journal.at(1) is first
     assert journal.at(2) is None
     asked = journal.status(1)
-    assert (asked.operation, asked.mark) == ("all_reduce(op=sum) #1", 11)
+    assert (asked.operation, asked.fingerprint) == ("all_reduce(op=sum) #1", 11)
     first.end()
-    journal.stamp(second, 22, "", 0)
+    second.fingerprint = 22
     other = Journal()
-    entry = other.begin("broadcast(src=0)", collective=True)
-    other.stamp(entry, 33, "", 0)
+    entry = other.issue(CollectiveCall("broadcast", root=0))
+    entry.fingerprint = 33
     assert journal.contradicts(other.status())
-    other.stamp(entry, 11, "", 0)
+    entry.fingerprint = 11
     assert not journal.contradicts(other.status())
 
 
 def test_it_forgets_the_old() -> None:
     journal = Journal()
     for number in range(KEPT + 10):
-        journal.begin(f"op{number}", collective=False).end()
+        journal.begin(f"op{number}").end()
     kept = journal.recent()
     assert len(kept) == KEPT
     assert kept[-1].operation == f"op{KEPT + 9}"

@@ -31,14 +31,14 @@ from ..lane import Lane, payload_size
 from .world import MeshWorld
 
 if TYPE_CHECKING:
-    from ..._core import QuickMessages, Recorder, RingIn, RingOut
+    from ..._core import FastMessages, Recorder, RingIn, RingOut
 
 __all__ = ["MeshLane"]
 
 logger = logging.getLogger("phalanx.backends")
 
 PATIENT = (300, 100)
-"""Looks of a quick message at its ring, and yields of its core, before it sleeps: some 10 and 50 us."""
+"""Looks of a fast message at its ring, and yields of its core, before it sleeps: some 10 and 50 us."""
 OVERSUBSCRIBED = (0, 4)
 """The same where there are more ranks than cores, and the other rank may need this very core."""
 
@@ -57,7 +57,7 @@ class MeshLane(Lane):
         self._key = (context, number)
         self._inbound: dict[int, RingInbound] = {}
         self._outbound: dict[int, RingOutbound] = {}
-        self._quick: QuickMessages | None = None
+        self._fast_messages: FastMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
         self.oversubscribed = world.oversubscribed
         world.add_lane(self._key, self)
@@ -203,8 +203,8 @@ class MeshLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self._key, broken=not goodbye)
-        if self._quick is not None:
-            self._quick.close()
+        if self._fast_messages is not None:
+            self._fast_messages.close()
         if goodbye:
             word = pack_header(FrameKind.GOODBYE, 0, 0, 0)
         else:
@@ -236,20 +236,20 @@ class MeshLane(Lane):
             raise ProtocolError("it offered shared memory, but it cannot share memory with this rank")
         return open_offer(description, self._world.roster[self.members[src]].pid, stream)
 
-    def quick_messages(self, recorder: Recorder, timeout: float) -> QuickMessages | None:
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | None:
         if core is None or not any(map(self._shares_memory_with, range(self.size))):
             return None
         world = self._world
         spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
-        self._quick = core.QuickMessages(
+        self._fast_messages = core.FastMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )
-        return self._quick
+        return self._fast_messages
 
     def _receives_by_ring(self, channel: RingInbound, ring: RingIn) -> None:
-        if self._quick is not None:
-            self._quick.open_in(channel.src, ring, channel)
+        if self._fast_messages is not None:
+            self._fast_messages.open_in(channel.src, ring, channel)
 
     def _sends_by_ring(self, channel: RingOutbound, ring: RingOut) -> None:
-        if self._quick is not None:
-            self._quick.open_out(channel.dst, ring, channel, channel.queue)
+        if self._fast_messages is not None:
+            self._fast_messages.open_out(channel.dst, ring, channel, channel.queue)

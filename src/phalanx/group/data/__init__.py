@@ -1,1 +1,1 @@
-"""What collectives work on: arrays of every library, their shapes, and how they are reduced."""
+"""The data of collectives: arrays of every library, their shapes, and how they are reduced."""

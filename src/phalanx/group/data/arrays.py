@@ -24,7 +24,7 @@ BFLOAT16 = "bfloat16"
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """What travels with an array: enough to make the same one on the other side."""
+    """The description that travels with an array: enough to make the same one on the other side."""
 
     dtype: str
     shape: list[int]
@@ -44,7 +44,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
         try:
             found = _decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise ProtocolError(f"not a description of an array: {error}") from None
+            raise ProtocolError(f"malformed description of an array: {error}") from None
         if size not in (None, count_bytes(found.shape, found.numpy_dtype().itemsize)):
             raise ProtocolError(f"an array of dtype {found.dtype} and shape {found.shape} does not have {size} bytes")
         return found
@@ -79,12 +79,12 @@ class Adapted:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How long it is in each dim."""
+        """Its length in each dim."""
         return self.array.shape
 
     @property
     def description(self) -> Description:
-        """What travels with it."""
+        """The description that travels with it."""
         return Description(self.dtype, list(self.array.shape), self.library)
 
     @property
@@ -104,10 +104,10 @@ def adapt(x: Any, *, write: bool) -> Adapted:
     Anything with a buffer, DLPack or the CUDA array interface is an array; what lies on a device is refused here.
 
     Args:
-        write: Whether the memory will be written to.
+        write: True if the memory will be written to.
 
     Raises:
-        UnsupportedArray: It is no array, or one on a device or of a dtype that cannot be sent.
+        UnsupportedArray: It is not an array, or one on a device or of a dtype that cannot be sent.
     """
     if isinstance(x, np.ndarray):
         return _adapt_numpy(x, x, "numpy", write)
@@ -176,7 +176,7 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
     if array.flags.c_contiguous:
         return Adapted(array, dtype, library, lambda: original)
     if _overlaps_itself(array):
-        raise UnsupportedArray("several elements of the array are one place in memory, which cannot be written to")
+        raise UnsupportedArray("elements of the array overlap in memory, so it cannot be written to (pass a copy)")
     copy = np.ascontiguousarray(array)
 
     def write_back() -> Any:
@@ -187,7 +187,7 @@ def _adapt_numpy(array: npt.NDArray[Any], original: Any, library: str, write: bo
 
 
 def _overlaps_itself(array: npt.NDArray[Any]) -> bool:
-    """Whether two elements share bytes: what is written to one shows in the other.
+    """True if two elements share bytes, so that what is written to one shows in the other.
 
     An axis whose stride is less than what the shorter strides span may do so; slices and transposes never have one.
     """
@@ -212,7 +212,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
         return BFLOAT16
     if not dtype.isnative:
         raise UnsupportedArray(
-            f"dtype {dtype.str!r} has the bytes of another machine (convert it: x.astype({dtype.name!r}))"
+            f"dtype {dtype.str!r} is not in this machine's byte order (convert it: x.astype({dtype.name!r}))"
         )
     described = describe_dtype(dtype)
     if not isinstance(described, str):
@@ -224,7 +224,7 @@ def dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """A dtype of which arrays can be sent.
 
     Raises:
-        UnsupportedArray: It is none, or cannot be sent.
+        UnsupportedArray: It is not a dtype, or its arrays cannot be sent.
     """
     try:
         found: np.dtype[Any] = np.dtype(dtype)
@@ -306,7 +306,9 @@ def _named(description: Description, array: npt.NDArray[Any]) -> npt.NDArray[Any
     try:
         import ml_dtypes
     except ImportError:
-        raise UnsupportedArray("a bfloat16 array came (pip install ml_dtypes, or pass out=)") from None
+        raise UnsupportedArray(
+            "received a bfloat16 array, which NumPy lacks (pip install ml_dtypes, or pass out=)"
+        ) from None
     return array.view(ml_dtypes.bfloat16)
 
 

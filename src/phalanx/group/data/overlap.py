@@ -51,7 +51,7 @@ def exchanged(verb: str, source: Adapted, out: Array) -> Adapted:
     """`all_to_all` and `sendrecv`: `x` and `out` may be the same memory.
 
     Returns:
-        What to send: then a copy.
+        The array to send: a copy if they are the same memory.
 
     Raises:
         UsageError: They overlap otherwise.

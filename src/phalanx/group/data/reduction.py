@@ -19,7 +19,7 @@ def name_of(op: str | ReduceOp) -> str:
     """The name of a reduction.
 
     Raises:
-        UnsupportedOp: There is none of that name.
+        UnsupportedOp: There is no reduction of that name.
     """
     try:
         return ReduceOp(op).value
@@ -29,7 +29,7 @@ def name_of(op: str | ReduceOp) -> str:
 
 
 class Reduction:
-    """What is computed, and how: a mean is a sum that is divided at the end.
+    """A reduction of arrays of one dtype. A mean is a sum that is divided at the end.
 
     Raises:
         UnsupportedOp: There is no such reduction, or the dtype has none of that name.
@@ -42,9 +42,9 @@ class Reduction:
         possible = valid_ops(self.dtype or array.array.dtype)
         if self.name not in possible:
             shown = self.dtype or array.array.dtype.name
-            raise UnsupportedOp(f"op={self.name!r} makes no sense for {shown} (expected one of {', '.join(possible)})")
+            raise UnsupportedOp(f"op={self.name!r} is not defined for {shown} (expected one of {', '.join(possible)})")
         self.step = "sum" if self.name == "mean" else self.name
-        """What combines two arrays."""
+        """The operation that combines two arrays."""
 
     @property
     def partial(self) -> Reduction:

@@ -40,7 +40,7 @@ def new_array(like: Adapted, shape: Shape) -> Adapted:
 
 
 def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
-    """Where a result of this shape goes: into `out`, or into a new array of the same library and dtype.
+    """The target for a result of this shape: `out`, or a new array of the same library and dtype.
 
     Args:
         out: An array, also one that is adapted already.

@@ -1,1 +1,1 @@
-"""What moves the data of collectives: shared memory, the network, both, the classic wire, or MPI."""
+"""Engines that move the data of collectives: shared memory, the network, both, the classic wire, or MPI."""

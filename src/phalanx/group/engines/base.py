@@ -1,4 +1,4 @@
-"""What moves and combines the memory of a collective: the part below the verbs.
+"""Engines move and combine the memory of collectives: the part below the verbs.
 
 A verb has validated its arrays and made flat, contiguous memory of them; an engine does the work, over the network or
 inside a segment. All ranks of a group use the same kind of engine, because they decide by what all of them know.
@@ -7,21 +7,25 @@ inside a segment. All ranks of a group use the same kind of engine, because they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ...backends.base import LaneBackend
+from ...backends.lane import Lane
 from ...errors import PhalanxError
 from ..data.reduction import Reduction
-from ..running_collective import Turn
+from ..fast_path import AnyFastPath, FastPathMaker
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["Engine", "Flat", "split"]
+__all__ = ["Engine", "EngineSetup", "Flat", "RunCollective", "split"]
 
 Flat = npt.NDArray[Any]
 """One-dimensional and contiguous."""
@@ -30,6 +34,22 @@ Flat = npt.NDArray[Any]
 def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
     """Consecutive parts of these lengths."""
     return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+RunCollective = Callable[[CollectiveCall, "Callable[[Engine, RunningCollective], Any]"], None]
+"""Runs a collective of a group with the group's own timeout, and waits for its end."""
+
+
+class EngineSetup(NamedTuple):
+    """The parts from which an engine is made, in the first collective of its group."""
+
+    running: RunningCollective
+    """That collective."""
+    backend: LaneBackend
+    lane: Lane
+    """The group's lane for collectives."""
+    context: bytes
+    """The group's identity."""
 
 
 class Engine(ABC):
@@ -44,59 +64,81 @@ class Engine(ABC):
 
     segment: Segment | None = None
     """The memory that this rank shares with others of its host, if it does."""
-    meeting: Segment | None = None
-    """The memory in which all members meet, if they do: what the quick path goes through."""
-    members: tuple[int, ...] = ()
-    """The group's rank of each who meets there."""
     exchanges_counts = True
-    """Whether the ranks can tell each other how much they will send."""
-
-    def explain(self, error: BaseException | int) -> BaseException:
-        """What to raise for an exception of the quick path, or for a code that only the engine knows."""
-        return error if isinstance(error, BaseException) else PhalanxError(f"the engine failed with code {error}")
+    """True if the ranks can tell each other how much they will send."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
+    # -- the fast path, where the engine has one -----------------------------------------------------------------------
+
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
+        """The fast path of synchronous calls on plain arrays; None if this engine has none."""
+        return None
+
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        """Raises the error for an operation of the fast path that failed.
+
+        Args:
+            outcome: As of the core's segment.
+            blamed: The segment's ranks that it failed because of.
+            interrupt: The exception that ended it, or an error code that only the engine knows.
+        """
+        raise PhalanxError(f"the fast path failed with outcome {outcome}, but {type(self).__name__} has none")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def flush(self, seconds: float) -> None:  # noqa: B027 - most engines have nothing to wait for
+        """Waits a moment, before the group is closed, until the others have come to what this rank did not wait for."""
+
+    def close(self) -> None:  # noqa: B027 - nor to give back
+        """Gives back what must not wait for the garbage collector."""
+
+    # -- the collectives -----------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def barrier(self, turn: Turn) -> None:
+    def barrier(self, running: RunningCollective) -> None:
         """Returns once all have called it."""
 
     @abstractmethod
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         """`flat` of rank `src` on everyone."""
 
     @abstractmethod
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         """The reduction of all `flat`, on everyone, with the same bits."""
 
     @abstractmethod
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         """The reduction of all `flat` on rank `dst`; elsewhere `flat` stays as it is."""
 
     @abstractmethod
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         """The r-th part of the reduction of all `source` to `target` of rank r, which may be that part of `source`.
 
         The rest of `source` stays as it is.
         """
 
     @abstractmethod
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         """All `source`, one after another, to `target` on everyone. `source` may lie at its place in `target`."""
 
     @abstractmethod
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         """All `source`, one after another, to `target` on rank `dst`; elsewhere `target` is None.
 
         `source` may lie at its place in `target`.
         """
 
     @abstractmethod
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         """The r-th part of `source` of rank `src` to `target` of rank r; elsewhere `source` is None."""
 
     @abstractmethod
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         """`sizes[i, j]` elements from rank i to rank j."""

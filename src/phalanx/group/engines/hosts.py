@@ -15,12 +15,31 @@ import numpy.typing as npt
 from ...algorithms import chunk_bounds
 from ...backends.lane import Lane
 from ..data.reduction import Reduction
-from ..running_collective import Turn
-from .base import Engine, Flat, split
+from ..running_collective import RunningCollective
+from . import network, segment_setup
+from .base import Engine, EngineSetup, Flat, split
 from .network import NetworkEngine
 from .segment import SegmentEngine
 
-__all__ = ["HostEngine"]
+__all__ = ["HostEngine", "start"]
+
+
+def start(setup: EngineSetup) -> Engine | None:
+    """The engine of a group on several hosts, of which some have several members; None if those cannot share memory.
+
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
+    """
+    lane, hosts = setup.lane, segment_setup.memory_groups(setup.backend)
+    mine = next(ranks for ranks in hosts if lane.rank in ranks)
+    shared, segment = segment_setup.open_segment(setup, mine, heap=setup.backend.options.segment_heap)
+    if not shared:
+        return None
+    local: SegmentEngine | None = None
+    if segment is not None:
+        segment_setup.end_with_lane(segment, lane)
+        local = SegmentEngine(segment, lane.rank, mine, lane)
+    return HostEngine(lane, hosts, local, network.start(setup))
 
 
 class HostEngine(Engine):
@@ -49,79 +68,83 @@ class HostEngine(Engine):
             column = [ranks[self._place] for ranks in hosts]
             self._column = network.among(column)
 
+    def flush(self, seconds: float) -> None:
+        if self._local is not None:
+            self._local.flush(seconds)
+
     # -- inside the host -----------------------------------------------------------------------------------------------
 
     def _parts(self, flat: Flat) -> list[Flat]:
-        """What each member of the host deals with: a part for every carrier, nothing for the others."""
+        """The part of each member of the host: one for every carrier, none for the others."""
         parts = [flat[start:stop] for start, stop in chunk_bounds(flat.size, self._carriers)]
         return parts + [flat[:0]] * (len(self._ranks) - self._carriers)
 
-    def _share_parts(self, turn: Turn, flat: Flat) -> None:
+    def _share_parts(self, running: RunningCollective, flat: Flat) -> None:
         """Gives everybody on the host what the carriers have, each its part."""
         if self._local is not None:
             parts = self._parts(flat)
-            self._local.all_gather(turn, parts[self._place], flat, [part.size for part in parts])
+            self._local.all_gather(running, parts[self._place], flat, [part.size for part in parts])
 
-    def _sum_up(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+    def _sum_up(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         if self._local is not None:
-            self._local.all_reduce(turn, flat, reduction.partial)
+            self._local.all_reduce(running, flat, reduction.partial)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def barrier(self, turn: Turn) -> None:
+    def barrier(self, running: RunningCollective) -> None:
         if self._local is not None:
-            self._local.barrier(turn)
+            self._local.barrier(running)
         if self._column is not None and self._place == 0:
-            self._column.barrier(turn)
+            self._column.barrier(running)
         if self._local is not None:
-            self._local.barrier(turn)
+            self._local.barrier(running)
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         home = next(number for number, ranks in enumerate(self._hosts) if src in ranks)
         if self._host == home and self._local is not None:
-            self._local.broadcast(turn, flat, self._ranks.index(src))
+            self._local.broadcast(running, flat, self._ranks.index(src))
         if self._column is not None:
-            self._column.broadcast(turn, self._parts(flat)[self._place], home)
+            self._column.broadcast(running, self._parts(flat)[self._place], home)
         if self._host != home:
-            self._share_parts(turn, flat)
+            self._share_parts(running, flat)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
-        self._sum_up(turn, flat, reduction)
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
+        self._sum_up(running, flat, reduction)
         if self._column is not None:
             part = self._parts(flat)[self._place]
-            self._column.all_reduce(turn, part, reduction.partial)
+            self._column.all_reduce(running, part, reduction.partial)
             reduction.finish(part, self.size)
-        self._share_parts(turn, flat)
+        self._share_parts(running, flat)
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         home = next(number for number, ranks in enumerate(self._hosts) if dst in ranks)
         work = flat if self.rank == dst else flat.copy()  # it is left with partial results
-        self._sum_up(turn, work, reduction)
+        self._sum_up(running, work, reduction)
         if self._column is not None:
             part = self._parts(work)[self._place]
-            self._column.reduce(turn, part, home, reduction.partial)
+            self._column.reduce(running, part, home, reduction.partial)
             if self._host == home:
                 reduction.finish(part, self.size)
         if self._host == home:
-            self._share_parts(turn, work)
+            self._share_parts(running, work)
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         blocks = self._in_order_of_hosts(source.reshape(self.size, target.size))
-        self._sum_up(turn, blocks.reshape(-1), reduction)
+        self._sum_up(running, blocks.reshape(-1), reduction)
         mine = np.empty((len(self._ranks), target.size), source.dtype)
         if self._column is not None:
             parts = [self._cut(block.reshape(-1))[self._place] for block in self._by_host(blocks)]
             part = self._parts(mine.reshape(-1))[self._place]
-            self._column.reduce_scatter_parts(turn, parts, part, reduction.partial)
+            self._column.reduce_scatter_parts(running, parts, part, reduction.partial)
             reduction.finish(part, self.size)
-        self._share_parts(turn, mine.reshape(-1))
+        self._share_parts(running, mine.reshape(-1))
         target[:] = mine[self._place]
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         sizes = [sum(counts[rank] for rank in ranks) for ranks in self._hosts]
         mine = np.empty(sizes[self._host], source.dtype)
         if self._local is not None:
-            self._local.all_gather(turn, source, mine, [counts[rank] for rank in self._ranks])
+            self._local.all_gather(running, source, mine, [counts[rank] for rank in self._ranks])
         else:
             mine[:] = source
         lengths = [[part.size for part in self._cut(np.empty(size, np.uint8))] for size in sizes]
@@ -131,9 +154,9 @@ class HostEngine(Engine):
         share = split(everything, shares)[self._place]
         if self._column is not None:
             column = [length[self._place] for length in lengths]
-            self._column.all_gather(turn, self._cut(mine)[self._place], share, column)
+            self._column.all_gather(running, self._cut(mine)[self._place], share, column)
         if self._local is not None:
-            self._local.all_gather(turn, share, everything, shares)
+            self._local.all_gather(running, share, everything, shares)
         # Carrier after carrier, in each host after host: put back in the order of ranks.
         columns = [
             split(part, [length[k] for length in lengths])
@@ -147,14 +170,18 @@ class HostEngine(Engine):
 
     # What goes from one rank to another crosses each boundary once anyway.
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
-        self._network.gather(turn, source, target, dst, counts)
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
+        self._network.gather(running, source, target, dst, counts)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
-        self._network.scatter(turn, source, target, src, counts)
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
+        self._network.scatter(running, source, target, src, counts)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
-        self._network.all_to_all(turn, source, target, sizes)
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+        self._network.all_to_all(running, source, target, sizes)
 
     # -- order ---------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,19 @@ from ...algorithms import bruck, chunk_bounds, select
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
 from ..data.reduction import Reduction
-from ..running_collective import Turn
-from .base import Engine, Flat, split
+from ..running_collective import RunningCollective
+from .base import Engine, EngineSetup, Flat, split
 from .steps.run import Chunks, run
 
-__all__ = ["NetworkEngine"]
+__all__ = ["NetworkEngine", "start"]
 
 _NOTHING = np.empty(0, np.uint8)
+
+
+def start(setup: EngineSetup) -> NetworkEngine:
+    """The engine of a group whose members have nothing but their lane."""
+    is_star, algorithm = setup.backend.topology == "star", setup.backend.options.algorithm
+    return NetworkEngine(setup.lane, is_star=is_star, algorithm=algorithm)
 
 
 class NetworkEngine(Engine):
@@ -52,7 +58,7 @@ class NetworkEngine(Engine):
 
     def _run(
         self,
-        turn: Turn,
+        running: RunningCollective,
         operation: str,
         name: str,
         chunks: Chunks,
@@ -68,62 +74,66 @@ class NetworkEngine(Engine):
             self._lane,
             chunks,
             # Ranks that were told to use different algorithms must not take each other's chunks for their own.
-            turn.mark ^ _salt(name),
-            turn.deadline,
+            running.fingerprint ^ _salt(name),
+            running.deadline,
             dtype=reduction.dtype if reduction is not None else None,
             op=reduction.step if reduction is not None else "",
             sources=sources,
-            look_around=turn.look_around,
+            check_peers=running.check_peers,
         )
 
-    def barrier(self, turn: Turn) -> None:
-        self._run(turn, "barrier", self._choose("barrier", 0), (_NOTHING,))
+    def barrier(self, running: RunningCollective) -> None:
+        self._run(running, "barrier", self._choose("barrier", 0), (_NOTHING,))
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         name = self._choose("broadcast", flat.nbytes)
         if name != "chain":
-            self._run(turn, "broadcast", name, (flat,), root=src)
+            self._run(running, "broadcast", name, (flat,), root=src)
             return
         parts = select.broadcast_pieces(flat.nbytes)
         chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, parts)]
-        self._run(turn, "broadcast", name, chunks, root=src, nbytes=flat.nbytes)
+        self._run(running, "broadcast", name, chunks, root=src, nbytes=flat.nbytes)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         name = self._choose("all_reduce", flat.nbytes)
         chunks: Chunks = (flat,)
         if name not in ("doubling", "star"):  # those send it as a whole
             chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, self.size)]
-        self._run(turn, "all_reduce", name, chunks, reduction=reduction)
+        self._run(running, "all_reduce", name, chunks, reduction=reduction)
         reduction.finish(flat, self.size)
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         name = self._choose("reduce", flat.nbytes)
         if self.rank == dst:
-            self._run(turn, "reduce", name, (flat,), root=dst, reduction=reduction)
+            self._run(running, "reduce", name, (flat,), root=dst, reduction=reduction)
             reduction.finish(flat, self.size)
         else:
             partial = np.empty_like(flat)
-            self._run(turn, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: flat})
+            self._run(running, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: flat})
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
-        self.reduce_scatter_parts(turn, list(source.reshape(self.size, target.size)), target, reduction)
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
+        self.reduce_scatter_parts(running, list(source.reshape(self.size, target.size)), target, reduction)
 
-    def reduce_scatter_parts(self, turn: Turn, parts: Sequence[Flat], target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter_parts(
+        self, running: RunningCollective, parts: Sequence[Flat], target: Flat, reduction: Reduction
+    ) -> None:
         """As `reduce_scatter`, of parts that may differ in length; part r has the same length on all ranks."""
         name = self._choose("reduce_scatter", sum(part.nbytes for part in parts))
         if self.size == 1:
             target[:] = parts[0]
         chunks = {rank: np.empty_like(part) for rank, part in enumerate(parts)}  # the system gives what is used of it
         chunks[self.rank] = target
-        self._run(turn, "reduce_scatter", name, chunks, reduction=reduction, sources=dict(enumerate(parts)))
+        self._run(running, "reduce_scatter", name, chunks, reduction=reduction, sources=dict(enumerate(parts)))
         reduction.finish(target, self.size)
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         chunks = split(target, counts)
         chunks[self.rank][:] = source
-        self._run(turn, "all_gather", self._choose("all_gather", target.nbytes), chunks)
+        self._run(running, "all_gather", self._choose("all_gather", target.nbytes), chunks)
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         name = self._choose("gather", source.itemsize * sum(counts))
         chunks: dict[int, Flat]
         if target is not None:
@@ -134,9 +144,11 @@ class NetworkEngine(Engine):
             chunks[0] = source
         else:
             chunks = {self.rank: source}
-        self._run(turn, "gather", name, chunks, root=dst)
+        self._run(running, "gather", name, chunks, root=dst)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         name = self._choose("scatter", target.itemsize * sum(counts))
         chunks: dict[int, Flat] = {self.rank: target}
         if source is not None:
@@ -144,9 +156,9 @@ class NetworkEngine(Engine):
             target[:] = chunks[self.rank]
         elif name == "star" and self.rank == 0:  # it passes them on
             chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in range(1, self.size)}
-        self._run(turn, "scatter", name, chunks, root=src)
+        self._run(running, "scatter", name, chunks, root=src)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         size, rank = self.size, self.rank
         rows = sizes.tolist()
         name = self._choose("all_to_all", sum(map(sum, rows)) * source.itemsize // size)
@@ -161,7 +173,7 @@ class NetworkEngine(Engine):
         elif name == "bruck":
             passing = bruck.passing(rank, size)
         chunks |= {chunk: np.empty(rows[chunk // size][chunk % size], source.dtype) for chunk in passing}
-        self._run(turn, "all_to_all", name, chunks)
+        self._run(running, "all_to_all", name, chunks)
 
 
 @lru_cache

@@ -14,26 +14,28 @@ from ...backends.lane import Lane
 from ...errors import ChannelClosed, PhalanxError
 from ..data.arrays import memory_of
 from ..data.reduction import Reduction
-from ..running_collective import Turn
-from .base import Engine, Flat
-from .steps.run import DeadlinePassed, FingerprintMismatch
+from ..fast_path import AnyFastPath, FastPathMaker
+from ..outcomes import DeadlinePassed, FingerprintMismatch
+from ..running_collective import RunningCollective
+from . import segment_setup
+from .base import Engine, EngineSetup, Flat
 
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["SegmentEngine", "raise_outcome", "wait_for_receivers"]
+__all__ = ["SegmentEngine", "raise_outcome", "start"]
 
 DONE, TIMED_OUT, _ABORTED, _INTERRUPTED, MISMATCH, LEFT, BROKEN = range(7)  # Outcome in cpp/phalanx/waiting.hpp
 
 CAUSE_WAIT = 2.0
-"""Seconds a rank waits to be told why another gave an operation up, which may have to ask around first."""
+"""Seconds that a rank waits for the reason of another that gave up, which may have to ask around first."""
 
 
 def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], lane: Lane) -> NoReturn:
-    """Says in Python how an operation in a segment ended that did not go well.
+    """Raises the error for an operation in a segment that failed.
 
     Args:
-        blamed: The segment's ranks that it failed because of; see `Segment.blamed`.
+        blamed: The segment's ranks that caused the failure; see `Segment.blamed`.
         members: The group's rank of each of the segment's.
         lane: What was aborted, if the operation was.
     """
@@ -47,19 +49,24 @@ def raise_outcome(outcome: int, blamed: Sequence[int], members: Sequence[int], l
     if outcome == BROKEN:
         name = lane.members[ranks[0]]
         raise lane.await_error(CAUSE_WAIT) or PhalanxError(
-            f"rank {name} gave this operation up before rank {lane.members[lane.rank]} came, and has not said why",
+            f"rank {name} gave up this operation before rank {lane.members[lane.rank]} joined it, and has not said why",
             peer=name,
         )
-    raise lane.error or PhalanxError(f"the segment of this group was given up (outcome {outcome})")
+    raise lane.error or PhalanxError(f"the shared memory of this group was abandoned (outcome {outcome})")
 
 
-def wait_for_receivers(segment: Segment, lane: Lane, seconds: float) -> None:
-    """Before a group is closed: waits a moment until everybody has come to the last short broadcast of this rank.
+def start(setup: EngineSetup) -> Engine | None:
+    """The engine of a group whose members all share memory; None if they could not.
 
-    Its root has not waited. If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+    Raises:
+        DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
-    if segment.flush(time.monotonic() + seconds) == BROKEN:
-        lane.await_error(CAUSE_WAIT)
+    (members,) = segment_setup.memory_groups(setup.backend)
+    _, segment = segment_setup.open_segment(setup, members, heap=setup.backend.options.segment_heap)
+    if segment is None:
+        return None
+    segment_setup.end_with_lane(segment, setup.lane)
+    return SegmentEngine(segment, setup.lane.rank, members, setup.lane)
 
 
 class SegmentEngine(Engine):
@@ -73,49 +80,68 @@ class SegmentEngine(Engine):
     def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
         super().__init__(list(members).index(rank), len(members))
         self.segment: Segment = segment
-        self.meeting = segment
-        self.members = tuple(members)
+        self._members = tuple(members)
         self._lane = lane
 
-    def _do(self, turn: Turn, operation: Callable[..., int], *arguments: Any) -> None:
-        outcome = operation(*arguments, turn.mark, turn.deadline.at)
+    def _do(self, running: RunningCollective, operation: Callable[..., int], *arguments: Any) -> None:
+        outcome = operation(*arguments, running.fingerprint, running.deadline.at)
         if outcome != DONE:
-            raise_outcome(outcome, self.segment.blamed(outcome), self.members, self._lane)
+            raise_outcome(outcome, self.segment.blamed(outcome), self._members, self._lane)
 
     def _how(self, flat: Flat, reduction: Reduction) -> tuple[int, int, int]:
         divisor = self.size if reduction.name == "mean" else 1
         return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
 
-    def barrier(self, turn: Turn) -> None:
-        self._do(turn, self.segment.barrier)
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
+        return maker.make(self.segment)
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
-        self._do(turn, self.segment.broadcast, memory_of(flat), src)
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        if isinstance(interrupt, BaseException):
+            raise interrupt
+        raise_outcome(outcome, blamed, self._members, self._lane)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
-        self._do(turn, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
+    def flush(self, seconds: float) -> None:
+        """Waits until everybody has come to the last short broadcast of this rank, whose root has not waited.
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
-        self._do(turn, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
+        If another rank takes itself for the root, that rank finds it out, and the lane hears it.
+        """
+        if self.segment.flush(time.monotonic() + seconds) == BROKEN:
+            self._lane.await_error(CAUSE_WAIT)
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def barrier(self, running: RunningCollective) -> None:
+        self._do(running, self.segment.barrier)
+
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
+        self._do(running, self.segment.broadcast, memory_of(flat), src)
+
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
+        self._do(running, self.segment.all_reduce, memory_of(flat), *self._how(flat, reduction))
+
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
+        self._do(running, self.segment.reduce, memory_of(flat), dst, *self._how(flat, reduction))
+
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         how = self._how(source, reduction)
-        self._do(turn, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
+        self._do(running, self.segment.reduce_scatter, memory_of(source), memory_of(target), *how)
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         sizes = [count * source.itemsize for count in counts]
-        self._do(turn, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
+        self._do(running, self.segment.all_gather, memory_of(source), memory_of(target), sizes)
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         sizes = [count * source.itemsize for count in counts]
         everything = None if target is None else memory_of(target)
-        self._do(turn, self.segment.gather, memory_of(source), everything, sizes, dst)
+        self._do(running, self.segment.gather, memory_of(source), everything, sizes, dst)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         sizes = [count * target.itemsize for count in counts]
         everything = None if source is None else memory_of(source)
-        self._do(turn, self.segment.scatter, everything, memory_of(target), sizes, src)
+        self._do(running, self.segment.scatter, everything, memory_of(target), sizes, src)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         matrix = (sizes * source.itemsize).reshape(-1).tolist()
-        self._do(turn, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)
+        self._do(running, self.segment.all_to_all, memory_of(source), memory_of(target), matrix)

@@ -1,4 +1,4 @@
-"""How the members of a group come to share memory, in its first collective.
+"""Sets up the memory that members of a group share, in its first collective.
 
 The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
 descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
@@ -22,15 +22,16 @@ from ...algorithms import Recv, Schedule, Send, Step
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...transports.shared_memory import make_memory, open_memory
-from ..running_collective import Turn
-from ..tracking.fingerprint import fingerprint
+from ..running_collective import RunningCollective
+from ..tracking.fingerprint import fingerprint_of
+from .base import EngineSetup
 from .network import NetworkEngine
 from .steps.run import run
 
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["agree", "neighbourhoods"]
+__all__ = ["end_with_lane", "memory_groups", "open_segment"]
 
 logger = logging.getLogger("phalanx.group")
 
@@ -39,36 +40,39 @@ SLOT = 1 << 20
 SHORT_SLOT = 256 << 10
 """The same for many ranks, whose slots would be too much together."""
 LARGEST_HEAP = 1 << 40
-"""Bytes of a heap that are believed: far from where sizes of all ranks together could overflow."""
+"""The largest heap that is accepted, in bytes: far from where the sizes of all ranks together could overflow."""
 FEW = 8
-"""Ranks that are not many."""
+"""The most ranks that use long slots."""
 PATIENCE = (2000, 1000)
-"""How often a rank looks at the others, and then gives its core away, before it sleeps."""
+"""Looks at the other ranks, and then yields of the core, before a rank sleeps."""
 LITTLE_PATIENCE = (20, 4)
 """The same where there are fewer cores than ranks."""
 _OFFER = struct.Struct("<?QQQQ16s")
 
 
-def neighbourhoods(backend: LaneBackend) -> list[list[int]]:
-    """The ranks of a backend by the memory that they can share; one that shares with nobody is alone."""
+def memory_groups(backend: LaneBackend) -> list[list[int]]:
+    """The ranks of a backend by the memory that they can share; a rank that cannot share is alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
         found[(host, memory) if memory and core is not None else (rank,)].append(rank)
     return list(found.values())
 
 
-def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
-    """Whether the ranks of the group could share memory as they should, and this rank's segment if it has neighbours.
+def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) -> tuple[bool, Segment | None]:
+    """Maps the memory that this rank shares with its neighbours. All members of the group call it.
 
     Args:
-        neighbours: Ranks of the group, this one among them. Alone, it shares nothing, but has a say.
+        neighbours: Ranks of the group, this one among them. Without others it maps nothing, but takes part in the vote.
         heap: Bytes for the arrays of `Group.empty`.
+
+    Returns:
+        True if all members could map what they should; and this rank's segment, if it has neighbours.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
-    setup = Turn(turn.group, turn.entry, turn.deadline)
-    setup.mark = fingerprint("share memory", 0, "", (lane.size,), "", 0)
+    lane = setup.lane
+    sharing = setup.running.with_fingerprint(fingerprint_of("share memory", 0, "", (lane.size,), "", 0))
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:
@@ -79,7 +83,7 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
-        offer = _tell(setup, lane, neighbours, offer)
+        offer = _tell(sharing, lane, neighbours, offer)
         if len(neighbours) > 1:
             try:
                 opened = _open(offer, neighbours.index(lane.rank), len(neighbours))
@@ -90,13 +94,18 @@ def agree(turn: Turn, lane: Lane, neighbours: Sequence[int], *, heap: int) -> tu
         votes = np.zeros(lane.size, np.uint8)
         mine = np.array([not problem], np.uint8)
         try:
-            NetworkEngine(lane, is_star=False).all_gather(setup, mine, votes, [1] * lane.size)
+            NetworkEngine(lane, is_star=False).all_gather(sharing, mine, votes, [1] * lane.size)
         except BaseException:
             opened = None  # a broken group keeps the error, whose traceback would keep the memory
             raise
     if problem:
         logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
     return (True, opened) if votes.all() else (False, None)
+
+
+def end_with_lane(segment: Segment, lane: Lane) -> None:
+    """Ends every wait in the segment when the lane ends."""
+    lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
 
 
 def _make(ranks: int, heap: int) -> tuple[int, bytes]:
@@ -116,9 +125,9 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     assert core is not None
     made, pid, number, slot, heap, nonce = _OFFER.unpack(offer)
     if not made:
-        raise OSError("there is none")
+        raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
-        raise OSError(f"it is said to have slots of {slot} and heaps of {heap} bytes")
+        raise OSError(f"invalid sizes: slots of {slot} bytes, heaps of {heap} bytes")
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         cores = len(os.sched_getaffinity(0))
@@ -129,7 +138,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         os.close(fd)
 
 
-def _tell(setup: Turn, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
+def _tell(sharing: RunningCollective, lane: Lane, neighbours: Sequence[int], offer: bytes) -> bytes:
     """The first neighbour's offer, on all of them; zeros if it has none."""
     leader, *others = neighbours
     slot = np.zeros(_OFFER.size, np.uint8)
@@ -139,5 +148,5 @@ def _tell(setup: Turn, lane: Lane, neighbours: Sequence[int], offer: bytes) -> b
         step = Step(sends=tuple(Send(peer, 0) for peer in others))
     else:
         step = Step(recvs=(Recv(leader, 0),))
-    run(Schedule.of([step]), lane, [slot], setup.mark, setup.deadline, look_around=setup.look_around)
+    run(Schedule.of([step]), lane, [slot], sharing.fingerprint, sharing.deadline, check_peers=sharing.check_peers)
     return slot.tobytes()

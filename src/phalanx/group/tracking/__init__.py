@@ -1,1 +1,1 @@
-"""What a rank is doing: the journal, the place in the user's program, and the fingerprint that ranks compare."""
+"""The operations of a rank: its journal, places in the user's program, and the fingerprints that ranks compare."""

@@ -1,4 +1,4 @@
-"""Where in the user's program a call was made: the innermost frame that is not in a library's file."""
+"""The place in the user's program where a call was made: the innermost frame that is not in a library's file."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def _lend(site: CallSite | None) -> None:
 
 
 find: Callable[[], CallSite] = _find if core is None else core.call_site
-"""What this thread works for: the place that was lent to it, else where it is itself."""
+"""Finds the place that this thread works for: the one lent to it, else its own."""
 lend: Callable[[CallSite | None], None] = _lend if core is None else core.lend_call_site
-"""What this thread does from now on is done for that place, until it says None. The caller keeps the place."""
+"""Lends a place to this thread, for which it works until None is lent. The caller keeps the place alive."""
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def add_library(path: str) -> None:
 
 
 def describe_site(site: CallSite) -> str:
-    """In words."""
+    """A place in words."""
     code = site.code
     return "an unknown place" if code is None else f"{Path(code.co_filename).name}:{site.line} in {code.co_name}"
 

@@ -1,6 +1,6 @@
 """64 bits that say which operation this is, so that ranks in different ones find out at the first exchange.
 
-The quick paths of the core compute the same number from the same parts (cpp/phalanx/fingerprint.hpp).
+The fast paths of the core compute the same number from the same parts (cpp/phalanx/fingerprint.hpp).
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-__all__ = ["extent_of", "fingerprint", "kind_of"]
+__all__ = ["extent_of", "fingerprint_of", "kind_of"]
 
 _MASK = (1 << 64) - 1
 
 
 @lru_cache(4096)
 def kind_of(operation: str, dtype: str, reduction: str) -> int:
-    """What does not change from call to call, as a number."""
+    """The part of a fingerprint that does not change from call to call."""
     text = f"{operation}|{dtype}|{reduction}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def fingerprint(operation: str, sequence: int, dtype: str, shape: tuple[int, ...], reduction: str, root: int) -> int:
+def fingerprint_of(operation: str, sequence: int, dtype: str, shape: tuple[int, ...], reduction: str, root: int) -> int:
     """The operation's number; never 0, which stands for none."""
-    mark = kind_of(operation, dtype, reduction)
+    fingerprint = kind_of(operation, dtype, reduction)
     for part in (sequence, extent_of(shape), root):
-        mark = _mix(mark ^ _mix(part + 1 & _MASK))
-    return mark or 1
+        fingerprint = _mix(fingerprint ^ _mix(part + 1 & _MASK))
+    return fingerprint or 1
 
 
 @lru_cache(4096)

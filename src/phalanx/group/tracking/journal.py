@@ -1,4 +1,4 @@
-"""What a rank did last in a group: kept for the errors of others."""
+"""The last operations of a rank in a group, kept for the errors of others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from ..._native import dtype_of_code
 from ...wire.control import OperationStatus
 from . import call_site
+from .call import CollectiveCall, name_of_call
 
 if TYPE_CHECKING:
     from ..._core import Recorder
@@ -25,48 +26,57 @@ KEPT = 256
 LONGEST_LIST = 200
 """Characters of a list of arrays that an error shows."""
 BFLOAT16 = "bfloat16"
-_ROOTS = {"broadcast": "src", "scatter": "src", "recv": "src"}
-"""What a verb calls the one rank that it names; `dst` for the others."""
 
 
 class Entry:
-    """One operation: when it began and ended, and where it was called."""
+    """One operation: when it began and ended, and where it was called.
 
-    __slots__ = ("began", "caller", "collective", "ended", "mark", "on", "operation", "sequence")
+    Args:
+        operation: The name of a message.
+        sequence: The number of a collective; 0 for a message.
+        call: What a collective is. Its name is made of it when an error has to tell it.
+    """
 
-    def __init__(self, operation: str, sequence: int, collective: bool, caller: CallSite) -> None:
-        self.operation = operation
+    __slots__ = ("_call", "_operation", "began", "caller", "ended", "fingerprint", "sequence")
+
+    def __init__(self, operation: str, sequence: int, caller: CallSite, call: CollectiveCall | None = None) -> None:
+        self._operation = operation
+        self._call = call
         self.sequence = sequence
-        self.collective = collective
-        self.mark = 0
-        """A collective's fingerprint."""
-        self.on = ""
-        """The dtype and shape of the array, where all ranks have the same."""
+        self.fingerprint = 0
+        """The fingerprint of a collective that has begun to run."""
         self.began = time.monotonic()
         self.ended: float | None = None
         self.caller = caller
 
     @classmethod
     def of_record(cls, record: Record) -> Entry:
-        """What a quick path noted."""
-        verb, rank, op, tag, dtype, shape, sequence, mark, caller, began, ended = record
-        words = []
-        if rank >= 0:
-            words.append(f"{_ROOTS.get(verb, 'dst')}={rank}")
-        if op:
-            words.append(f"op={op}")
-        if tag:
-            words.append(f"tag={tag}")
-        entry = cls(f"{verb}({', '.join(words)})" if words else verb, sequence, sequence > 0, caller)
-        entry.mark = mark
-        entry.on = f" of {dtype_of_code(dtype).name}{list(shape)}" if dtype >= 0 and sequence > 0 else ""
+        """The entry of an operation that a fast path has recorded."""
+        verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
+        root = rank if rank >= 0 else None
+        if sequence:
+            name = dtype_of_code(dtype).str if dtype >= 0 else ""
+            entry = cls("", sequence, caller, CollectiveCall(verb, name, shape, op, root))
+        else:
+            entry = cls(name_of_call(verb, root, op, tag=tag), 0, caller)
+        entry.fingerprint = fingerprint
         entry.began, entry.ended = began, ended or None
         return entry
+
+    @property
+    def operation(self) -> str:
+        """The operation with its arguments."""
+        return self._operation if self._call is None else self._call.name
 
     @property
     def site(self) -> str:
         """The user's source line."""
         return call_site.describe_site(self.caller)
+
+    @property
+    def collective(self) -> bool:
+        """True for a collective, False for a message."""
+        return self.sequence > 0
 
     @property
     def name(self) -> str:
@@ -75,8 +85,16 @@ class Entry:
 
     @property
     def full_name(self) -> str:
-        """Also what it is on: two operations may differ in nothing else."""
-        return self.name + self.on
+        """The name with the dtype and shape of the array: two operations may differ in nothing else."""
+        if self._call is None or not self.fingerprint:
+            return self.name
+        return self.name + _on(self._call.dtype, self._call.shape)
+
+    def start(self) -> int:
+        """Notes that a collective begins to run; returns its fingerprint."""
+        assert self._call is not None
+        self.fingerprint = self._call.fingerprint(self.sequence)
+        return self.fingerprint
 
     def end(self) -> None:
         """The operation is over, well or not."""
@@ -87,7 +105,7 @@ class Journal:
     """The last operations of this rank in one group.
 
     Args:
-        recorder: Where the quick paths of the core note theirs, if there is a core.
+        recorder: Where the fast paths of the core note theirs, if there is a core.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -101,67 +119,71 @@ class Journal:
         """Collectives issued so far, by whatever path."""
         return self._sequence if self._recorder is None else self._recorder.sequence
 
-    def begin(self, operation: str, *, collective: bool) -> Entry:
-        """Notes that an operation begins."""
-        caller = call_site.find()
+    def begin(self, operation: str) -> Entry:
+        """Notes that a message begins."""
+        entry = Entry(operation, 0, call_site.find())
         with self._lock:
-            if collective and self._recorder is not None:
-                self._recorder.sequence += 1
-            elif collective:
-                self._sequence += 1
-            entry = Entry(operation, self.sequence if collective else 0, collective, caller)
             self._entries.append(entry)
         return entry
 
-    def stamp(self, entry: Entry, mark: int, dtype: str, shape: tuple[int, ...]) -> int:
-        """Notes the fingerprint of a collective that begins to run, and returns it."""
-        entry.on = _on(dtype, shape)
-        entry.mark = mark
-        return mark
+    def issue(self, call: CollectiveCall) -> Entry:
+        """Notes that a collective was issued, and numbers it. It may run later: see `Entry.start`."""
+        caller = call_site.find()
+        with self._lock:
+            if self._recorder is not None:
+                self._recorder.sequence += 1
+            else:
+                self._sequence += 1
+            entry = Entry("", self.sequence, caller, call)
+            self._entries.append(entry)
+        return entry
 
     def at(self, sequence: int) -> Entry | None:
         """The collective of that number, if it has begun to run and is still kept."""
-        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.mark), None)
+        return next((e for e in self.recent() if e.collective and e.sequence == sequence and e.fingerprint), None)
 
     def contradicts(self, status: OperationStatus) -> bool:
-        """Whether another rank's collective of some number is not what this rank has under that number."""
+        """True if another rank's collective differs from the one that this rank has under the same number."""
         mine = self.at(status.sequence)
-        return mine is not None and status.mark not in (0, mine.mark)
+        return mine is not None and status.fingerprint not in (0, mine.fingerprint)
 
     def status(self, sequence: int = 0) -> OperationStatus:
-        """What is going on: the oldest operation that still runs, else the one that ended last.
+        """The state of this rank: the oldest operation that still runs, else the one that ended last.
 
         Args:
             sequence: Tell of this collective instead, if this rank has got so far.
         """
         entries = self.recent()
         now = time.monotonic()
-        begun = [entry for entry in entries if entry.collective and entry.mark]
+        begun = [entry for entry in entries if entry.collective and entry.fingerprint]
         asked = next((entry for entry in begun if entry.sequence == sequence), None)
         if asked is not None:
             since = asked.began if asked.ended is None else asked.ended
-            return OperationStatus(asked.full_name, sequence, asked.mark, asked.site, asked.ended is None, now - since)
+            return OperationStatus(
+                asked.full_name, sequence, asked.fingerprint, asked.site, asked.ended is None, now - since
+            )
         last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
-        number, mark = (last_begun.sequence, last_begun.mark) if last_begun is not None else (0, 0)
+        number, fingerprint = (last_begun.sequence, last_begun.fingerprint) if last_begun is not None else (0, 0)
         if not entries:
-            return OperationStatus("", number, mark, "", False, 0.0)
+            return OperationStatus("", number, fingerprint, "", False, 0.0)
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
-            return OperationStatus(running.full_name, number, mark, running.site, True, now - running.began)
+            return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
-        return OperationStatus(last.full_name, number, mark, last.site, False, now - (last.ended or now))
+        return OperationStatus(last.full_name, number, fingerprint, last.site, False, now - (last.ended or now))
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
         with self._lock:
             entries = list(self._entries)
         if self._recorder is not None:
-            quick = [Entry.of_record(record) for record in self._recorder.records()]
-            entries = sorted([*entries, *quick], key=lambda entry: entry.began)[-KEPT:]
+            fast = [Entry.of_record(record) for record in self._recorder.records()]
+            entries = sorted([*entries, *fast], key=lambda entry: entry.began)[-KEPT:]
         return entries
 
 
 def _on(dtype: str, shape: tuple[int, ...]) -> str:
+    """The array of a collective in words, where all ranks have the same."""
     if not dtype:
         return ""
     if "[" in dtype:  # a list of arrays, or what their rows have in common

@@ -10,11 +10,14 @@ import numpy.typing as npt
 
 from ...arguments import as_counts
 from ...errors import UsageError
-from ..collective_runner import Lockstep, Turn
+from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, new_array, stacked_shape, target_for
 from ..engines.base import Engine
+from ..members import as_member
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 from ..work import Work
 
 __all__ = ["Gathers"]
@@ -23,7 +26,7 @@ DESCRIPTION_SLOT = 1024
 """Bytes in which `scatter` tells everybody what the root has."""
 
 
-class Gathers(Lockstep):
+class Gathers(CollectiveRunner):
     """`barrier`, `broadcast`, `all_gather` and their kin."""
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
@@ -34,14 +37,15 @@ class Gathers(Lockstep):
             PeerLost: A member is gone.
             Desync: A member called another operation.
         """
-        if self._express is not None and timeout is None and not async_op and self._express.barrier() is not None:
+        if self._fast_path is not None and timeout is None and not async_op and self._fast_path.barrier() is not None:
             return None
         self._check()
 
-        def body(turn: Turn) -> None:
-            turn.stamp("barrier").barrier(turn)
+        def body(engine: Engine, running: RunningCollective) -> None:
+            engine.barrier(running)
 
-        work: Work | None = self._run("barrier", body, timeout, async_op)
+        call = CollectiveCall("barrier")
+        work: Work | None = self._run(call, body, timeout, async_op)
         return work
 
     def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -53,20 +57,20 @@ class Gathers(Lockstep):
         Raises:
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.broadcast(x, src)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.broadcast(x, src)
             if done is not None:
                 return done
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         target = adapt(x, write=self.rank != src)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("broadcast", dtype=target.dtype, shape=target.shape, root=src)
-            engine.broadcast(turn, target.array.reshape(-1), src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            engine.broadcast(running, target.array.reshape(-1), src)
             return target.finish()
 
-        return self._run(f"broadcast(src={src})", body, timeout, async_op)
+        call = CollectiveCall("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+        return self._run(call, body, timeout, async_op)
 
     def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
@@ -79,8 +83,8 @@ class Gathers(Lockstep):
             UsageError: `out` does not fit, or overlaps `x` otherwise.
             As `broadcast`.
         """
-        if self._express is not None and timeout is None and not async_op and out is not None:
-            done = self._express.all_gather(x, out)
+        if self._fast_path is not None and timeout is None and not async_op and out is not None:
+            done = self._fast_path.all_gather(x, out)
             if done is not None:
                 return done
         self._check()
@@ -88,13 +92,13 @@ class Gathers(Lockstep):
         target = target_for(out, source, stacked_shape(source.array, self.world_size))
         check_gathered("all_gather", source.array, target.array, self.rank)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_gather", dtype=source.dtype, shape=source.shape)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             counts = [source.array.size] * self.world_size
-            engine.all_gather(turn, source.array.reshape(-1), target.array.reshape(-1), counts)
+            engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
             return target.finish()
 
-        return self._run("all_gather", body, timeout, async_op)
+        call = CollectiveCall("all_gather", dtype=source.dtype, shape=source.shape)
+        return self._run(call, body, timeout, async_op)
 
     def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
@@ -110,7 +114,7 @@ class Gathers(Lockstep):
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
         self._check()
-        dst = self._check_member(dst)
+        dst = as_member(dst, self.world_size)
         source = adapt(x, write=False)
         target: Adapted | None = None
         if self.rank == dst:
@@ -119,13 +123,13 @@ class Gathers(Lockstep):
         elif out is not None:
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("gather", dtype=source.dtype, shape=source.shape, root=dst)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             everything = target.array.reshape(-1) if target is not None else None
-            engine.gather(turn, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
+            engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
             return target.finish() if target is not None else None
 
-        return self._run(f"gather(dst={dst})", body, timeout, async_op)
+        call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
+        return self._run(call, body, timeout, async_op)
 
     def scatter(
         self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
@@ -141,7 +145,7 @@ class Gathers(Lockstep):
             As `broadcast`.
         """
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         target = adapt(out, write=True) if out is not None else None
         source: Adapted | None = None
         if self.rank == src:
@@ -149,12 +153,11 @@ class Gathers(Lockstep):
             target = target_for(target, source, divided_shape(source.array, self.world_size))
             check_parts("scatter", source.array, target.array, self.world_size)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("scatter", root=src)
-            description = self._tell_shape(turn, engine, source, src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            description = self._tell_shape(engine, running, source, src)
             part = np.empty(description.shape, description.numpy_dtype())
             everything = source.array.reshape(-1) if source is not None else None
-            engine.scatter(turn, everything, part.reshape(-1), src, [part.size] * self.world_size)
+            engine.scatter(running, everything, part.reshape(-1), src, [part.size] * self.world_size)
             if target is None:
                 return make(description, part)
             if target.dtype != description.dtype or target.array.size != part.size:
@@ -162,17 +165,18 @@ class Gathers(Lockstep):
             target.array.reshape(-1)[:] = part.reshape(-1)
             return target.finish()
 
-        return self._run(f"scatter(src={src})", body, timeout, async_op)
+        call = CollectiveCall("scatter", root=src)
+        return self._run(call, body, timeout, async_op)
 
-    def _tell_shape(self, turn: Turn, engine: Engine, source: Adapted | None, src: int) -> Description:
-        """What each rank gets of the root's array: only the root knows."""
+    def _tell_shape(self, engine: Engine, running: RunningCollective, source: Adapted | None, src: int) -> Description:
+        """Tells all ranks the dtype and shape of their parts, which only the root knows."""
         slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
         if source is not None:
             shape = divided_shape(source.array, self.world_size)
             data = Description(source.dtype, list(shape), source.library).pack()
             slot[0:2] = divmod(len(data), 256)
             slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
-        engine.broadcast(turn, slot, src)
+        engine.broadcast(running, slot, src)
         length = 256 * int(slot[0]) + int(slot[1])
         return Description.parse(slot[2 : 2 + length].tobytes(), None)
 
@@ -199,8 +203,8 @@ class Gathers(Lockstep):
             As `broadcast`.
         """
         plain = out is not None and send_counts is None and recv_counts is None
-        if self._express is not None and timeout is None and not async_op and plain:
-            done = self._express.all_to_all(x, out)
+        if self._fast_path is not None and timeout is None and not async_op and plain:
+            done = self._fast_path.all_to_all(x, out)
             if done is not None:
                 return done
         self._check()
@@ -211,14 +215,14 @@ class Gathers(Lockstep):
             target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
             sent = exchanged("all_to_all", source, target.array)
 
-            def even(turn: Turn) -> Any:
-                engine = turn.stamp("all_to_all", dtype=sent.dtype, shape=sent.shape)
+            def even(engine: Engine, running: RunningCollective) -> Any:
                 count = sent.array.size // self.world_size
                 sizes = np.full((self.world_size, self.world_size), count)
-                engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), sizes)
+                engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
                 return target.finish()
 
-            return self._run("all_to_all", even, timeout, async_op)
+            call = CollectiveCall("all_to_all", dtype=sent.dtype, shape=sent.shape)
+            return self._run(call, even, timeout, async_op)
 
         sending = as_counts(send_counts, self.world_size, "send_counts")
         receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
@@ -230,9 +234,8 @@ class Gathers(Lockstep):
             given = target_for(given, source, (sum(receiving), *rest))
         sent = source if given is None else exchanged("all_to_all", source, given.array)
 
-        def uneven(turn: Turn) -> Any:
-            engine = turn.stamp("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
-            rows = self._exchange_counts(turn, engine, sending, receiving)
+        def uneven(engine: Engine, running: RunningCollective) -> Any:
+            rows = self._exchange_counts(engine, running, sending, receiving)
             mine = rows[:, self.rank]
             shape = (int(mine.sum()), *rest)
             misfit: UsageError | None = None
@@ -241,19 +244,20 @@ class Gathers(Lockstep):
             except UsageError as error:  # raised once the others have what they wait for
                 target, misfit = new_array(sent, shape), error
             width = int(np.prod(rest, dtype=np.int64))
-            engine.all_to_all(turn, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
+            engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
             if misfit is not None:
                 raise misfit
             return target.finish()
 
-        return self._run("all_to_all(counts)", uneven, timeout, async_op)
+        call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+        return self._run(call, uneven, timeout, async_op)
 
     def _exchange_counts(
-        self, turn: Turn, engine: Engine, sending: Sequence[int], receiving: Sequence[int] | None
+        self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:
-        """How many rows go from each rank (dim 0) to each (dim 1).
+        """The number of rows that go from each rank (dim 0) to each (dim 1).
 
-        Everybody sees everybody's counts, so all refuse alike what does not fit.
+        All ranks see all counts, so all refuse alike what does not fit.
         """
         size = self.world_size
         if not engine.exchanges_counts:
@@ -262,7 +266,7 @@ class Gathers(Lockstep):
         table[self.rank, 0] = sending
         if receiving is not None:
             table[self.rank, 1] = receiving
-        engine.all_gather(turn, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
+        engine.all_gather(running, table[self.rank].reshape(-1), table.reshape(-1), [2 * size] * size)
         sent, expected = table[:, 0], table[:, 1].T
         wrong = np.argwhere((expected >= 0) & (expected != sent))
         if len(wrong):

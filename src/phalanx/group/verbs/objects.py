@@ -1,4 +1,4 @@
-"""Collectives on data that is no array: encoded by the safe codec, moved as bytes."""
+"""Collectives on objects other than arrays: encoded by the safe codec, moved as bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy.typing as npt
 from ...arguments import shown
 from ...errors import UsageError
 from ...wire import codec
-from ..collective_runner import Turn
 from ..engines.base import Engine, split
+from ..members import as_member
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 from .gathers import Gathers
 
 __all__ = ["ObjectCollectives"]
@@ -39,18 +41,18 @@ class ObjectCollectives(Gathers):
             As `broadcast`.
         """
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         mine = self._encode(obj, allow_pickle) if self.rank == src else None
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("broadcast_object", root=src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             sizes = np.array(_sizes(mine), np.int64)
-            engine.broadcast(turn, sizes, src)
+            engine.broadcast(running, sizes, src)
             data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
-            engine.broadcast(turn, data, src)
+            engine.broadcast(running, data, src)
             return obj if self.rank == src else self._decode(data, int(sizes[0]), allow_pickle)
 
-        return self._run(f"broadcast_object(src={src})", body, timeout, async_op)
+        call = CollectiveCall("broadcast_object", root=src)
+        return self._run(call, body, timeout, async_op)
 
     def all_gather_object(
         self, obj: Any, *, allow_pickle: bool = False, timeout: float | None = None, async_op: bool = False
@@ -63,15 +65,15 @@ class ObjectCollectives(Gathers):
         self._check()
         mine = self._encode(obj, allow_pickle)
 
-        def body(turn: Turn) -> list[Any]:
-            engine = turn.stamp("all_gather_object")
-            sizes = self._all_sizes(turn, engine, mine)
+        def body(engine: Engine, running: RunningCollective) -> list[Any]:
+            sizes = self._all_sizes(engine, running, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8)
-            engine.all_gather(turn, mine[1], everything, counts)
+            engine.all_gather(running, mine[1], everything, counts)
             return self._decode_all(obj, everything, sizes, allow_pickle)
 
-        return self._run("all_gather_object", body, timeout, async_op)
+        call = CollectiveCall("all_gather_object")
+        return self._run(call, body, timeout, async_op)
 
     def gather_object(
         self,
@@ -88,18 +90,18 @@ class ObjectCollectives(Gathers):
             As `broadcast_object`.
         """
         self._check()
-        dst = self._check_member(dst)
+        dst = as_member(dst, self.world_size)
         mine = self._encode(obj, allow_pickle)
 
-        def body(turn: Turn) -> list[Any] | None:
-            engine = turn.stamp("gather_object", root=dst)
-            sizes = self._all_sizes(turn, engine, mine)
+        def body(engine: Engine, running: RunningCollective) -> list[Any] | None:
+            sizes = self._all_sizes(engine, running, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
-            engine.gather(turn, mine[1], everything, dst, counts)
+            engine.gather(running, mine[1], everything, dst, counts)
             return None if everything is None else self._decode_all(obj, everything, sizes, allow_pickle)
 
-        return self._run(f"gather_object(dst={dst})", body, timeout, async_op)
+        call = CollectiveCall("gather_object", root=dst)
+        return self._run(call, body, timeout, async_op)
 
     def scatter_object(
         self,
@@ -117,7 +119,7 @@ class ObjectCollectives(Gathers):
             As `broadcast_object`.
         """
         self._check()
-        src = self._check_member(src)
+        src = as_member(src, self.world_size)
         encoded: list[_Encoded] | None = None
         given: list[Any] = []
         if self.rank == src:
@@ -128,29 +130,29 @@ class ObjectCollectives(Gathers):
                 raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
             encoded = [self._encode(obj, allow_pickle) for obj in given]
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("scatter_object", root=src)
+        def body(engine: Engine, running: RunningCollective) -> Any:
             sizes = np.zeros((self.world_size, 2), np.int64)
             if encoded is not None:
                 sizes[:] = [_sizes(one) for one in encoded]
-            engine.broadcast(turn, sizes.reshape(-1), src)
+            engine.broadcast(running, sizes.reshape(-1), src)
             counts = sizes.sum(axis=1).tolist()
             everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
             mine = np.empty(counts[self.rank], np.uint8)
-            engine.scatter(turn, everything, mine, src, counts)
+            engine.scatter(running, everything, mine, src, counts)
             if self.rank == src:
                 return given[self.rank]
             return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
 
-        return self._run(f"scatter_object(src={src})", body, timeout, async_op)
+        call = CollectiveCall("scatter_object", root=src)
+        return self._run(call, body, timeout, async_op)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _all_sizes(self, turn: Turn, engine: Engine, mine: _Encoded) -> npt.NDArray[np.int64]:
-        """How long each rank's structure and arrays are."""
+    def _all_sizes(self, engine: Engine, running: RunningCollective, mine: _Encoded) -> npt.NDArray[np.int64]:
+        """The lengths of each rank's structure and arrays."""
         sizes = np.zeros((self.world_size, 2), np.int64)
         sizes[self.rank] = _sizes(mine)
-        engine.all_gather(turn, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
+        engine.all_gather(running, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
         return sizes
 
     def _decode_all(self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], allow_pickle: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...arguments import as_index, as_rank
+from ...arguments import as_index
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
 from ...system_limits import naming_limits
@@ -17,9 +17,10 @@ from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
 from ..data.arrays import adapt
 from ..data.overlap import exchanged
+from ..members import as_member
 from ..tracking.journal import Entry
 from ..work import Work
-from .messages import ArraySink, NewArraySink, ObjectSink
+from .sinks import ArraySink, NewArraySink, ObjectSink
 
 __all__ = ["PointToPoint"]
 
@@ -49,10 +50,10 @@ class PointToPoint(GroupCore):
             Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
             PeerLost: The receiver is gone.
         """
-        quick = self._quick
-        if quick is not None and timeout is None and not async_op:
+        fast = self._fast_messages
+        if fast is not None and timeout is None and not async_op:
             try:
-                answer = quick.send(x, dst, tag)
+                answer = fast.send(x, dst, tag)
                 if answer is True:
                     return None
                 if answer is not False:
@@ -90,10 +91,10 @@ class PointToPoint(GroupCore):
             Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
             PeerLost: The sender is gone.
         """
-        quick = self._quick
-        if quick is not None and timeout is None and not async_op:
+        fast = self._fast_messages
+        if fast is not None and timeout is None and not async_op:
             try:
-                answer = quick.recv(out, src, tag)
+                answer = fast.recv(out, src, tag)
                 if answer is True:
                     return out
                 if answer is not False:
@@ -133,7 +134,7 @@ class PointToPoint(GroupCore):
             out: As of `recv`. It may be exactly `x`.
 
         Returns:
-            What `recv(out, src, tag=tag)` would.
+            The same as `recv(out, src, tag=tag)`.
 
         Raises:
             As `send` and `recv`.
@@ -149,9 +150,7 @@ class PointToPoint(GroupCore):
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
         source = "any" if src is None else src
-        entry = self._journal.begin(
-            f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", collective=False
-        )
+        entry = self._journal.begin(f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})")
         description, payload = adapted.description.pack(), [adapted.bytes]
         try:
             receive = self._messages.post(src, tag, sink)
@@ -214,7 +213,7 @@ class PointToPoint(GroupCore):
         deadline = self._deadline(timeout)
         return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
 
-    # -- what the quick way could not finish in time (see `_core.QuickMessages`) ---------------------------------------
+    # -- what the fast path could not finish in time (see `_core.FastMessages`) ---------------------------------------
 
     def _go_on_sending(self, x: Any, dst: int, tag: int, operation: PendingTransfer | None, waited: float) -> None:
         deadline = self._deadline(None)
@@ -222,7 +221,7 @@ class PointToPoint(GroupCore):
         if operation is None:
             self._send_array(x, dst, tag, deadline, False)
         else:
-            self._complete(self._journal.begin(_to("send", dst, tag), collective=False), [operation], deadline, [dst])
+            self._complete(self._journal.begin(_to("send", dst, tag)), [operation], deadline, [dst])
             last_handed_over()
 
     def _go_on_receiving(self, out: Any, src: int, tag: int, operation: PendingTransfer | None, waited: float) -> Any:
@@ -230,12 +229,12 @@ class PointToPoint(GroupCore):
         deadline.at -= waited
         if operation is None:
             return self._receive_array(out, src, tag, deadline, False)
-        self._complete(self._journal.begin(_describe("recv", src, tag), collective=False), [operation], deadline, [src])
+        self._complete(self._journal.begin(_describe("recv", src, tag)), [operation], deadline, [src])
         last_handed_over()
         return out
 
     def _take_back(self) -> None:
-        """After an interrupt: nobody will ever know of what was handed over just then."""
+        """Takes back what was handed over just before an interrupt: its caller will never wait for it."""
         operation = last_handed_over()
         if operation is not None:
             self._messages.withdraw(operation)
@@ -254,7 +253,7 @@ class PointToPoint(GroupCore):
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
         self._check()
-        rank = as_rank(dst, self.world_size, self._not_a_member)
+        rank = as_member(dst, self.world_size)
         self._backend.check_peer(rank)
         expected = f"a whole number from 0 to {MAX_TAG}"
         number = as_index(tag, "tag", expected)
@@ -286,7 +285,7 @@ class PointToPoint(GroupCore):
         deadline: Deadline,
         async_op: bool,
     ) -> Work | None:
-        entry = self._journal.begin(what, collective=False)
+        entry = self._journal.begin(what)
         try:
             with naming_limits():
                 operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
@@ -299,7 +298,7 @@ class PointToPoint(GroupCore):
         return None
 
     def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
-        entry = self._journal.begin(what, collective=False)
+        entry = self._journal.begin(what)
         try:
             receive = self._messages.post(src, tag, sink)
             if async_op:
@@ -320,14 +319,14 @@ class PointToPoint(GroupCore):
             self._messages.withdraw(receive)
 
     def _naming(self, envelope: Envelope) -> int:
-        """The world rank that a message came from: what errors speak of."""
+        """The world rank that a message came from, by which errors name it."""
         return self.members[self._messages.source_of(envelope)]
 
     def _sources(self, src: int | None) -> list[int]:
         return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
 
     def _received(self, receive: Receive, sink: AnySink, src: int | None) -> Any:
-        """What the caller of a receive gets."""
+        """The result of a receive for its caller."""
         data = sink.result()
         if src is not None:
             return data
@@ -361,7 +360,7 @@ class PointToPoint(GroupCore):
         """Waits until all are done, one has failed, or the deadline has passed.
 
         Raises:
-            OutOfResources: Who is waited for has not connected yet, and this rank has no descriptor left for it.
+            OutOfResources: A sender has not connected yet, and this rank has no descriptor left for it.
         """
         lane = self._messages
         while not lane.wait(operations, deadline.sooner(LOOK)) and not deadline.expired:
@@ -372,7 +371,7 @@ class PointToPoint(GroupCore):
     def _in_background(
         self, entry: Entry, operation: PendingTransfer, deadline: Deadline, waiting: list[int], result: Any
     ) -> Work:
-        """Returns at once; the lane's own thread goes on if nobody waits."""
+        """Returns at once; the lane's own thread goes on unless the caller waits."""
         lane = self._messages
         work = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
 
@@ -394,17 +393,17 @@ class PointToPoint(GroupCore):
         try:
             with naming_limits():
                 lane.move_in_background(operation, deadline, expire)
-        except BaseException:  # Ctrl-C, or no more threads: nobody will ever know of this operation
+        except BaseException:  # Ctrl-C, or no more threads: no caller will ever wait for this operation
             lane.withdraw(operation)
             raise
         return work
 
     def _failure(self, error: BaseException, entry: Entry) -> BaseException:
-        """What to raise for an operation that failed; a rank that is lost breaks the group, one that left does not."""
-        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._cause is None:
-            self.fail(error)
+        """The error for an operation that failed. A rank that is lost breaks the group; one that left does not."""
+        if isinstance(error, PeerLost) and not isinstance(error, ChannelClosed) and self._health.cause is None:
+            self._health.fail(error)
             self._control.break_group(self._context, error)
-        self._told = self._told or self._cause is not None
+        self._told = self._told or self._health.cause is not None
         return copy_for_raise(error, f"{entry.name} at {entry.site}", self._world_rank)
 
     def _message_timed_out(

@@ -9,16 +9,20 @@ import numpy as np
 
 from ...errors import UnsupportedArray
 from ...types import ReduceOp
-from ..collective_runner import Lockstep, Turn
+from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, adapt
 from ..data.overlap import check_parts
 from ..data.reduction import Reduction, name_of
 from ..data.shapes import divided_shape, target_for
+from ..engines.base import Engine
+from ..members import as_member
+from ..running_collective import RunningCollective
+from ..tracking.call import CollectiveCall
 
 __all__ = ["Reductions"]
 
 
-class Reductions(Lockstep):
+class Reductions(CollectiveRunner):
     """`all_reduce` and its kin."""
 
     def all_reduce(
@@ -37,20 +41,20 @@ class Reductions(Lockstep):
             UnsupportedOp: The dtype has no such reduction.
             As `broadcast`.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.all_reduce(x, op)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.all_reduce(x, op)
             if done is not None:
                 return done
         self._check()
         target = adapt(x, write=True)
         reduction = Reduction(op, target)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
-            engine.all_reduce(turn, target.array.reshape(-1), reduction)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            engine.all_reduce(running, target.array.reshape(-1), reduction)
             return target.finish()
 
-        return self._run(f"all_reduce(op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+        return self._run(call, body, timeout, async_op)
 
     def all_reduce_many(
         self,
@@ -80,12 +84,10 @@ class Reductions(Lockstep):
             by_dtype.setdefault(target.dtype, []).append(target)
         reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
 
-        def body(turn: Turn) -> list[Any]:
-            layout = ", ".join(f"{target.description}" for target in targets)
-            engine = turn.stamp("all_reduce_many", dtype=layout, reduction=name)
+        def body(engine: Engine, running: RunningCollective) -> list[Any]:
             for dtype, group in by_dtype.items():
                 together = np.concatenate([target.array.reshape(-1) for target in group])
-                engine.all_reduce(turn, together, reductions[dtype])
+                engine.all_reduce(running, together, reductions[dtype])
                 start = 0
                 for target in group:
                     stop = start + target.array.size
@@ -93,7 +95,9 @@ class Reductions(Lockstep):
                     start = stop
             return [target.finish() for target in targets]
 
-        return self._run(f"all_reduce_many({len(targets)} arrays, op={name})", body, timeout, async_op)
+        layout = ", ".join(f"{target.description}" for target in targets)
+        call = CollectiveCall("all_reduce_many", dtype=layout, reduction=name, detail=f"{len(targets)} arrays")
+        return self._run(call, body, timeout, async_op)
 
     def reduce(
         self,
@@ -112,21 +116,21 @@ class Reductions(Lockstep):
         Raises:
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._express is not None and timeout is None and not async_op:
-            done = self._express.reduce(x, dst, op)
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.reduce(x, dst, op)
             if done is not None:
                 return done
         self._check()
-        dst = self._check_member(dst)
+        dst = as_member(dst, self.world_size)
         target = adapt(x, write=self.rank == dst)
         reduction = Reduction(op, target)
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
-            engine.reduce(turn, target.array.reshape(-1), dst, reduction)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            engine.reduce(running, target.array.reshape(-1), dst, reduction)
             return target.finish()
 
-        return self._run(f"reduce(dst={dst}, op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+        return self._run(call, body, timeout, async_op)
 
     def reduce_scatter(
         self,
@@ -147,8 +151,8 @@ class Reductions(Lockstep):
             UsageError: Dim 0 cannot be cut, or `out` does not fit, or overlaps `x` otherwise.
             As `all_reduce`.
         """
-        if self._express is not None and timeout is None and not async_op and out is not None:
-            done = self._express.reduce_scatter(x, op, out)
+        if self._fast_path is not None and timeout is None and not async_op and out is not None:
+            done = self._fast_path.reduce_scatter(x, op, out)
             if done is not None:
                 return done
         self._check()
@@ -159,9 +163,9 @@ class Reductions(Lockstep):
         elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
         parts = source.array.copy() if elsewhere else source.array
 
-        def body(turn: Turn) -> Any:
-            engine = turn.stamp("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
-            engine.reduce_scatter(turn, parts.reshape(-1), target.array.reshape(-1), reduction)
+        def body(engine: Engine, running: RunningCollective) -> Any:
+            engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
             return target.finish()
 
-        return self._run(f"reduce_scatter(op={reduction.name})", body, timeout, async_op)
+        call = CollectiveCall("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+        return self._run(call, body, timeout, async_op)

@@ -14,18 +14,20 @@ import numpy as np
 
 from ....errors import UnsupportedArray, UnsupportedOp, UsageError
 from ...data.reduction import name_of
+from ...fast_path import AnyFastPath
+from ...members import as_member
+from ...running_collective import RunningCollective
+from ...tracking.call import CollectiveCall
+from ..base import RunCollective
 
 if TYPE_CHECKING:
-    from ...._core import Express
-    from ...collective_runner import Lockstep
-    from ...running_collective import Turn
     from .engine import MpiEngine
 
-__all__ = ["DeviceExpress"]
+__all__ = ["MpiDeviceFastPath"]
 
 
 class _Device:
-    """What is known of an array in the memory of a GPU.
+    """An array in the memory of a GPU, as its interface describes it.
 
     Raises:
         UnsupportedArray: It cannot be handed to MPI as it is.
@@ -52,13 +54,13 @@ def _is_on_device(x: Any) -> bool:
 
 
 def _says_so(x: Any) -> bool:
-    """Whether it is on a GPU now: a torch tensor has the attribute wherever it lies."""
+    """True if it is on a GPU now: a torch tensor has the attribute wherever it lies."""
     torch = sys.modules.get("torch")
     return bool(x.is_cuda) if torch is not None and isinstance(x, torch.Tensor) else True
 
 
 def _wait_for_device(x: Any) -> None:
-    """Waits for what is still to be computed: MPI does not know of streams."""
+    """Waits until the array is computed: MPI does not know of streams."""
     library = type(x).__module__.partition(".")[0]
     if library == "torch":
         sys.modules["torch"].cuda.current_stream(x.device).synchronize()
@@ -66,16 +68,24 @@ def _wait_for_device(x: Any) -> None:
         sys.modules["cupy"].cuda.get_current_stream().synchronize()
 
 
-class DeviceExpress:
-    """The quick path of a group whose MPI takes arrays on a GPU; those in ordinary memory go on to `plain`."""
+class MpiDeviceFastPath:
+    """The fast path of a group whose MPI takes arrays on a GPU; those in ordinary memory go on to `plain`.
 
-    def __init__(self, group: Lockstep) -> None:
-        self._group = group
-        self.plain: Express | None = None
+    Args:
+        rank: This rank in the group.
+        size: How many ranks the group has.
+        run: Must not keep the group alive.
+    """
+
+    def __init__(self, rank: int, size: int, run: RunCollective) -> None:
+        self._rank = rank
+        self._size = size
+        self._run_collective = run
+        self.plain: AnyFastPath | None = None
 
     @property
     def paused(self) -> int:
-        """As of the quick path of plain arrays."""
+        """As of the fast path of plain arrays."""
         return 0 if self.plain is None else self.plain.paused
 
     @paused.setter
@@ -91,41 +101,41 @@ class DeviceExpress:
         """In place."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.all_reduce(x, op)
-        return self._reduce("all_reduce", f"all_reduce(op={name_of(op)})", "Allreduce", x, x, name_of(op), None)
+        return self._reduce("all_reduce", "Allreduce", x, x, name_of(op), None)
 
     def reduce(self, x: Any, root: int, op: Any) -> Any:
         """In place on the root."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.reduce(x, root, op)
-        root = self._group._check_member(root)
+        root = as_member(root, self._size)
         name = name_of(op)
-        return self._reduce("reduce", f"reduce(dst={root}, op={name})", "Reduce", x, x, name, root)
+        return self._reduce("reduce", "Reduce", x, x, name, root)
 
     def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.reduce_scatter(x, op, out)
         name = name_of(op)
-        return self._reduce("reduce_scatter", f"reduce_scatter(op={name})", "Reduce_scatter_block", x, out, name, None)
+        return self._reduce("reduce_scatter", "Reduce_scatter_block", x, out, name, None)
 
     def broadcast(self, x: Any, root: int) -> Any:
         """In place."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.broadcast(x, root)
-        root = self._group._check_member(root)
+        root = as_member(root, self._size)
         device = _Device(x)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
-            engine.do(turn, "Bcast", [x, engine.datatype(device.dtype)], root)
+        def body(engine: MpiEngine, running: RunningCollective) -> None:
+            engine.do(running, "Bcast", [x, engine.datatype(device.dtype)], root)
 
-        self._run("broadcast", f"broadcast(src={root})", x, device, body, root=root)
+        self._run("broadcast", x, device, body, root=root)
         return x
 
     def all_gather(self, x: Any, out: Any) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
             return None if self.plain is None else self.plain.all_gather(x, out)
-        return self._move("all_gather", "Allgather", x, out, self._group.world_size)
+        return self._move("all_gather", "Allgather", x, out, self._size)
 
     def all_to_all(self, x: Any, out: Any) -> Any:
         """From `x` to `out`."""
@@ -133,59 +143,54 @@ class DeviceExpress:
             return None if self.plain is None else self.plain.all_to_all(x, out)
         return self._move("all_to_all", "Alltoall", x, out, 1)
 
-    def _reduce(self, verb: str, what: str, call: str, x: Any, out: Any, name: str, root: int | None) -> Any:
-        device, size = _Device(x), self._group.world_size
+    def _reduce(self, verb: str, function: str, x: Any, out: Any, name: str, root: int | None) -> Any:
+        device, size = _Device(x), self._size
         if name == "mean" and device.dtype.kind not in "fc":
-            raise UnsupportedOp(f"op='mean' makes no sense for {device.dtype.name}")
+            raise UnsupportedOp(f"op='mean' is not defined for {device.dtype.name}")
         if device.dtype.name == "float16":
             raise UnsupportedOp("MPI cannot reduce float16 in the memory of a GPU (use float32)")
-        gets_it = root is None or self._group.rank == root
+        gets_it = root is None or self._rank == root
         if out is not x:
             target = _Device(out)
             _check_pair(device, target, target.size * size == device.size)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
+        def body(engine: MpiEngine, running: RunningCollective) -> None:
             datatype = engine.datatype(device.dtype)
             operation = engine.plain_operation(device.dtype, "sum" if name == "mean" else name)
             sent = [x, datatype] if out is not x or not gets_it else engine.in_place
             received = [out, datatype] if gets_it else None
-            engine.do(turn, call, sent, received, operation, *(() if root is None else (root,)))
+            engine.do(running, function, sent, received, operation, *(() if root is None else (root,)))
 
-        self._run(verb, what, x, device, body, reduction=name, root=root or 0)
+        self._run(verb, x, device, body, reduction=name, root=root)
         if gets_it and name == "mean":
             out /= size
         return out
 
-    def _move(self, verb: str, call: str, x: Any, out: Any, factor: int) -> Any:
+    def _move(self, verb: str, function: str, x: Any, out: Any, factor: int) -> Any:
         device, target = _Device(x), _Device(out)
-        fits = target.size == device.size * factor and target.size % self._group.world_size == 0
+        fits = target.size == device.size * factor and target.size % self._size == 0
         _check_pair(device, target, fits)
 
-        def body(turn: Turn, engine: MpiEngine) -> None:
+        def body(engine: MpiEngine, running: RunningCollective) -> None:
             datatype = engine.datatype(device.dtype)
-            engine.do(turn, call, [x, datatype], [out, datatype])
+            engine.do(running, function, [x, datatype], [out, datatype])
 
-        self._run(verb, verb, x, device, body)
+        self._run(verb, x, device, body)
         return out
 
     def _run(
         self,
         verb: str,
-        what: str,
         x: Any,
         device: _Device,
-        body: Callable[[Turn, MpiEngine], None],
+        body: Callable[[MpiEngine, RunningCollective], None],
         *,
         reduction: str = "",
-        root: int = 0,
+        root: int | None = None,
     ) -> None:
-        def stamped(turn: Turn) -> None:
-            engine = turn.stamp(verb, dtype=device.dtype.str, shape=device.shape, reduction=reduction, root=root)
-            body(turn, cast("MpiEngine", engine))
-
-        self._group._check()
         _wait_for_device(x)
-        self._group._run(what, stamped, None, False)
+        call = CollectiveCall(verb, device.dtype.str, device.shape, reduction, root)
+        self._run_collective(call, lambda engine, running: body(cast("MpiEngine", engine), running))
 
 
 def _check_pair(source: _Device, target: _Device, fits: bool) -> None:

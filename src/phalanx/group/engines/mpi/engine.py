@@ -11,21 +11,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ...._native import DTYPES, OPS, core, valid_ops
-from ....backends.base import LaneBackend
 from ....backends.lane import Lane
-from ....backends.mpi.context import MpiContext
+from ....backends.mpi.context import MpiContext, mpi_context
 from ....errors import PhalanxError
 from ...data.reduction import Reduction
-from ...running_collective import Turn
+from ...fast_path import AnyFastPath, FastPathMaker
+from ...running_collective import RunningCollective
 from ...tracking.journal import describe
 from .. import segment_setup
-from ..base import Engine, Flat
+from ..base import Engine, EngineSetup, Flat
+from ..segment import raise_outcome
 from .gate import Gate, MessageGate, OpenGate, SharedGate, all_in_time
 from .types import arithmetic_of
 from .watchdog import watch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MpiEngine", "start"]
 
-_QUICK = (
+_FAST = (
     "MPI_Bcast",
     "MPI_Allreduce",
     "MPI_Reduce",
@@ -47,30 +48,30 @@ _WORDS = {2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
 _MOST = 1 << 30
 """Elements that are given to MPI at once: Open MPI 5 cannot count further than 31 bits."""
 _HEAP = 1 << 16
-"""Bytes for arrays in the segment of the gate: nobody asks for any."""
+"""Bytes for arrays in the segment of the gate, which has none."""
 
 
-def start(turn: Turn, backend: LaneBackend, messenger: MpiContext, lane: Lane) -> MpiEngine:
+def start(setup: EngineSetup) -> MpiEngine:
     """Makes a communicator of the group's members, and the gate before it, in the group's first collective.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
+    backend, lane, context = setup.backend, setup.lane, mpi_context(setup.backend)
+    assert context is not None
     segment: Segment | None = None
-    areas = segment_setup.neighbourhoods(backend)
+    groups = segment_setup.memory_groups(backend)
     checks = backend.options.mpi_check and lane.size > 1
-    if checks and len(areas) == 1:
-        _, segment = segment_setup.agree(turn, lane, areas[0], heap=_HEAP)
+    if checks and len(groups) == 1:
+        _, segment = segment_setup.open_segment(setup, groups[0], heap=_HEAP)
     if lane.size > 1:
-        all_in_time(turn, lane)
-    engine = MpiEngine(messenger, lane, turn.group._context, backend.timeout)
-    gate: Gate = OpenGate()
+        all_in_time(setup.running, lane)
+    engine = MpiEngine(context, lane, setup.context, backend.timeout)
     if segment is not None:
-        gate = SharedGate(segment, range(lane.size), lane)
-        lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
+        engine.meet_in(segment)
+        segment_setup.end_with_lane(segment, lane)
     elif checks:
-        gate = MessageGate(messenger.mpi, engine.comm, lane, crowded=messenger.oversubscribed)
-    engine.gate, engine.meeting = gate, segment
+        engine.gate = MessageGate(context.mpi, engine.comm, lane, oversubscribed=context.oversubscribed)
     return engine
 
 
@@ -82,20 +83,20 @@ class MpiEngine(Engine):
         timeout: Seconds that an operation of the group may take if it is not told otherwise.
     """
 
-    gate: Gate
-
-    def __init__(self, messenger: MpiContext, lane: Lane, context: bytes, timeout: float) -> None:
+    def __init__(self, mpi_world: MpiContext, lane: Lane, context: bytes, timeout: float) -> None:
         super().__init__(lane.rank, lane.size)
-        self.members = tuple(range(lane.size))
+        self.gate: Gate = OpenGate()
+        self._meeting: Segment | None = None
+        """The memory in which all members meet, if they do."""
         self.longest = timeout
         """Seconds that an operation may take."""
         self.closed = False
         self._context = context
         self._inside = 0
-        self._quick: MpiCalls | None = None
-        self._mpi = messenger.mpi
+        self._fast_calls: MpiCalls | None = None
+        self._mpi = mpi_world.mpi
         self._lane = lane
-        self._numbers = itertools.count(1 << 32)  # those of the quick path are smaller
+        self._numbers = itertools.count(1 << 32)  # those of the fast path are smaller
         self.in_place = self._mpi.module.IN_PLACE
         self._byte = self._mpi.module.BYTE
         self._arithmetic = arithmetic_of(self._mpi)
@@ -103,7 +104,7 @@ class MpiEngine(Engine):
         watch(self)
         with self._mpi.errors("making a communicator"):
             self._inside = next(self._numbers)
-            world: Any = messenger.world
+            world: Any = mpi_world.world
             members = world.Get_group().Incl(list(lane.members))
             highest = world.Get_attr(self._mpi.module.TAG_UB) or 32767
             # Two groups of the same ranks may be made at the same time by two threads.
@@ -112,16 +113,21 @@ class MpiEngine(Engine):
             self.comm.Set_errhandler(self._mpi.module.ERRORS_RETURN)
             self._inside = 0
 
+    def meet_in(self, segment: Segment) -> None:
+        """Has all members meet in that memory before they enter MPI."""
+        self._meeting = segment
+        self.gate = SharedGate(segment, range(self.size), self._lane)
+
     # -- how a call runs -----------------------------------------------------------------------------------------------
 
-    def do(self, turn: Turn, name: str, *arguments: Any) -> None:
+    def do(self, running: RunningCollective, name: str, *arguments: Any) -> None:
         """Goes through the gate and into MPI.
 
         Args:
             name: Of the method of mpi4py's communicator.
         """
-        self.gate.enter(turn)
-        self.longest = max(self.longest, turn.deadline.seconds)
+        self.gate.enter(running)
+        self.longest = max(self.longest, running.deadline.seconds)
         self._inside = next(self._numbers)
         try:
             with self._mpi.errors(name):
@@ -135,15 +141,15 @@ class MpiEngine(Engine):
     @property
     def inside(self) -> int:
         """The number of the call that is inside MPI now; 0 if none is."""
-        return self._inside or (self._quick.inside if self._quick is not None else 0)
+        return self._inside or (self._fast_calls.inside if self._fast_calls is not None else 0)
 
     @property
     def is_broken(self) -> bool:
-        """Whether a call that is inside MPI may never come back, because the group has broken meanwhile."""
+        """True if a call inside MPI may never return, because the group has broken meanwhile."""
         return self._lane.error is not None
 
     def give_up(self, seconds: float) -> None:
-        """Ends the process: a call is stuck inside MPI. For another thread."""
+        """Ends the process, because a call is stuck inside MPI. Called by the watchdog's thread."""
         lane = self._lane
         rank, control = lane.members[lane.rank], lane._control
         why = str(lane.error or f"its time was over (it had {self.longest:g} s)")
@@ -170,53 +176,55 @@ class MpiEngine(Engine):
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
-    def barrier(self, turn: Turn) -> None:
+    def barrier(self, running: RunningCollective) -> None:
         if isinstance(self.gate, OpenGate):
-            self.do(turn, "Barrier")
+            self.do(running, "Barrier")
         else:
-            self.gate.enter(turn)  # which is one
+            self.gate.enter(running)  # which is a barrier
 
-    def broadcast(self, turn: Turn, flat: Flat, src: int) -> None:
+    def broadcast(self, running: RunningCollective, flat: Flat, src: int) -> None:
         word, width = self._word(flat)
         memory = _bytes(flat)
         for start in range(0, max(1, memory.size), _MOST * width):
-            self.do(turn, "Bcast", [memory[start : start + _MOST * width], word], src)
+            self.do(running, "Bcast", [memory[start : start + _MOST * width], word], src)
 
-    def all_reduce(self, turn: Turn, flat: Flat, reduction: Reduction) -> None:
+    def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
         for part in _parts(flat):
-            self.do(turn, "Allreduce", self.in_place, [part, datatype], operation)
+            self.do(running, "Allreduce", self.in_place, [part, datatype], operation)
         reduction.finish(flat, self.size)
 
-    def reduce(self, turn: Turn, flat: Flat, dst: int, reduction: Reduction) -> None:
+    def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
         for part in _parts(flat):
             if self.rank == dst:
-                self.do(turn, "Reduce", self.in_place, [part, datatype], operation, dst)
+                self.do(running, "Reduce", self.in_place, [part, datatype], operation, dst)
             else:
-                self.do(turn, "Reduce", [part, datatype], None, operation, dst)
+                self.do(running, "Reduce", [part, datatype], None, operation, dst)
         if self.rank == dst:
             reduction.finish(flat, self.size)
 
-    def reduce_scatter(self, turn: Turn, source: Flat, target: Flat, reduction: Reduction) -> None:
+    def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(source, reduction)
         if np.may_share_memory(source, target):  # of what MPI may do in place, only its first part could be the result
             source = source.copy()
-        self.do(turn, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
+        self.do(running, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
         reduction.finish(target, self.size)
 
-    def all_gather(self, turn: Turn, source: Flat, target: Flat, counts: Sequence[int]) -> None:
+    def all_gather(self, running: RunningCollective, source: Flat, target: Flat, counts: Sequence[int]) -> None:
         word, width = self._word(source)
         lengths = [count * source.itemsize // width for count in counts]
         mine: Any = [_bytes(source), word]
         if np.may_share_memory(source, target):
             mine = self.in_place
         if len(set(lengths)) == 1:
-            self.do(turn, "Allgather", mine, [_bytes(target), lengths[0], word])
+            self.do(running, "Allgather", mine, [_bytes(target), lengths[0], word])
         else:
-            self.do(turn, "Allgatherv", mine, [_bytes(target), lengths, word])
+            self.do(running, "Allgatherv", mine, [_bytes(target), lengths, word])
 
-    def gather(self, turn: Turn, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]) -> None:
+    def gather(
+        self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
+    ) -> None:
         word, width = self._word(source)
         lengths = [count * source.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
@@ -224,27 +232,29 @@ class MpiEngine(Engine):
         mine: Any = [_bytes(source), word]
         if target is not None and np.may_share_memory(source, target):
             mine = self.in_place
-        self.do(turn, "Gather" if even else "Gatherv", mine, everything, dst)
+        self.do(running, "Gather" if even else "Gatherv", mine, everything, dst)
 
-    def scatter(self, turn: Turn, source: Flat | None, target: Flat, src: int, counts: Sequence[int]) -> None:
+    def scatter(
+        self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
+    ) -> None:
         word, width = self._word(target)
         lengths = [count * target.itemsize // width for count in counts]
         even = len(set(lengths)) == 1
         everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, word]
-        self.do(turn, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
+        self.do(running, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
 
-    def all_to_all(self, turn: Turn, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
+    def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         word, width = self._word(source)
         lengths = sizes * (source.itemsize // width)
         if (lengths == lengths[0, 0]).all():
             length = int(lengths[0, 0])
-            self.do(turn, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
+            self.do(running, "Alltoall", [_bytes(source), length, word], [_bytes(target), length, word])
         else:
             outgoing, incoming = lengths[self.rank].tolist(), lengths[:, self.rank].tolist()
-            self.do(turn, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
+            self.do(running, "Alltoallv", [_bytes(source), outgoing, word], [_bytes(target), incoming, word])
 
     def _word(self, flat: Flat) -> tuple[Any, int]:
-        """What elements travel as where nobody looks into them, and its bytes: wide, because MPI counts in 31 bits."""
+        """The MPI datatype for moving raw elements, and its size. The widest that fits: MPI counts in 31 bits."""
         name = _WORDS.get(flat.itemsize)
         return (self._byte, 1) if name is None else (getattr(self._mpi.module, name), flat.itemsize)
 
@@ -260,17 +270,22 @@ class MpiEngine(Engine):
         dtype = reduction.dtype or flat.dtype
         return self._arithmetic.datatype(dtype), self._arithmetic.operation(dtype, reduction.step)
 
-    # -- the quick path ------------------------------------------------------------------------------------------------
+    # -- the fast path ------------------------------------------------------------------------------------------------
 
-    def quick_calls(self) -> MpiCalls | None:
-        """MPI's functions, which the core calls itself for synchronous calls on plain arrays; None if there are none.
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
+        """The core calls MPI's functions itself for synchronous calls on plain arrays.
 
         Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
         """
-        assert core is not None
-        functions = [self._mpi.address_of(name) for name in _QUICK]
-        if not all(functions):
+        functions = [self._mpi.address_of(name) for name in _FAST] if self._meeting is not None else []
+        if self._meeting is None or not all(functions):
             return None
+        self._fast_calls = self._make_calls(functions)
+        return maker.make(self._meeting, self._fast_calls)
+
+    def _make_calls(self, functions: list[int]) -> MpiCalls:
+        """The handles with which the core calls these functions of MPI, for every dtype and reduction."""
+        assert core is not None
         handle = self._mpi.module._handleof
         datatypes, operations = [], []
         for name in DTYPES:
@@ -278,14 +293,17 @@ class MpiEngine(Engine):
             possible = valid_ops(name)
             steps = [("sum" if op == "mean" else op) if op in possible else "" for op in OPS]
             operations.append([handle(self._arithmetic.operation(name, step)) if step else 0 for step in steps])
-        self._quick = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
-        return self._quick
+        calls: MpiCalls = core.MpiCalls(functions, int(self.in_place), handle(self.comm), datatypes, operations)
+        return calls
 
-    def explain(self, error: BaseException | int) -> BaseException:
-        self._failed = True
-        if isinstance(error, BaseException):
-            return error
-        return self._mpi.as_error(self._mpi.module.Exception(error), "a collective")
+    def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
+        if interrupt is not None:
+            self._failed = True
+        if isinstance(interrupt, BaseException):
+            raise interrupt
+        if interrupt is not None:
+            raise self._mpi.as_error(self._mpi.module.Exception(interrupt), "a collective")
+        raise_outcome(outcome, blamed, range(self.size), self._lane)
 
 
 def _bytes(flat: Flat) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,7 @@
-"""How a collective on MPI begins: all ranks have come, and mean the same.
+"""The gate before a collective on MPI: it opens once all ranks have come and mean the same.
 
 MPI's calls wait for each other without any bound, and ranks that call different ones get each other's bytes, or hang.
-So nobody enters MPI before everybody is there with the same fingerprint. All waiting for a late, lost or mistaken rank
+So no rank enters MPI before all are there with the same fingerprint. All waiting for a late, lost or mistaken rank
 happens in the gate, which has a deadline and can be broken; what follows takes as long as the transfer.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from ....backends.lane import Lane
 from ....backends.mpi.library import Backoff, Mpi
 from ....deadline import Deadline
-from ...running_collective import Turn
+from ...outcomes import DeadlinePassed, FingerprintMismatch
+from ...running_collective import RunningCollective
 from ..network import NetworkEngine
 from ..segment import DONE, raise_outcome
-from ..steps.run import DeadlinePassed, FingerprintMismatch
 
 if TYPE_CHECKING:
     from ...._core import Segment
@@ -37,7 +37,7 @@ class Gate(ABC):
     """Lets all members through together, or none."""
 
     @abstractmethod
-    def enter(self, turn: Turn) -> None:
+    def enter(self, running: RunningCollective) -> None:
         """Returns once every member has called it for the same operation.
 
         Raises:
@@ -48,7 +48,7 @@ class Gate(ABC):
 class OpenGate(Gate):
     """For a group of one, and where the check is switched off."""
 
-    def enter(self, turn: Turn) -> None:
+    def enter(self, running: RunningCollective) -> None:
         pass
 
 
@@ -60,8 +60,8 @@ class SharedGate(Gate):
         self._members = tuple(members)
         self._lane = lane
 
-    def enter(self, turn: Turn) -> None:
-        outcome = self._segment.barrier(turn.mark, turn.deadline.at)
+    def enter(self, running: RunningCollective) -> None:
+        outcome = self._segment.barrier(running.fingerprint, running.deadline.at)
         if outcome != DONE:
             raise_outcome(outcome, self._segment.blamed(outcome), self._members, self._lane)
 
@@ -69,16 +69,16 @@ class SharedGate(Gate):
 class MessageGate(Gate):
     """Members on several hosts compare their fingerprints through MPI: one reduction of a few bytes.
 
-    The deadlines are compared, too: who comes late may meet what somebody sent that has given up meanwhile.
+    The deadlines are compared, too: a late rank may meet the message of one that has given up meanwhile.
 
     Args:
         comm: The group's.
     """
 
-    def __init__(self, mpi: Mpi, comm: Any, lane: Lane, *, crowded: bool) -> None:
+    def __init__(self, mpi: Mpi, comm: Any, lane: Lane, *, oversubscribed: bool) -> None:
         self._mpi = mpi
         self._lane = lane
-        self._crowded = crowded
+        self._oversubscribed = oversubscribed
         self._mine, self._all = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
         arguments = ([self._mine, mpi.module.UINT64_T], [self._all, mpi.module.UINT64_T], mpi.module.MIN)
         self._begin: Callable[[], Any] = functools.partial(comm.Iallreduce, *arguments)
@@ -87,30 +87,30 @@ class MessageGate(Gate):
         with contextlib.suppress(NotImplementedError, mpi.module.Exception):
             self._request = comm.Allreduce_init(*arguments)
 
-    def enter(self, turn: Turn) -> None:
+    def enter(self, running: RunningCollective) -> None:
         mpi, lane = self._mpi, self._lane
-        # The least of all marks, and the least of all complements: they belong together if there is only one mark.
-        self._mine[0] = turn.mark
+        # The least of all fingerprints, and of all complements: they belong together if all ranks have the same.
+        self._mine[0] = running.fingerprint
         self._mine[1] = ~self._mine[0]
-        self._mine[2] = _on_the_clock(turn.deadline)
+        self._mine[2] = _on_the_clock(running.deadline)
         request = self._request
         if request is None:
             request = self._begin()
         else:
             request.Start()
-        backoff = Backoff(oversubscribed=self._crowded)
+        backoff = Backoff(oversubscribed=self._oversubscribed)
         try:
             while not request.Test():
                 if lane.error is not None:
                     raise lane.error
-                if turn.deadline.expired:
+                if running.deadline.expired:
                     raise DeadlinePassed(_others(lane))
                 backoff.pause()
         except BaseException:
             mpi.left_under_way.append((request, self._mine, self._all))
             raise
         if self._all[0] != ~self._all[1]:
-            turn.look_around()  # says who
+            running.check_peers()  # says who
             raise FingerprintMismatch((lane.rank + 1) % lane.size)
         if self._all[2] <= _now():
             raise lane.error or DeadlinePassed(_others(lane))
@@ -121,15 +121,15 @@ class MessageGate(Gate):
             self._request.Free()
 
 
-def all_in_time(turn: Turn, lane: Lane) -> None:
+def all_in_time(running: RunningCollective, lane: Lane) -> None:
     """Returns once all members have come, by messages: for the first time, when there is no gate yet.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
     deadlines = np.zeros(lane.size, np.uint64)
-    mine = np.array([_on_the_clock(turn.deadline)], np.uint64)
-    NetworkEngine(lane, is_star=False).all_gather(turn, mine, deadlines, [1] * lane.size)
+    mine = np.array([_on_the_clock(running.deadline)], np.uint64)
+    NetworkEngine(lane, is_star=False).all_gather(running, mine, deadlines, [1] * lane.size)
     if deadlines.min() <= _now():
         raise lane.error or DeadlinePassed(_others(lane))
 
@@ -143,5 +143,5 @@ def _now() -> int:
 
 
 def _on_the_clock(deadline: Deadline) -> int:
-    """When it is over by the clock that hosts have in common, in microseconds."""
+    """The deadline by the clock that hosts have in common, in microseconds."""
     return _now() + int(min(deadline.remaining(), _FOREVER) * 1e6)

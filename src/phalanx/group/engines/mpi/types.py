@@ -1,4 +1,4 @@
-"""What MPI calls the dtypes and reductions that Phalanx has, and those that it must be taught."""
+"""The datatypes and operations of MPI, by Phalanx's names, and those that it must be taught."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Arithmetic:
         return getattr(self._module, _DATATYPES[_name(dtype)])
 
     def operation(self, dtype: np.dtype[Any] | str, step: str, *, own: bool = False) -> Any:
-        """What combines two arrays of this dtype.
+        """The operation that combines two arrays of this dtype.
 
         MPI's own `MIN` and `MAX` of floats lose a NaN on some ranks and not on others: ours let it through.
 
         Args:
-            own: MPI's all the same.
+            own: Use MPI's own operation even so.
         """
         name = _name(dtype)
         if not own and _must_be_taught(name, step):

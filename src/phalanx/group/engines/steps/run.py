@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from ....algorithms.schedule import Recv, Schedule, Send, Step
 from ....backends.lane import Lane
 from ....backends.polling import sleep
 from ....deadline import Deadline
 from ....transports.direct import LONG_PIECE, PIECE
-from ....transports.mailbox import PendingTransfer, Receive
-from ....wire.frames import FrameKind
-from . import native as native_steps
-from .transfers import Array, Chunks, FingerprintMismatch, Flow, Inflow, Job, StepSink, memory, outflow
+from ...outcomes import DeadlinePassed
+from . import fast_path
+from .transfers import Array, Chunks, Flow, Inflow, Job, outflow
 
-__all__ = ["Chunks", "DeadlinePassed", "FingerprintMismatch", "run"]
+__all__ = ["Chunks", "run"]
 
 _T = TypeVar("_T", Send, Recv)
 
@@ -29,41 +26,33 @@ Later it asks less and less often.
 """
 LOOKS = 20
 """Looks at the channels before a rank sleeps, where every rank has a core of its own: to be woken takes longer."""
-LOOKS_IN_A_CROWD = 2
-NATIVE_LOOKS = 100
-NATIVE_LOOKS_IN_A_CROWD = 2
+LOOKS_OVERSUBSCRIBED = 2
+FAST_LOOKS = 100
+FAST_LOOKS_OVERSUBSCRIBED = 2
 """The same for the core, which looks more quickly."""
-
-
-class DeadlinePassed(Exception):
-    """The schedule could not be finished in time; `waiting` are the ranks of the group that are still to send."""
-
-    def __init__(self, waiting: list[int]) -> None:
-        super().__init__()
-        self.waiting = waiting
 
 
 def run(
     schedule: Schedule,
     lane: Lane,
     chunks: Chunks,
-    mark: int,
+    fingerprint: int,
     deadline: Deadline,
     *,
     dtype: str | None = None,
     op: str = "",
     sources: Mapping[int, Array] | None = None,
-    look_around: Callable[[], None],
+    check_peers: Callable[[], None],
 ) -> None:
     """Executes a rank's part of a collective.
 
     Args:
         chunks: The memory of each chunk that this rank's part names: flat and contiguous.
-        mark: The operation's fingerprint, which every transfer carries.
+        fingerprint: The operation's fingerprint, which every transfer carries.
         dtype: The name of the elements' type, where the buffer cannot say it (bfloat16).
         op: The reduction.
         sources: Where chunks lie at first that must stay as they are: what is received goes to `chunks`.
-        look_around: Called when a step takes suspiciously long; raises if it can never be done.
+        check_peers: Called when a step takes suspiciously long; raises if it can never be done.
 
     Raises:
         DeadlinePassed, FingerprintMismatch: See there.
@@ -71,11 +60,11 @@ def run(
     """
     if not schedule.steps:  # a rank that is alone
         return
-    job = Job(lane, chunks, mark, deadline, dtype, op, sources, look_around)
+    job = Job(lane, chunks, fingerprint, deadline, dtype, op, sources, check_peers)
     try:
-        native = native_steps.start(schedule, job) if lane.direct else None
-        if native is not None:
-            _run_natively(native, job)
+        fast = fast_path.start(schedule, job) if lane.direct else None
+        if fast is not None:
+            _run_fast(fast, job)
             return
         for step in schedule.steps:
             _run_step(step, job)
@@ -84,50 +73,54 @@ def run(
         job.end()
 
 
-def _run_natively(native: native_steps.NativeRun, job: Job) -> None:
+def _run_fast(fast: fast_path.FastRun, job: Job) -> None:
     patience = _Patience(job)
     # Where ranks share a core, longer pieces mean that they take turns less often.
-    looks, piece = (NATIVE_LOOKS_IN_A_CROWD, LONG_PIECE) if job.lane.oversubscribed else (NATIVE_LOOKS, PIECE)
+    looks, piece = (FAST_LOOKS_OVERSUBSCRIBED, LONG_PIECE) if job.lane.oversubscribed else (FAST_LOOKS, PIECE)
     while True:
         if job.waker is not None:
             job.waker.clear()
-        outcome = native.move(looks, piece)
-        if outcome == native_steps.DONE:
+        outcome = fast.move(looks, piece)
+        if outcome == fast_path.DONE:
             return
-        if outcome == native_steps.HUNG_UP:
+        if outcome == fast_path.HUNG_UP:
             job.lane.check_members()
             return
-        if outcome == native_steps.BLOCKED:
-            patience.sleep(native.polled, native.waiting)
+        if outcome == fast_path.BLOCKED:
+            patience.sleep(fast.polled, fast.waiting)
         elif job.deadline.expired:
-            raise DeadlinePassed(native.waiting())
+            raise DeadlinePassed(fast.waiting())
 
 
 def _run_step(step: Step, job: Job) -> None:
+    lane = job.lane
+    if lane.error is not None:
+        raise lane.error
     late: list[tuple[Recv, Array]] = []
-    if job.lane.direct:
-        _run_direct(step, job, late)
-    else:
-        _run_by_messages(step, job, late)
+    piece = PIECE if step.sends and step.recvs else LONG_PIECE
+    receiving: list[Inflow] = []
+    pending: list[Flow] = []
+    try:
+        if not lane.direct:  # announced first, so that what comes meanwhile goes straight to its place
+            receiving = [Inflow(job, recv.peer, (recv,), late) for recv in step.recvs]
+        for peer, sends in _by_peer(step.sends):
+            flow = outflow(job, peer, sends)
+            flow.move(piece)
+            if not flow.done:
+                pending.append(flow)
+        if lane.direct:
+            receiving = [Inflow(job, peer, recvs, late) for peer, recvs in _by_peer(step.recvs)]
+        pending += receiving
+        _move_all(pending, job, piece)
+    except BaseException:
+        for inflow in receiving:  # another thread may be in the middle of writing to their memory
+            inflow.withdraw()
+        raise
     for transfer, received in late:
         job.finish(transfer, received)
 
 
-# -- over channels that belong to the lane alone -----------------------------------------------------------------------
-
-
-def _run_direct(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
-    if job.lane.error is not None:
-        raise job.lane.error
-    piece = PIECE if step.sends and step.recvs else LONG_PIECE
-    pending: list[Flow] = []
-    for peer, sends in _by_peer(step.sends):
-        flow = outflow(job, peer, sends)
-        flow.move(piece)
-        if not flow.done:
-            pending.append(flow)
-    for peer, recvs in _by_peer(step.recvs):
-        pending.append(Inflow(job, peer, recvs, late))
+def _move_all(pending: list[Flow], job: Job, piece: int) -> None:
     patience: _Patience | None = None
     while pending:
         if job.waker is not None:
@@ -149,14 +142,14 @@ def _run_direct(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
 
 
 class _Patience:
-    """How a step waits: it looks again a few times, then it sleeps, and now and then it asks what the others do."""
+    """The waits of a step: it looks again a few times, then it sleeps, and now and then it asks what the others do."""
 
     __slots__ = ("_asks_at", "_enough", "_job", "_pause", "looks")
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.looks = 0
-        self._enough = LOOKS_IN_A_CROWD if job.lane.oversubscribed else LOOKS
+        self._enough = LOOKS_OVERSUBSCRIBED if job.lane.oversubscribed else LOOKS
         self._pause = SUSPICIOUS
         self._asks_at = 0.0
 
@@ -167,16 +160,29 @@ class _Patience:
             DeadlinePassed: It is too late.
             PhalanxError: The lane has failed.
         """
+        if not self._job.lane.direct:
+            self._wait_for_messages(pending)
+            return
         self.looks += 1
         if self.looks >= self._enough:
             self.sleep(lambda: [wanted for flow in pending for wanted in flow.polled()], lambda: _waiting(pending))
+
+    def _wait_for_messages(self, pending: Sequence[Flow]) -> None:
+        """The same on a lane that moves its messages itself."""
+        job = self._job
+        operations = [operation for flow in pending for operation in flow.operations]
+        if not job.lane.wait(operations, job.deadline.sooner(self._pause)):
+            if job.deadline.expired:
+                raise DeadlinePassed(_waiting(pending))
+            job.check_peers()
+            self._pause *= 2
 
     def sleep(self, polled: Callable[[], list[tuple[int, int]]], waiting: Callable[[], list[int]]) -> None:
         """Sleeps until something can be moved, or it is time to look for another reason.
 
         Args:
-            polled: Tells what to wait for.
-            waiting: Tells who is waited for.
+            polled: Gives the descriptors and events to wait for.
+            waiting: Gives the ranks that are waited for.
 
         Raises:
             As `wait`.
@@ -192,7 +198,7 @@ class _Patience:
         self._asks_at = self._asks_at or time.monotonic() + self._pause
         left = self._asks_at - time.monotonic()
         if left <= 0:
-            job.look_around()
+            job.check_peers()
             self._pause *= 2
             self._asks_at = time.monotonic() + self._pause
             left = self._pause
@@ -200,7 +206,7 @@ class _Patience:
 
 
 def _by_peer(transfers: Sequence[_T]) -> Iterable[tuple[int, Sequence[_T]]]:
-    """Those of each rank, in their order."""
+    """The transfers of each rank, in their order."""
     if len(transfers) == 1:  # as in most steps
         return ((transfers[0].peer, transfers),)
     found: dict[int, list[_T]] = {}
@@ -212,51 +218,3 @@ def _by_peer(transfers: Sequence[_T]) -> Iterable[tuple[int, Sequence[_T]]]:
 def _waiting(pending: Sequence[Flow]) -> list[int]:
     receiving = [flow.peer for flow in pending if isinstance(flow, Inflow)]
     return receiving or [flow.peer for flow in pending]
-
-
-# -- over channels that others use as well -----------------------------------------------------------------------------
-
-
-def _run_by_messages(step: Step, job: Job, late: list[tuple[Recv, Array]]) -> None:
-    lane = job.lane
-    receives: list[Receive] = []
-    reductions: list[tuple[Recv, Array]] = []
-    for transfer in step.recvs:
-        target = job.chunks[transfer.chunk]
-        if transfer.reduce:
-            target = np.empty_like(target)
-            (late if transfer.late else reductions).append((transfer, target))
-        else:
-            job.sources.pop(transfer.chunk, None)
-        receives.append(lane.post(transfer.peer, None, StepSink(memory(target), job.mark)))
-    operations: list[PendingTransfer] = list(receives)
-    try:
-        for send in step.sends:
-            payload = [memory(job.current(send.chunk))]
-            operations.append(lane.start_send(send.peer, FrameKind.STEP, job.mark, b"", payload, job.deadline))
-        finished = _wait(job, operations)
-        for operation in operations:
-            if operation.error is not None:
-                if isinstance(operation.error, FingerprintMismatch) and isinstance(operation, Receive):
-                    assert operation.envelope is not None
-                    raise FingerprintMismatch(lane.source_of(operation.envelope))
-                raise operation.error
-        if not finished:
-            waiting = [t.peer for t, r in zip(step.recvs, receives, strict=True) if not r.done]
-            raise DeadlinePassed(waiting or [send.peer for send in step.sends])
-    except BaseException:
-        for receive in receives:  # another thread may be in the middle of writing to their memory
-            lane.withdraw(receive)
-        raise
-    for transfer, received in reductions:
-        job.finish(transfer, received)
-
-
-def _wait(job: Job, operations: list[PendingTransfer]) -> bool:
-    pause = SUSPICIOUS
-    while not job.lane.wait(operations, job.deadline.sooner(pause)):
-        if job.deadline.expired:
-            return False
-        job.look_around()
-        pause *= 2
-    return True

@@ -1,13 +1,13 @@
-"""What one rank sends to another, or receives from it, in one step of a schedule over a direct lane.
+"""The transfers between two ranks in one step of a schedule.
 
-The frames go past queues and mailboxes (`transports.direct`). One that cannot, because the channel is not there yet or
-has something else to say first, goes the way of every message.
+On a direct lane the frames go past queues and mailboxes (`transports.direct`). A frame that cannot, because the channel
+is not there yet or has something else to say first, goes the way of every message, as all do on other lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,13 @@ from ....algorithms.schedule import Recv, Send
 from ....backends.lane import Lane
 from ....deadline import Deadline
 from ....transports.direct import PIECE, DirectReceive, DirectSend, can_receive, can_send
-from ....transports.mailbox import Envelope, Receive, Sink
+from ....transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ....transports.stream import Buffer
 from ....transports.waker import Waker
 from ....wire.frames import FrameKind, pack_header
+from ...outcomes import FingerprintMismatch
 
-__all__ = ["Array", "Chunks", "FingerprintMismatch", "Flow", "Inflow", "Job", "StepSink", "memory", "outflow"]
+__all__ = ["Array", "Chunks", "Flow", "Inflow", "Job", "StepSink", "memory", "outflow"]
 
 Array = npt.NDArray[Any]
 Chunks = Sequence[Array] | Mapping[int, Array]
@@ -33,61 +34,68 @@ def memory(flat: Array) -> memoryview:
     return flat.view(np.uint8).data
 
 
-class FingerprintMismatch(Exception):
-    """A member is in another operation; `peer` is its rank in the group."""
-
-    def __init__(self, peer: int) -> None:
-        super().__init__()
-        self.peer = peer
-
-
 class StepSink(Sink):
     """Takes one transfer of the expected operation and size; anything else is a mismatch."""
 
-    def __init__(self, target: memoryview, mark: int) -> None:
+    def __init__(self, target: memoryview, fingerprint: int) -> None:
         self._target = target
-        self._mark = mark
+        self._fingerprint = fingerprint
 
     def open(self, envelope: Envelope) -> memoryview:
-        if envelope.tag != self._mark or envelope.kind is not FrameKind.STEP or envelope.size != len(self._target):
+        if (
+            envelope.tag != self._fingerprint
+            or envelope.kind is not FrameKind.STEP
+            or envelope.size != len(self._target)
+        ):
             raise FingerprintMismatch(envelope.src)
         return self._target
 
 
 class Job:
-    """What all steps of one collective have in common; see `steps.run`."""
+    """The state that all steps of one collective share; see `steps.run`."""
 
-    __slots__ = ("_headers", "chunks", "deadline", "dtype", "lane", "look_around", "mark", "op", "sources", "waker")
+    __slots__ = (
+        "_headers",
+        "check_peers",
+        "chunks",
+        "deadline",
+        "dtype",
+        "fingerprint",
+        "lane",
+        "op",
+        "sources",
+        "waker",
+    )
 
     def __init__(
         self,
         lane: Lane,
         chunks: Chunks,
-        mark: int,
+        fingerprint: int,
         deadline: Deadline,
         dtype: str | None,
         op: str,
         sources: Mapping[int, Array] | None,
-        look_around: Callable[[], None],
+        check_peers: Callable[[], None],
     ) -> None:
         self.lane = lane
         self.chunks = chunks
-        self.mark = mark
+        self.fingerprint = fingerprint
         self.deadline = deadline
         self.dtype = dtype
         self.op = op
         self.sources = dict(sources) if sources else {}
         """Those chunks that have not been written to yet, and lie elsewhere."""
-        self.look_around = look_around
+        self.check_peers = check_peers
         self.waker: Waker | None = None
         """Set by whatever happens to the lane, once `wake_up` has made it."""
         self._headers: dict[int, bytes] = {}
 
     def header(self, size: int) -> bytes:
-        """What a transfer of so many bytes begins with."""
+        """The header of a transfer of so many bytes."""
         header = self._headers.get(size)
         if header is None:
-            header = self._headers[size] = pack_header(FrameKind.STEP, self.mark, 0, size)
+            header = self._headers[size] = pack_header(FrameKind.STEP, self.fingerprint, 0, size)
         return header
 
     def combine(self, target: Array, received: Array, before: bool) -> None:
@@ -103,14 +111,18 @@ class Job:
         return self.sources[chunk] if chunk in self.sources else self.chunks[chunk]
 
     def finish(self, transfer: Recv, received: Array) -> None:
-        """Reduces a chunk that has come as a whole, in memory that nobody needs any more."""
+        """Reduces a chunk that was received as a whole. Its memory is free to be overwritten."""
         target, source = self.chunks[transfer.chunk], self.sources.pop(transfer.chunk, None)
         if source is not None:
             target[:] = source
         self.combine(target, received, transfer.before)
 
+    def drive(self, operations: Sequence[PendingTransfer]) -> list[tuple[int, int]] | None:
+        """Moves what can be moved of these messages; see `Lane.drive`. Lanes that are not direct do it in `wait`."""
+        return self.lane.drive(operations) if self.lane.direct else []
+
     def wake_up(self) -> Waker:
-        """What wakes this thread. After the first call everything has to be looked at once more before it sleeps."""
+        """The waker of this thread. After the first call, look at everything once more before sleeping."""
         if self.waker is None:
             self.waker = Waker.take()
             self.lane.add_sleeper(self.waker)
@@ -129,7 +141,7 @@ class Flow(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left."""
+        """True once nothing is left."""
 
     @property
     def peer(self) -> int:
@@ -144,7 +156,11 @@ class Flow(Protocol):
         """
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when nothing can be moved."""
+        """The descriptors and events to wait for when nothing can be moved."""
+
+    @property
+    def operations(self) -> Sequence[PendingTransfer]:
+        """The messages under way, where it goes by messages."""
 
 
 def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
@@ -153,8 +169,10 @@ def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
     Raises:
         PhalanxError: There is no channel to it.
     """
-    channel = job.lane.outbound(peer, job.deadline)
     payloads = [memory(job.current(send.chunk)) for send in sends]
+    if not job.lane.direct:
+        return _Queued(job, peer, payloads)
+    channel = job.lane.outbound(peer, job.deadline)
     if not can_send(channel):
         return _Queued(job, peer, payloads)
     views: list[Buffer] = []
@@ -162,31 +180,41 @@ def outflow(job: Job, peer: int, sends: Sequence[Send]) -> Flow:
         views.append(job.header(len(payload)))
         if len(payload):
             views.append(payload)
-    return DirectSend(channel, views)
+    return _Written(channel, views)
+
+
+class _Written(DirectSend):
+    """Frames to a rank that are written to the channel."""
+
+    __slots__ = ()
+
+    operations: ClassVar[Sequence[PendingTransfer]] = ()
 
 
 class _Queued:
     """Frames to a rank that go the way of every message."""
 
-    __slots__ = ("_job", "_operations", "_polled", "done", "peer")
+    __slots__ = ("_job", "_polled", "done", "operations", "peer")
 
     def __init__(self, job: Job, peer: int, payloads: Sequence[memoryview]) -> None:
         self.peer = peer
         self.done = False
         self._job = job
         start = job.lane.start_send
-        self._operations = [start(peer, FrameKind.STEP, job.mark, b"", [payload], job.deadline) for payload in payloads]
+        self.operations: Sequence[PendingTransfer] = [
+            start(peer, FrameKind.STEP, job.fingerprint, b"", [payload], job.deadline) for payload in payloads
+        ]
         self._polled: list[tuple[int, int]] | None = None
 
     def move(self, piece: int) -> bool:
-        before = len(self._operations)
-        self._polled = self._job.lane.drive(self._operations)
-        for operation in self._operations:
+        before = len(self.operations)
+        self._polled = self._job.drive(self.operations)
+        for operation in self.operations:
             if operation.error is not None:
                 raise operation.error
-        self._operations = [operation for operation in self._operations if not operation.done]
-        self.done = not self._operations
-        return self.done or len(self._operations) < before or self._polled is None
+        self.operations = [operation for operation in self.operations if not operation.done]
+        self.done = not self.operations
+        return self.done or len(self.operations) < before or self._polled is None
 
     def polled(self) -> list[tuple[int, int]]:
         return self._polled or []
@@ -212,7 +240,7 @@ class Inflow:
         self._posted: Receive | None = None
         self._polled: list[tuple[int, int]] | None = None
         self._temporary: Array | None = None
-        """Where something is received that will be reduced as a whole."""
+        """Memory for a chunk that will be reduced as a whole."""
         self._begin()
 
     def move(self, piece: int) -> bool:
@@ -229,9 +257,18 @@ class Inflow:
     def polled(self) -> list[tuple[int, int]]:
         return self._direct.polled() if self._direct is not None else self._polled or []
 
+    @property
+    def operations(self) -> Sequence[PendingTransfer]:
+        return () if self._posted is None else (self._posted,)
+
+    def withdraw(self) -> None:
+        """Takes back a message that is expected: nothing may be written to its memory any more."""
+        if self._posted is not None:
+            self._job.lane.withdraw(self._posted)
+
     def _begin(self) -> None:
         job, transfer = self._job, self._left[0]
-        channel = next(iter(job.lane.inbound(self.peer)), None)
+        channel = next(iter(job.lane.inbound(self.peer)), None) if job.lane.direct else None
         if channel is None or not can_receive(channel):
             self._post()
             return
@@ -271,13 +308,14 @@ class Inflow:
         target = job.chunks[transfer.chunk]
         if transfer.reduce:
             target = self._temporary = np.empty_like(target)
-        self._posted = job.lane.post(self.peer, None, StepSink(memory(target), job.mark))
-        self._posted.add_waker(job.wake_up())
+        self._posted = job.lane.post(self.peer, None, StepSink(memory(target), job.fingerprint))
+        if job.lane.direct:  # other lanes wait themselves
+            self._posted.add_waker(job.wake_up())
 
     def _move_posted(self) -> bool:
         posted = self._posted
         assert posted is not None
-        self._polled = self._job.lane.drive([posted])
+        self._polled = self._job.drive([posted])
         if not posted.done:
             return self._polled is None
         if isinstance(posted.error, FingerprintMismatch):

@@ -1,4 +1,4 @@
-// The quick way of a synchronous send or receive of a plain NumPy array: checks that the case is simple, moves the whole
+// The fast path of a synchronous send or receive of a plain NumPy array: checks that the case is simple, moves the whole
 // frame through the ring, and notes it in the journal, all in one call. What is not simple is declined without a trace,
 // and a wait that lasts is handed over to the general way, which knows about deadlines, lost ranks and interrupts.
 #pragma once
@@ -18,10 +18,10 @@ namespace phalanx {
 
 namespace nb = nanobind;
 
-class QuickMessages {
+class FastMessages {
 public:
     // `mailbox` counts the receives that are posted and the messages that wait, by source; see transports/mailbox.py.
-    QuickMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
+    FastMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
                   std::size_t max_message, int spins, int yields)
         : ahead_(mailbox.attr("ahead")),
           arrays_object_(std::move(arrays)),

@@ -1,4 +1,4 @@
-"""The quick way of simple messages: the same frames, and everything else left to the general way."""
+"""The fast path of simple messages: the same frames, and everything else left to the general way."""
 
 from __future__ import annotations
 

@@ -16,12 +16,13 @@ from ....algorithms.schedule import Schedule
 from ....transports.channel import Inbound, Outbound
 from ....transports.direct import can_receive, can_send, give_back, inbound_over, outbound_over
 from ....transports.stream import Stream, ended_with
-from .transfers import Array, FingerprintMismatch, Job, StepSink, memory
+from ...outcomes import FingerprintMismatch
+from .transfers import Array, Job, StepSink, memory
 
 if TYPE_CHECKING:
     from ...._core import Plan, StepsRun
 
-__all__ = ["NativeRun", "start"]
+__all__ = ["FastRun", "start"]
 
 DONE, BLOCKED, MORE, INBOUND_ENDED, OUTBOUND_ENDED, REFUSED, HUNG_UP = range(7)
 KEPT = 256
@@ -69,7 +70,7 @@ def _place(known: list[int], number: int) -> int:
     return known.index(number)
 
 
-def start(schedule: Schedule, job: Job) -> NativeRun | None:
+def start(schedule: Schedule, job: Job) -> FastRun | None:
     """The schedule under way, or None if it has to be run in Python.
 
     Raises:
@@ -91,10 +92,10 @@ def start(schedule: Schedule, job: Job) -> NativeRun | None:
         if channel is None or type(channel.stream) is not Stream or not can_receive(channel):
             return None
         inbound.append(channel)
-    return NativeRun(prepared, job, outbound, inbound)
+    return FastRun(prepared, job, outbound, inbound)
 
 
-class NativeRun:
+class FastRun:
     """A schedule that the core runs."""
 
     __slots__ = ("_enter", "_inbound", "_job", "_leave", "_outbound", "_prepared", "_run")
@@ -120,7 +121,7 @@ class NativeRun:
             sources,
             [channel.stream.fd for channel in outbound],
             [channel.stream.fd for channel in inbound],
-            job.mark,
+            job.fingerprint,
             dtype,
             op,
         )
@@ -153,7 +154,7 @@ class NativeRun:
         return outcome
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when nothing can be moved."""
+        """The descriptors and events to wait for when nothing can be moved."""
         reads = [c.stream for i, c in enumerate(self._inbound) if self._run.receives_from(i)]
         writes = [c.stream for i, c in enumerate(self._outbound) if self._run.sends_to(i)]
         return [(s.fd, s.read_events) for s in reads] + [(s.fd, s.write_events) for s in writes]
@@ -169,11 +170,13 @@ class NativeRun:
             raise outbound_over(self._outbound[where], ended_with(self._run.error))
         if outcome == INBOUND_ENDED:
             raise inbound_over(self._inbound[where], ended_with(self._run.error))
-        # Another frame than the expected: the channel knows what it means.
+        # An unexpected frame: the channel knows what it means.
         job, channel = self._job, self._inbound[where]
         with channel.lock:
             give_back(channel, self._run.refused())
-        posted = job.lane.post(self._prepared.reads[where], None, StepSink(memory(np.empty(0, np.uint8)), job.mark))
+        posted = job.lane.post(
+            self._prepared.reads[where], None, StepSink(memory(np.empty(0, np.uint8)), job.fingerprint)
+        )
         while not job.lane.wait([posted], job.deadline):
             if job.deadline.expired:
                 break

@@ -1,4 +1,4 @@
-"""Where a message's payload goes: the sinks of point-to-point receives."""
+"""Sinks of point-to-point receives: each takes the payload of one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The quick path of a group's collectives: a synchronous call on plain contiguous NumPy arrays, with the default timeout, from
+// The fast path of a group's collectives: a synchronous call on plain contiguous NumPy arrays, with the default timeout, from
 // the Group's method into the segment without any Python in between. What is not as simple is declined with None, before
 // anything has happened, and goes the general way (phalanx/group/collective_runner.py).
 //
@@ -48,7 +48,7 @@ struct Shape {
     const Py_ssize_t* lengths = nullptr;
 };
 
-// An array that the quick path can take.
+// An array that the fast path can take.
 struct Array {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
@@ -67,12 +67,12 @@ struct Array {
     }
 };
 
-class Express {
+class FastPath {
 public:
     // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, sequence, blamed,
     // interrupt)` raises what it means that an operation did not go well; an interrupt that is a number is an error of MPI's. `mpi`: None where the segment
     // moves the data.
-    Express(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
+    FastPath(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
             nb::object failed, double timeout, nb::object mpi)
         : s_(segment),
           recorder_(recorder),
@@ -238,7 +238,7 @@ private:
         return known;
     }
 
-    Record& note(const What& what, std::uint64_t sequence, std::uint64_t mark) {
+    Record& note(const What& what, std::uint64_t sequence, std::uint64_t fingerprint) {
         Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
         record.rank = what.root;
         if (what.op >= 0) record.op = op_names[what.op];
@@ -246,7 +246,7 @@ private:
         record.dims = what.shape.dims;
         std::copy_n(what.shape.lengths, what.shape.dims, record.shape.begin());
         record.sequence = sequence;
-        record.mark = mark;
+        record.fingerprint = fingerprint;
         return record;
     }
 
@@ -255,13 +255,13 @@ private:
         const std::uint64_t fixed = kind(what);
         if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
         const std::uint64_t sequence = ++recorder_.sequence;
-        const std::uint64_t mark = 
-            fingerprint(fixed, sequence, extent_of(what.shape.lengths, what.shape.dims), what.root < 0 ? 0 : what.root);
-        Record& record = note(what, sequence, mark);
+        const std::uint64_t fingerprint =
+            fingerprint_of(fixed, sequence, extent_of(what.shape.lengths, what.shape.dims), what.root < 0 ? 0 : what.root);
+        Record& record = note(what, sequence, fingerprint);
         const std::int64_t began_ns = record.began_ns;
         PyThreadState* state = nullptr;
         Call call;
-        call.mark = mark;
+        call.fingerprint = fingerprint;
         call.bound.deadline_ns = began_ns + timeout_ns_;
         call.bound.interrupted = signal_raised;
         call.bound.held = &state;
@@ -298,7 +298,7 @@ private:
         }
         if (outcome == Outcome::interrupted && interrupt.is_none()) interrupt = nb::borrow(nb::python_error().value());
         if (!kept) {  // an error has to say what failed
-            Record& again = note(what, sequence, mark);
+            Record& again = note(what, sequence, fingerprint);
             again.began_ns = began_ns;
             again.ended_ns = monotonic_ns();
         }
@@ -331,7 +331,7 @@ private:
 
 }  // namespace
 
-void phalanx::bind_express(nb::module_& m) {
+void phalanx::bind_fast_path(nb::module_& m) {
     nb::class_<TurnLock>(m, "TurnLock", "Whose turn it is to run a collective of a group.")
         .def(nb::init<>())
         .def("acquire", &TurnLock::acquire, nb::arg("timeout"))
@@ -340,18 +340,18 @@ void phalanx::bind_express(nb::module_& m) {
         .def(nb::init<const std::vector<MpiCalls::Word>&, std::intptr_t, MpiCalls::Word, const std::vector<MpiCalls::Word>&,
                       const std::vector<std::vector<MpiCalls::Word>>&>())
         .def_prop_ro("inside", [](const MpiCalls& calls) { return calls.inside.load(std::memory_order_relaxed); });
-    nb::class_<Express>(m, "Express", "The quick path of a group's collectives; see phalanx.group.collective_runner.")
+    nb::class_<FastPath>(m, "FastPath", "The fast path of a group's collectives; see phalanx.group.collective_runner.")
         .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double,
                       nb::object>(),
              nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),
              nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
-        .def_rw("paused", &Express::paused)
-        .def("barrier", &Express::barrier)
+        .def_rw("paused", &FastPath::paused)
+        .def("barrier", &FastPath::barrier)
         // None is declined as anything else that is not as it should be: the general way says what is wrong.
-        .def("broadcast", &Express::broadcast, nb::arg().none(), nb::arg().none())
-        .def("all_reduce", &Express::all_reduce, nb::arg().none(), nb::arg().none())
-        .def("reduce", &Express::reduce, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_gather", &Express::all_gather, nb::arg().none(), nb::arg().none())
-        .def("reduce_scatter", &Express::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_to_all", &Express::all_to_all, nb::arg().none(), nb::arg().none());
+        .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none())
+        .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none())
+        .def("reduce", &FastPath::reduce, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_gather", &FastPath::all_gather, nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter", &FastPath::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_to_all", &FastPath::all_to_all, nb::arg().none(), nb::arg().none());
 }

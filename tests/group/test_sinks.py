@@ -10,7 +10,7 @@ import pytest
 from phalanx import SizeMismatch, UsageError
 from phalanx.errors import ProtocolError
 from phalanx.group.data.arrays import Description, adapt
-from phalanx.group.verbs.messages import ArraySink, NewArraySink, ObjectSink
+from phalanx.group.verbs.sinks import ArraySink, NewArraySink, ObjectSink
 from phalanx.transports.mailbox import Envelope
 from phalanx.wire import codec
 from phalanx.wire.frames import FrameKind

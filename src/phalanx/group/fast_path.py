@@ -1,0 +1,91 @@
+"""The fast path of a group's collectives: synchronous calls on plain arrays, with hardly any Python in between.
+
+Each method does its collective, or returns None before anything has happened. Then the general path does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .._native import core, dtype_of_code, plain_arrays
+from .tracking.fingerprint import kind_of
+
+if TYPE_CHECKING:
+    from .._core import FastPath, MpiCalls, Recorder, Segment, TurnLock
+
+__all__ = ["AnyFastPath", "DeviceFastPath", "FastPathMaker"]
+
+
+class AnyFastPath(Protocol):
+    """The core's fast path, or one that looks at the arrays before it."""
+
+    paused: int
+    """Operations under way in another thread: as long as there are any, every call is declined."""
+
+    def barrier(self) -> Any:
+        """Declines by None, as all methods do."""
+
+    def broadcast(self, x: Any, root: Any) -> Any:
+        """In place."""
+
+    def all_reduce(self, x: Any, op: Any) -> Any:
+        """In place."""
+
+    def reduce(self, x: Any, root: Any, op: Any) -> Any:
+        """In place on the root."""
+
+    def all_gather(self, x: Any, out: Any) -> Any:
+        """From `x` to `out`."""
+
+    def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
+        """From `x` to `out`."""
+
+    def all_to_all(self, x: Any, out: Any) -> Any:
+        """From `x` to `out`."""
+
+
+class DeviceFastPath(AnyFastPath, Protocol):
+    """The fast path of arrays in the memory of a device. It is there before the group has an engine."""
+
+    plain: AnyFastPath | None
+    """The fast path of all other arrays, once there is one."""
+
+
+Failed = Callable[[int, int, list[int], BaseException | int | None], None]
+"""Raises the error for an operation that failed: outcome, sequence number, blamed ranks, and the interrupt if any."""
+
+
+class FastPathMaker:
+    """Makes the core's fast path, once an engine has set up memory in which all members meet.
+
+    Args:
+        recorder: Gets a record of every operation.
+        turn: Held by the collective that runs.
+        timeout: Seconds that an operation may take.
+        failed: Must not keep the group alive.
+    """
+
+    def __init__(self, recorder: Recorder | None, turn: Any, timeout: float, failed: Failed) -> None:
+        self._recorder = recorder
+        self._turn: TurnLock = turn
+        self._timeout = timeout
+        self._failed = failed
+
+    def make(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
+        """The fast path of a group whose members meet in that memory.
+
+        Args:
+            calls: Functions that move the data once all have met; without them, the segment does.
+        """
+        assert core is not None
+        assert self._recorder is not None
+        made: FastPath = core.FastPath(
+            meeting, self._recorder, self._turn, plain_arrays(), _kind_of, self._failed, self._timeout, calls
+        )
+        return made
+
+
+def _kind_of(operation: str, dtype: int, reduction: str) -> int:
+    """The part of a fingerprint that stays the same from call to call, as the general path computes it."""
+    return kind_of(operation, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)

@@ -1,0 +1,49 @@
+"""The health of a group: the first cause of its failure, told to all that waits in it."""
+
+from __future__ import annotations
+
+import threading
+
+from ..backends.lane import Lane
+from ..errors import PhalanxError
+from ..wire.control import OperationStatus
+from .tracking.journal import Journal
+
+__all__ = ["Health"]
+
+
+class Health:
+    """The part of a group that the control plane watches (see `backends.control_plane.Watcher`).
+
+    Args:
+        world_ranks: The world rank of each member.
+        lanes: The group's lanes, which break with it.
+        journal: What this rank is doing in the group.
+    """
+
+    def __init__(self, world_ranks: tuple[int, ...], lanes: tuple[Lane, ...], journal: Journal) -> None:
+        self.world_ranks = world_ranks
+        self.cause: PhalanxError | None = None
+        """The first cause of failure; None while the group works."""
+        self._lanes = lanes
+        self._journal = journal
+        self._lock = threading.RLock()
+
+    def fail(self, error: PhalanxError) -> None:
+        """Breaks the group for good. From any thread."""
+        with self._lock:
+            if self.cause is None:
+                self.cause = error
+            error = self.cause
+        for lane in self._lanes:
+            lane.fail(error)
+
+    def left(self, rank: int) -> None:
+        """Notes that a member closed its world, by its world rank."""
+        member = self.world_ranks.index(rank)
+        for lane in self._lanes:
+            lane.left(member)
+
+    def status(self, sequence: int = 0) -> OperationStatus:
+        """Tells what this rank is doing in the group, or did as its collective of that number."""
+        return self._journal.status(sequence)

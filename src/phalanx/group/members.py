@@ -1,0 +1,18 @@
+"""Ranks that a caller names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arguments import as_rank
+
+__all__ = ["as_member"]
+
+
+def as_member(rank: Any, size: int) -> int:
+    """A rank of a group of `size` ranks, as a plain int.
+
+    Raises:
+        InvalidRank: There is no such rank in the group.
+    """
+    return as_rank(rank, size, f"rank {{}} is not in this group (ranks: {', '.join(map(str, range(size)))})")
