@@ -111,7 +111,7 @@ class Inbound:
 
     def _ring(self, description: bytes) -> None:
         """The other side offers a ring in shared memory, or goes over to it; see `ring_channel`."""
-        raise ProtocolError("it offers shared memory, which this channel cannot have")
+        raise ProtocolError("it offers a ring in shared memory, which this channel does not support")
 
     def _close_stream(self) -> None:
         self.stream.close()
@@ -147,7 +147,7 @@ class Inbound:
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
             except MemoryError:
-                reason = ProtocolError("it announced a message for which there is no memory")
+                reason = ProtocolError("there is not enough memory for the message that it announced")
             except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
                 reason, interrupt = Torn("a receive from it was interrupted halfway"), error
                 if self._arrival in self._finished:

@@ -36,8 +36,9 @@ logger = logging.getLogger("phalanx.transports")
 
 SIZE = 512 << 10
 """Bytes of a ring: as many as stay in the cache while one side writes and the other reads."""
+SMALLEST = 4096
 LARGEST = 64 << 20
-"""Bytes of a ring that is still believed when it is offered."""
+"""Bytes of a ring that another process may offer."""
 OFFER_AFTER = 2
 """Messages that go over TCP first: a channel that carries one or two only is not worth a ring."""
 ENOUGH = 16
@@ -86,7 +87,9 @@ class RingStream(Stream):
         data = bytes(scratch[:count])
         self._aside += data if self._aside else data.lstrip(b"\0")
         if len(self._aside) > _LAST_WORDS:
-            raise ProtocolError(f"{len(self._aside)} bytes came beside a ring (at most {_LAST_WORDS} are allowed)")
+            raise ProtocolError(
+                f"{len(self._aside)} bytes came on the socket of a ring (at most {_LAST_WORDS} are allowed)"
+            )
         return count > 0
 
     def _take_aside(self, view: memoryview) -> int:
@@ -111,6 +114,14 @@ class RingStream(Stream):
     def abandon(self) -> None:
         self._half.abandon()
         super().abandon()
+
+
+def corruption(ring: RingIn | RingOut) -> str:
+    """Says what is wrong with the counters of a ring that the core has found to be broken."""
+    read, written = ring.broken_counts
+    if read > written:
+        return f"corrupt ring: read counter {read} is ahead of write counter {written}"
+    return f"corrupt ring: write counter {written} is impossible where the read counter is {read}"
 
 
 class InboundRing(RingStream):
@@ -139,7 +150,7 @@ class InboundRing(RingStream):
             if count:
                 return count
             if self.ring.broken:
-                raise ProtocolError("the counters of its ring are not possible")
+                raise ProtocolError(corruption(self.ring))
             # Whatever came on the socket now may have been sent after more was written to the ring.
             if not self._listen():
                 if self._aside:
@@ -167,7 +178,7 @@ class OutboundRing(RingStream):
             if count:
                 return count
             if self.ring.broken:
-                raise StreamEnded("the counters of its ring are not possible")
+                raise StreamEnded(corruption(self.ring))
             try:
                 if not self._listen():
                     return 0
@@ -262,10 +273,13 @@ def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
     try:
         offer = _decoder.decode(description)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"not the offer of a ring: {error}") from None
-    possible = 4096 <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
+        raise ProtocolError(f"malformed offer of a ring: {error}") from None
+    possible = SMALLEST <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
     if len(offer.nonce) != NONCE_BYTES or not possible or not 0 <= offer.fd < 1 << 31:
-        raise ProtocolError(f"not the offer of a ring: {offer.size} bytes in descriptor {offer.fd}")
+        raise ProtocolError(
+            f"malformed offer of a ring: {offer.size} bytes in descriptor {offer.fd}, nonce of {len(offer.nonce)} "
+            f"(expected a power of two from {SMALLEST} to {LARGEST} bytes, and a nonce of {NONCE_BYTES})"
+        )
     if core is None:
         return None
     try:

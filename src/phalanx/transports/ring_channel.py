@@ -87,7 +87,7 @@ class RingInbound(Inbound):
             return
         ring, self._offered = self._offered, None
         if ring is None:
-            raise ProtocolError("it goes over to a ring that this rank has not accepted")
+            raise ProtocolError("it switched to a ring that this rank has not accepted")
         aside = bytes(self._buffer[self._start : self._stop])
         self._start = self._stop = 0
         self.stream = InboundRing(self.stream, ring, aside)

@@ -97,11 +97,14 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
     """
     kind = _KINDS.get(kind_value)
     if kind is None:
-        raise ProtocolError(f"a frame of the unknown kind {kind_value}")
+        raise ProtocolError(f"a frame has the unknown kind {kind_value}")
     if head + payload > max_message:
-        raise ProtocolError(f"a message of {head + payload} bytes is announced (at most {max_message} are allowed)")
+        raise ProtocolError(f"a frame announces {head + payload} bytes (at most {max_message} are allowed)")
     if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
-        raise ProtocolError(f"{kind.name} announces {head} + {payload} bytes, which it does not have")
+        empty = "both" if kind in _BARE else "the payload"
+        raise ProtocolError(
+            f"a {kind.name} frame announces a head of {head} and a payload of {payload} bytes (expected 0 for {empty})"
+        )
     return kind
 
 

@@ -281,7 +281,7 @@ class MessageReader(Generic[M]):
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > self._limit:
-                raise ProtocolError(f"a control message of {length} bytes (at most {self._limit} are allowed)")
+                raise ProtocolError(f"a control message announces {length} bytes (at most {self._limit} are allowed)")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

@@ -134,7 +134,7 @@ def parse_dtype(description: Any, *, _nesting: int = 0) -> np.dtype[Any]:
 @functools.lru_cache(maxsize=256)
 def _simple_dtype(text: str) -> np.dtype[Any]:
     if not _SIMPLE.fullmatch(text):
-        raise ProtocolError(f"dtype {text[:40]!r} is not one that is sent")
+        raise ProtocolError(f"dtype {text[:40]!r} is not supported")
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError) as error:

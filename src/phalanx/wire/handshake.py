@@ -145,7 +145,7 @@ def _proof(key: bytes, label: bytes, *parts: bytes) -> bytes:
 
 def _check_size(data: bytes, wants: int) -> None:
     if not wants or len(data) != wants:
-        raise ProtocolError(f"{len(data)} bytes of a handshake where {wants} were due")
+        raise ProtocolError(f"a handshake message has {len(data)} bytes (expected {wants})")
 
 
 class ClientHandshake:
@@ -181,7 +181,7 @@ class ClientHandshake:
         if not self._challenge:
             magic, status, _version, _nonce = _CHALLENGE.unpack(data)
             if magic != b"PXCH" or status not in _EARLY:
-                raise ProtocolError("the other side is no Phalanx server (its answer is not a challenge)")
+                raise ProtocolError("the other side is not a Phalanx server (its answer is not a challenge)")
             if status != HandshakeStatus.OK:
                 raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus(status)]}")
             self._challenge = data
@@ -189,7 +189,7 @@ class ClientHandshake:
             return _proof(self._key, b"client", self._hello, self._challenge)
         magic, status, _proof_of_server = _VERDICT.unpack(data)
         if magic != b"PXVD" or status not in _STATUSES:
-            raise ProtocolError("the other side is no Phalanx server (its answer is not a verdict)")
+            raise ProtocolError("the other side is not a Phalanx server (its answer is not a verdict)")
         if status == HandshakeStatus.PROOF:
             raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus.PROOF]}")
         proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
@@ -235,7 +235,7 @@ class ServerHandshake:
     def _read_hello(self, data: bytes) -> bytes:
         magic, version, secret, role, rank, target, world_size, lane, port, context, _nonce = _HELLO.unpack(data)
         if magic != _MAGIC:
-            raise ProtocolError("no Phalanx handshake")
+            raise ProtocolError("not a Phalanx handshake")
         if version != VERSION:
             return self._refuse_early(HandshakeStatus.VERSION)
         if secret != self._secret:

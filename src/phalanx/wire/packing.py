@@ -23,7 +23,19 @@ from phalanx.exception_text import describe
 
 from . import dtypes
 
-__all__ = ["ALIGN", "COMPLEX", "INLINE", "SIMPLE", "Blob", "CannotSend", "Code", "HeadWriter", "Limits", "pack"]
+__all__ = [
+    "ALIGN",
+    "COMPLEX",
+    "INLINE",
+    "PLAIN",
+    "SIMPLE",
+    "Blob",
+    "CannotSend",
+    "Code",
+    "HeadWriter",
+    "Limits",
+    "pack",
+]
 
 ALIGN = 64
 """Every buffer starts at a multiple of this in the payload: a cache line, what the kernels of NumPy and torch like."""
@@ -32,6 +44,9 @@ SIMPLE = frozenset({type(None), bool, int, float, str})
 COMPLEX = struct.Struct("<dd")
 INLINE = 16 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
+
+PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
+"""What can be sent, in the words of an error message."""
 
 _PADDING = memoryview(bytes(ALIGN))
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -110,7 +125,7 @@ class CannotSend(Exception):
 
 
 class _Unsupported(Exception):
-    """A leaf that is no plain data: pickled, if that is allowed."""
+    """An object that is not plain data. It is pickled, if that is allowed."""
 
 
 class HeadWriter:
@@ -238,7 +253,7 @@ class HeadWriter:
     def _record(self, obj: Any, record: _Record, depth: int) -> Any:
         """An object with named fields as a map; a Struct that wants to be an array, as one."""
         if self._keys:
-            raise _Unsupported("it is a key or in a set, but would arrive as a dict, which cannot be")
+            raise _Unsupported("it is a key or in a set, but would arrive as a dict, which cannot be hashed")
         self._descend(depth)
         out: dict[str, Any] = dict(record.tag)
         attribute = ""
@@ -269,7 +284,7 @@ class HeadWriter:
             memory, name = dtypes.tensor_bytes(obj)
             self._buffer(memory)
             return _Ext(Code.TENSOR, pack((len(memory), tuple(obj.shape), name, obj.requires_grad)))
-        raise _Unsupported(f"it is no plain data{_hint(obj, torch)}")
+        raise _Unsupported(_why_not(obj, torch, self._structs))
 
     def _pickle(self, obj: Any) -> Any:
         try:
@@ -340,12 +355,16 @@ def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _hint(obj: Any, torch: Any) -> str:
+def _why_not(obj: Any, torch: Any, structs: bool) -> str:
+    """What is wrong with an object that is not plain data: a subclass has a remedy of its own."""
     bases: list[tuple[type, str]] = [(np.ndarray, "np.asarray(x)"), (dict, "dict(x)"), (tuple, "tuple(x)")]
     bases += [(list, "list(x)"), (str, "str.__str__(x)"), (int, "int(x)"), (float, "float(x)")]
     if torch is not None:
         bases.append((torch.Tensor, "x.detach()"))
-    return next((f" ({hint} is)" for base, hint in bases if isinstance(obj, base)), "")
+    for base, remedy in bases:
+        if isinstance(obj, base):
+            return f"subclasses of {base.__name__} are not sent as such (send {remedy})"
+    return f"expected {PLAIN}{' or a dataclass' if structs else ''}"
 
 
 def _short(key: Any) -> str:

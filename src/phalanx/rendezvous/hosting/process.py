@@ -115,7 +115,8 @@ class DirectoryProcess:
             raise NotStarted("its process ended at once") from None
         first = messages.pop(0)
         if not isinstance(first, say.Ready):
-            raise NotStarted(first.reason if isinstance(first, say.Failed) else "its process speaks another language")
+            unexpected = f"its process began with an unexpected {type(first).__name__} message"
+            raise NotStarted(first.reason if isinstance(first, say.Failed) else unexpected)
         self.pid = first.pid
         if self._detached:
             self._process.wait()  # the one that started it, and has ended
@@ -218,7 +219,7 @@ def _start(listener: socket.socket, link: socket.socket, *, detached: bool) -> s
     """
     name = Path(sys.executable or "").name
     if getattr(sys, "frozen", False) or not name.startswith(PYTHONS):
-        raise NotStarted(f"sys.executable is {sys.executable!r}, and no Python interpreter")
+        raise NotStarted(f"sys.executable is {sys.executable!r}, which is not a Python interpreter")
     here = Path(__file__).resolve()
     paths = dict.fromkeys((str(here.parents[3]), str(Path(msgspec.__file__).resolve().parents[1])))
     how = bootstrap.DETACHED if detached else bootstrap.ATTACHED
