@@ -41,7 +41,7 @@ __all__ = [
     "why_not",
 ]
 
-# The positions are the codes of cpp/phalanx/reduce.hpp. Whoever changes them changes ABI there and here.
+# The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
 _ABI: Final = 4
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -79,7 +79,7 @@ available: bool = core is not None
 
 
 class _Kind:
-    """What is known about one dtype: its name and code, its operations, and how it lies in memory."""
+    """One dtype: its name and code, its operations, and its layout in memory."""
 
     __slots__ = ("code", "divisible", "name", "op_codes", "ops", "storage")
 
@@ -119,7 +119,7 @@ PLAIN: Final = "?bBhHiIlLqQefdFD"
 
 @functools.cache
 def plain_arrays() -> PlainArrays:
-    """How the core's quick paths look at an array of NumPy."""
+    """Knowledge of NumPy's arrays for the core's fast paths: which dtypes they take, and how an array is laid out."""
     assert core is not None
     dtypes = [(dtype, dtype.str) for dtype in map(np.dtype, PLAIN)]
     frozen = np.arange(6.0).reshape(2, 3)

@@ -3,9 +3,10 @@
 A channel begins on TCP. Once it has carried a few messages, its sender makes a ring in anonymous memory (a memfd, which
 has no name to guess or to leave behind) and offers it in a frame. The receiver opens it through /proc, which the kernel
 allows to the same user only, checks that it is the one that was meant, and says so inside the memory. When the sender
-sees that, it sends one more frame, the switch, and everything after it goes through the ring. Nobody ever waits.
+sees that, it sends one more frame, the switch, and everything after it goes through the ring. Neither side ever waits
+for the other.
 
-The TCP connection stays underneath. It is the sign of life; whoever sleeps in `poll` is woken by a zero byte on it; and
+The TCP connection stays underneath. It is the sign of life; a zero byte on it wakes a thread that sleeps in `poll`; and
 last words (a goodbye, or why a group is broken) go over it, because a ring may be full just then.
 """
 
@@ -48,7 +49,7 @@ _LAST_WORDS = HEADER_SIZE + MAX_DESCRIPTION
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where the receiver finds the memory: in the sender's process."""
+    """Tells the receiver where the memory is: a descriptor of the sender's process."""
 
     fd: int
     nonce: bytes
@@ -60,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(Offer)
 
 
 class RingStream(Stream):
-    """What both ends have in common: the socket that belongs to the ring."""
+    """Base of both ends: the socket that belongs to the ring."""
 
     read_events = write_events = select.POLLIN
     exact = True
@@ -71,7 +72,7 @@ class RingStream(Stream):
         self.fd = stream.fd
         self._half = ring
         self._aside = bytearray(aside.lstrip(b"\0"))
-        """What came on the socket and does not merely wake."""
+        """Bytes that came on the socket, without those that only wake."""
         self._ended: StreamEnded | None = None
 
     def _listen(self) -> bool:
@@ -201,7 +202,7 @@ class OutboundRing(RingStream):
 def make_ring(stream: Stream) -> tuple[RingOut, int, bytes] | None:
     """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
 
-    The descriptor stays open until the other side has opened it, and then belongs to whoever asked.
+    The descriptor stays open until the other side has opened it, and then belongs to the caller.
     """
     assert core is not None
     memory = -1
@@ -230,7 +231,7 @@ class RingOffer:
         self._memory = -1
 
     def next_frame(self, stream: Stream) -> bytes | None:
-        """What has to be sent before the next message: the offer, the switch, or nothing."""
+        """The frame that must be sent before the next message: the offer, the switch, or none."""
         self._messages += 1
         if self._messages <= OFFER_AFTER:
             return None

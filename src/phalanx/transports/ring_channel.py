@@ -1,8 +1,8 @@
-"""Channels that may go over to a ring in shared memory, and hand messages over to and from the quick way.
+"""Channels that may switch to a ring in shared memory, and exchange messages with the fast path.
 
-The quick way (`QuickMessages` of the core) takes a channel's lock when it is free, moves one whole message through the
-ring, and gives the lock back. It does so only between frames and when nothing waits to be sent or received before it.
-A message that it could not finish in time it hands over, and the lane goes on with it as with any other.
+The fast path (in the core) takes a channel's lock when it is free, moves one whole message through the ring, and
+releases the lock. It does so only between frames, and when nothing waits to be sent or received before that message. A
+message that it cannot finish in time is handed over, and the lane completes it like any other.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _local = threading.local()
 
 
 def new_lock() -> Lock[Any]:
-    """The core's own, where there is a core: the quick way takes it without a call into Python."""
+    """The lock of a channel. With a core it is the core's own, which the fast path takes without a call into Python."""
     return threading.RLock() if core is None else core.ChannelLock()
 
 
 def last_handed_over() -> PendingTransfer | None:
-    """What the quick way handed over last in this thread; forgotten with this call.
+    """The transfer that the fast path handed over last in this thread. This call forgets it.
 
-    For whoever was interrupted just then, and must take it back without ever having got it.
+    A caller that is interrupted at that moment has not got the transfer yet, and takes it back by this.
     """
     operation: PendingTransfer | None = getattr(_local, "operation", None)
     _local.operation = None
@@ -52,7 +52,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class RingInbound(Inbound):
-    """Reads frames from TCP and, once the sender goes over, from a ring.
+    """Reads frames from TCP and, once the sender has switched, from a ring.
 
     Args:
         open_ring: Opens what is offered; None if it cannot.
@@ -174,7 +174,7 @@ class RingOutbound(Outbound):
 
     @property
     def queue(self) -> deque[OutgoingFrame]:
-        """What is still to be sent."""
+        """The bytes that are still to be sent."""
         return self._queue
 
     def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:

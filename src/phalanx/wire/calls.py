@@ -30,7 +30,7 @@ _MAGIC = b"PC"
 
 
 class CallKind(enum.IntEnum):
-    """What a frame is. The caller sends the first group, the server the second, both the third."""
+    """The kinds of frames. The caller sends the first group, the server the second, both the third."""
 
     REQUEST = 1
     """Call a function: name, target, seconds left, arguments. It will be answered."""
@@ -46,7 +46,7 @@ class CallKind(enum.IntEnum):
     RESULT = 16
     """The value that the function returned; of a stream, that it has ended."""
     ERROR = 17
-    """What went wrong: kind, type name, message, traceback."""
+    """The error that the call ended with: kind, type name, message, traceback."""
     STREAM = 18
     """The function yields items, which follow."""
     ITEM = 19

@@ -1,4 +1,4 @@
-"""How the type and the memory of an array are written down, and read back without trust.
+"""The type and the memory of an array as bytes, and back without trust.
 
 A description is what `numpy.dtype.str` says (`<f4`, `|b1`, `<M8[ns]`), checked against a grammar before NumPy sees
 it, or, for a structured dtype, `[itemsize, [[name, offset, description, shape], ...]]`. What cannot mean the same on

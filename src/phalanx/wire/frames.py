@@ -33,7 +33,7 @@ _MAGIC = b"PX"
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """The contents of a frame."""
 
     RAW = 1
     """Bytes whose length the receiver knows: what `Backend.send` sends."""

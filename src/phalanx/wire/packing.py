@@ -46,7 +46,7 @@ INLINE = 16 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
 
 PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
-"""What can be sent, in the words of an error message."""
+"""All that can be sent, in the words of an error message."""
 
 _PADDING = memoryview(bytes(ALIGN))
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -58,7 +58,7 @@ _Ext = msgspec.msgpack.Ext
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one object may need, checked on both sides."""
+    """The limits of one object, checked on both sides."""
 
     max_head: int = 64 << 20
     """Bytes of structure. As Python objects it can take some 80 times as much: an empty list is one byte."""
@@ -100,7 +100,7 @@ class Code:
 
 
 class Blob:
-    """What a long run of bytes outside the head is."""
+    """The kinds of long runs of bytes outside the head."""
 
     BYTES = 0
     BYTEARRAY = 1
@@ -118,7 +118,7 @@ class CannotSend(Exception):
         self.path: list[str] = []
 
     def error(self) -> UsageError:
-        """What the caller of `encode` sees."""
+        """The error that the caller of `encode` sees."""
         steps = self.path[::-1]
         place = "$" + "".join(steps if len(steps) <= _SHOWN else [*steps[:3], "...", *steps[-3:]])
         return self._kind(f"cannot send {self._what} at {place}: {self._why}")
@@ -147,7 +147,7 @@ class HeadWriter:
         self._keys = 0  # keys and sets around the value at hand: what is in them must be hashable when it arrives
 
     def value(self, obj: Any, depth: int = 0) -> Any:
-        """What msgspec shall write for this object.
+        """The value that msgspec writes for this object.
 
         Raises:
             CannotSend: It cannot be sent.
@@ -309,18 +309,18 @@ class HeadWriter:
 
 
 class _Record(NamedTuple):
-    """How the objects of a class with named fields are written."""
+    """The layout of objects with named fields."""
 
     fields: tuple[tuple[str, str], ...]
     """The name that is sent and the attribute, of each."""
     tag: tuple[tuple[str, Any], ...] = ()
-    """What tells this Struct from others, as msgspec wants to find it."""
+    """The tag that tells this Struct from others, where msgspec looks for it."""
     is_array: bool = False
 
 
 @functools.lru_cache(maxsize=512)
 def _record_of(kind: type) -> _Record | None:
-    """How to write the objects of a class; None if it is neither a dataclass nor a Struct."""
+    """The layout of the objects of a class; None if it is neither a dataclass nor a Struct."""
     if issubclass(kind, msgspec.Struct):
         config = kind.__struct_config__
         tag = () if config.tag is None else ((config.tag_field or "type", config.tag),)
@@ -356,7 +356,7 @@ def _name(kind: type) -> str:
 
 
 def _why_not(obj: Any, torch: Any, structs: bool) -> str:
-    """What is wrong with an object that is not plain data: a subclass has a remedy of its own."""
+    """The reason why an object cannot be sent. For a subclass it has a remedy."""
     bases: list[tuple[type, str]] = [(np.ndarray, "np.asarray(x)"), (dict, "dict(x)"), (tuple, "tuple(x)")]
     bases += [(list, "list(x)"), (str, "str.__str__(x)"), (int, "int(x)"), (float, "float(x)")]
     if torch is not None:

@@ -32,7 +32,7 @@ _ints = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 _moment = msgspec.msgpack.Decoder(tuple[tuple[int, ...], Any, int]).decode
 
 _MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError, struct.error)
-"""What msgspec, NumPy and the constructors of the standard library raise for values that make no sense."""
+"""The errors of msgspec, NumPy and the standard library for values that make no sense."""
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
 _OPENING = bytes([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
 """The bytes with which a map, an array or an extension can begin."""

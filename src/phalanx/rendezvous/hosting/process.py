@@ -34,7 +34,7 @@ logger = logging.getLogger("phalanx.rendezvous")
 CLOSE_LIMIT = 5.0
 """Seconds in which it must have ended once it was told to."""
 PYTHONS = ("python", "pypy")
-"""How the names of interpreters begin. What embeds one may call itself `sys.executable`."""
+"""The first letters of interpreters' names. A program that embeds one may put its own name into `sys.executable`."""
 SECRETS = ("PHALANX_TOKEN", "PHALANX_TOKEN_FILE")
 
 
@@ -154,7 +154,7 @@ class DirectoryProcess:
         return self._others_gone.wait(timeout)
 
     def close(self) -> None:
-        """Ends it: it says that nobody watches any more, and gives everything back. May be called twice."""
+        """Ends the directory: it tells the ranks that they are not watched any more. May be called twice."""
         if self._closing:
             return
         self._closing = True
