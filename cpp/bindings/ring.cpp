@@ -81,7 +81,11 @@ auto bind_half(nb::module_& m, const char* name, const char* words) {
         .def("sever", &Ring::sever)
         .def_prop_ro("other_closed", [](Ring& r) { return r.half() != nullptr && r.half()->other_closed(); })
         .def_prop_ro("severed", [](Ring& r) { return r.half() == nullptr || r.half()->severed(); })
-        .def_prop_ro("broken", [](Ring& r) { return r.half() != nullptr && r.half()->broken(); });
+        .def_prop_ro("broken", [](Ring& r) { return r.half() != nullptr && r.half()->broken(); })
+        .def_prop_ro("broken_counts", [](Ring& r) {
+            const auto [read, written] = r.half() != nullptr ? r.half()->broken_counts() : std::pair<std::uint64_t, std::uint64_t>{};
+            return nb::make_tuple(read, written);
+        });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "phalanx/waiting.hpp"
 
@@ -62,6 +63,8 @@ public:
     }
     // The other side has written a count that cannot be.
     bool broken() const noexcept { return broken_; }
+    // What was read and what was written, as this side found it when it took the ring for broken.
+    std::pair<std::uint64_t, std::uint64_t> broken_counts() const noexcept { return {broken_read_, broken_written_}; }
 
     // Says that this side will sleep in poll(). Look for work once more afterwards, and only then sleep.
     void ask_for_byte() noexcept { mine_.polls.store(1, std::memory_order_seq_cst); }
@@ -104,6 +107,15 @@ protected:
     std::uint64_t written_ = 0;  // what this side knows of both counts
     std::uint64_t read_ = 0;
     bool broken_ = false;
+    std::uint64_t broken_read_ = 0;
+    std::uint64_t broken_written_ = 0;
+
+    void refuse_counts(std::uint64_t read, std::uint64_t written) noexcept {
+        if (broken_) return;
+        broken_ = true;
+        broken_read_ = read;
+        broken_written_ = written;
+    }
 };
 
 class RingWriter : public RingHalf {
@@ -115,7 +127,7 @@ public:
     std::size_t room(std::size_t wanted) noexcept {
         if (size_ - (written_ - read_) < wanted) {
             const std::uint64_t seen = control_.read.load(std::memory_order_acquire);
-            if (seen - read_ > written_ - read_) broken_ = true;  // it goes back, or has read what was never written
+            if (seen - read_ > written_ - read_) refuse_counts(seen, written_);  // it goes back, or was never written
             if (!broken_) read_ = seen;
         }
         return broken_ ? 0 : size_ - (written_ - read_);
@@ -144,7 +156,7 @@ public:
     std::size_t available(std::size_t wanted) noexcept {
         if (written_ - read_ < wanted) {
             const std::uint64_t seen = control_.written.load(std::memory_order_acquire);
-            if (seen - read_ > size_ || seen - read_ < written_ - read_) broken_ = true;
+            if (seen - read_ > size_ || seen - read_ < written_ - read_) refuse_counts(read_, seen);
             if (!broken_) written_ = seen;
         }
         return broken_ ? 0 : written_ - read_;

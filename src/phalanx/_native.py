@@ -41,7 +41,7 @@ __all__ = [
     "why_not",
 ]
 
-# The positions are the codes of cpp/phalanx/reduce.hpp. Whoever changes them changes ABI there and here.
+# The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
 _ABI: Final = 4
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -52,7 +52,7 @@ _OPS: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 DTYPES: Final = _DTYPES
 """The dtypes that can be reduced, by the core's numbers."""
 OPS: Final = (*_OPS, "mean")
-"""The reductions, by the numbers of the core's fast paths."""
+"""The reductions, by the numbers of the core's quick paths."""
 
 _ARITHMETIC: Final = ("sum", "prod", "min", "max")
 _BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum", "prod")}
@@ -79,7 +79,7 @@ available: bool = core is not None
 
 
 class _Kind:
-    """What is known about one dtype: its name and code, its operations, and how it lies in memory."""
+    """One dtype: its name and code, its operations, and its layout in memory."""
 
     __slots__ = ("code", "divisible", "name", "op_codes", "ops", "storage")
 
@@ -114,12 +114,12 @@ def valid_ops(dtype: np.dtype[Any] | str) -> tuple[str, ...]:
 
 
 PLAIN: Final = "?bBhHiIlLqQefdFD"
-"""The dtypes, by NumPy's letters, that the core's fast paths take; cpp/bindings/fast_path.cpp has the same order."""
+"""The dtypes, by NumPy's letters, that the core's quick paths take; cpp/bindings/express.cpp has the same order."""
 
 
 @functools.cache
 def plain_arrays() -> PlainArrays:
-    """How the core's fast paths look at an array of NumPy."""
+    """Knowledge of NumPy's arrays for the core's fast paths: which dtypes they take, and how an array is laid out."""
     assert core is not None
     dtypes = [(dtype, dtype.str) for dtype in map(np.dtype, PLAIN)]
     frozen = np.arange(6.0).reshape(2, 3)

@@ -56,7 +56,7 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def poll_ms(self) -> int | None:
-        """What `select.poll` wants: milliseconds rounded up, so that a wait never ends just before the deadline."""
+        """The time left for `select.poll`, in milliseconds rounded up: no wait ends just before the deadline."""
         left = self.remaining()
         return None if left >= _LONGEST_POLL else math.ceil(left * 1000)
 

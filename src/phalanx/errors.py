@@ -15,7 +15,7 @@ PhalanxError
                                  RpcTimeout (also a Timeout)  RpcNoConnection (also a NoConnection, ConnectionError)
 ```
 
-Nobody has to match on words: what an error is about is in its type and in its attributes. `rank` is the rank that
+No need to match on words: the type and the attributes of an error say what it is about. `rank` is the rank that
 raises, `peer` the other one, `operation` what was under way; each is None where it does not apply.
 """
 

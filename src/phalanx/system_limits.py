@@ -23,7 +23,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def out_of_resources(error: BaseException) -> OutOfResources | None:
-    """What to raise for an error that means a limit of the system; None for any other."""
+    """The error to raise for one that means a limit of the system; None for any other."""
     if isinstance(error, PhalanxError):
         return None
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:

@@ -12,7 +12,7 @@ __all__ = ["Address", "Received", "ReduceOp"]
 
 
 class ReduceOp(str, enum.Enum):
-    """How the values of the ranks are combined. Every verb also takes the plain string."""
+    """The ways to combine the values of the ranks. Every verb also takes the plain string."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -65,7 +65,7 @@ class Address(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receive from anyone gives: the data, and who sent it with which tag."""
+    """The result of a receive from anyone: the data, its sender and its tag."""
 
     data: Any
     src: int

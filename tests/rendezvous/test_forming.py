@@ -222,7 +222,7 @@ def test_something_else_listens_at_the_master(answer: bytes) -> None:
             visits[-1].sendall(answer)
         error = group.error(1)
         assert_missing(error, 1, (0,))
-        assert ("no Phalanx server" if answer else "no answer") in str(error)
+        assert ("not a Phalanx server" if answer else "no answer") in str(error)
         for visit in visits:
             visit.close()
 

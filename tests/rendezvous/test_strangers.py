@@ -80,10 +80,10 @@ def reflects(stranger: Stranger) -> None:
 A_HELLO = Hello(Role.RANK, 1, SIZE).pack(secret=True, nonce=bytes(32))
 NO_TOKEN = r"does not know the job's token \(it says it is rank 1\)"
 ANYWHERE: dict[str, tuple[Act, str]] = {
-    "junk": (says(b"\xff" * 500), "no Phalanx handshake"),
-    "http": (says(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(HELLO_SIZE)), "no Phalanx handshake"),
-    "tls": (says(b"\x16\x03\x01\x02\x00".ljust(HELLO_SIZE, b"\1")), "no Phalanx handshake"),
-    "huge lengths": (says(b"\xff\xff\xff\x7f" * 30), "no Phalanx handshake"),
+    "junk": (says(b"\xff" * 500), "not a Phalanx handshake"),
+    "http": (says(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(HELLO_SIZE)), "not a Phalanx handshake"),
+    "tls": (says(b"\x16\x03\x01\x02\x00".ljust(HELLO_SIZE, b"\1")), "not a Phalanx handshake"),
+    "huge lengths": (says(b"\xff\xff\xff\x7f" * 30), "not a Phalanx handshake"),
     "nothing": (leaves(), "closed by the other side"),
     "half a hello": (leaves(A_HELLO[:40]), "closed by the other side"),
     "a hello only": (leaves(A_HELLO), "closed by the other side"),

@@ -35,7 +35,7 @@ from phalanx.rpc.payload import (
     plan_value,
 )
 from phalanx.wire import codec
-from phalanx.wire.packing import Code
+from phalanx.wire.packing import PLAIN, Code
 
 LIMITS = Limits()
 pack = msgspec.msgpack.encode
@@ -219,7 +219,8 @@ class TestStructs:
     def test_the_place_is_named(self) -> None:
         with pytest.raises(UsageError) as caught:
             encode_value({"p": [Point(1, Point(2, object()))]}, LIMITS)
-        assert str(caught.value) == "cannot send an object of type object at $['p'][0].y.y: it is no plain data"
+        where = "an object of type object at $['p'][0].y.y"
+        assert str(caught.value) == f"cannot send {where}: expected {PLAIN} or a dataclass"
 
     def test_cycles(self) -> None:
         loop = Point(1)
@@ -229,7 +230,7 @@ class TestStructs:
 
     def test_a_class_is_no_instance(self) -> None:
         for value in (Point, Job, Color):
-            with pytest.raises(UsageError, match="no plain data"):
+            with pytest.raises(UsageError, match="or a dataclass"):
                 encode_value(value, LIMITS)
 
 

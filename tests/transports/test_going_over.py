@@ -137,7 +137,7 @@ def test_impossible_counters_end_the_channel(pair: Pair) -> None:
         memory.write(b"\xff" * 8)
     pair.pump()
     assert isinstance(pair.ends[0][1], ProtocolError)
-    assert "counters" in str(pair.ends[0][1])
+    assert str(pair.ends[0][1]).startswith(f"corrupt ring: write counter {2**64 - 1} is impossible where the read ")
 
 
 def test_nothing_is_left_of_a_channel() -> None:

@@ -321,7 +321,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("array", [np.ma.array([1]), np.zeros(2).view(np.recarray)], ids=lambda x: type(x).__name__)
     def test_subclasses_are_refused(self, array: Any) -> None:
-        with pytest.raises(UsageError, match=r"np\.asarray\(x\) is"):
+        with pytest.raises(UsageError, match=r"send np\.asarray\(x\)"):
             encode(array)
 
 
@@ -533,7 +533,7 @@ class TestMalformed:
             with pytest.raises(ProtocolError):
                 decode_head(encoded.head, payload_bytes=size)
         plan = decode_head(encoded.head, payload_bytes=encoded.payload_bytes)
-        with pytest.raises(UsageError, match="the target has 0 bytes, but the payload 80"):
+        with pytest.raises(UsageError, match="the target has 0 bytes .expected 80"):
             plan.build()
 
     def test_limits(self) -> None:
@@ -648,5 +648,5 @@ class TestTensors:
             encode([torch.ones(2).to_sparse()])
         with pytest.raises(UnsupportedArray, match=r"tensor on meta .*\.cpu\(\)"):
             encode([torch.ones(2, device="meta")])
-        with pytest.raises(UsageError, match=r"Parameter at \$: .*x\.detach\(\) is"):
+        with pytest.raises(UsageError, match=r"Parameter at \$: .*send x\.detach\(\)"):
             encode(torch.nn.Parameter(torch.ones(2)))

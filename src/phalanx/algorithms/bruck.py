@@ -85,7 +85,7 @@ def passing(rank: int, size: int) -> frozenset[int]:
 
 @lru_cache
 def barrier(rank: int, size: int) -> Schedule:
-    """Nobody leaves before everyone has come. Runs on an empty buffer.
+    """No rank leaves before all have come. Runs on an empty buffer.
 
     Raises:
         InvalidWorldSize: `size` is less than 1.

@@ -43,7 +43,7 @@ def star_barrier(rank: int, size: int) -> tuple[BarrierMessage, ...]:
 
 @lru_cache
 def ring_barrier(rank: int, size: int) -> tuple[BarrierMessage, ...]:
-    """A message goes round twice, from rank 0 to the last and back: nobody leaves before the second one has passed.
+    """A message goes round twice, from rank 0 to the last and back: no rank leaves before the second one has passed.
 
     Raises:
         InvalidWorldSize: `size` is less than 1.

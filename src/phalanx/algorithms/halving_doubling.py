@@ -93,7 +93,7 @@ def all_gather(rank: int, size: int) -> Schedule:
 
 
 class _Fold:
-    """Who takes part in a group of any size: all, or one of each pair for both.
+    """The participants in a group of any size: all ranks, or one of each pair for both.
 
     Args:
         rank: The rank whose schedule is made.
@@ -105,14 +105,14 @@ class _Fold:
         self._pairs = size - self.places
         paired = rank < 2 * self._pairs
         self.speaker = rank - 1 if paired and rank % 2 else None
-        """Who takes part for this rank, if it does not itself."""
+        """The rank that takes part for this one, if it does not itself."""
         self.silent = rank + 1 if paired and not rank % 2 else None
         """The rank that this one takes part for as well, if any."""
         self.place = rank // 2 if paired else rank - self._pairs
         """The number among those that take part."""
 
     def rank_at(self, place: int) -> int:
-        """Who takes part at a place."""
+        """The rank that takes part at a place."""
         return 2 * place if place < self._pairs else place + self._pairs
 
     def chunks(self, start: int, stop: int) -> range:
@@ -127,7 +127,7 @@ class _Fold:
             distance *= 2
 
     def collect(self, chunks: Iterable[int], *, reduce: bool) -> Step:
-        """What the silent rank of a pair has, to the one that takes part."""
+        """The silent rank of a pair sends its data to the one that takes part."""
         if self.speaker is not None:
             return Step(sends=_sends(self.speaker, chunks))
         return Step(recvs=_recvs(self.silent, chunks, reduce)) if self.silent is not None else Step()

@@ -1,4 +1,4 @@
-"""Linear: whoever has a chunk sends it to whoever wants it, all in one step.
+"""Linear: each rank that has a chunk sends it to each rank that wants it, all in one step.
 
 Cost for n ranks and n chunks of M bytes:
 

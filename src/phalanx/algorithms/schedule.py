@@ -1,4 +1,4 @@
-"""What a collective is made of: which chunk goes to whom in which step, for one rank.
+"""Schedules of collectives: which chunk goes to whom in which step, for one rank.
 
 Steps run one after another. The sends and receives of one step run together: an executor must let both make progress,
 because in a ring every rank sends and receives in the same step, and whoever finishes the sends first waits for ever
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What one rank does: the buffer is cut into `parts` chunks (`chunk_bounds`), and the steps run in order."""
+    """The part of one rank: the buffer is cut into `parts` chunks (`chunk_bounds`), and the steps run in order."""
 
     parts: int
     steps: tuple[Step, ...]

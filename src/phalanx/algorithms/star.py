@@ -80,7 +80,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
 @lru_cache
 def barrier(rank: int, size: int) -> Schedule:
-    """Nobody leaves before everyone has come: all tell rank 0, then it tells all. Runs on an empty buffer.
+    """No rank leaves before all have come: all tell rank 0, then it tells all. Runs on an empty buffer.
 
     Raises:
         InvalidWorldSize: `size` is less than 1.

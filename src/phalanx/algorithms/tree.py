@@ -65,7 +65,7 @@ def reduce(rank: int, size: int, root: int) -> Schedule:
 
 @lru_cache
 def barrier(rank: int, size: int) -> Schedule:
-    """Nobody leaves before everyone has come: up the tree of rank 0, then down. Runs on an empty buffer.
+    """No rank leaves before all have come: up the tree of rank 0, then down. Runs on an empty buffer.
 
     Raises:
         InvalidWorldSize: `size` is less than 1.

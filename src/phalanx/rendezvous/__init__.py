@@ -1,1 +1,1 @@
-"""How a world forms, and how it notices a loss: directory, handshakes, liveness."""
+"""Forming a world, and noticing a loss: directory, handshakes, liveness."""

@@ -1,4 +1,4 @@
-"""Where to listen, and under which address others find it."""
+"""The addresses to listen on, and the addresses that others connect to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux hands out by 
 
 
 def directory_candidates(master: Address, world_size: int) -> list[Address]:
-    """Where the directory may be when another service has the master's port (as under torchrun).
+    """The addresses where the directory may be when another service has the master's port (as under torchrun).
 
     All ranks compute the same few ports; rank 0 takes the first that is free, the others look at each until somebody
     there proves to know the job's token.
@@ -104,7 +104,7 @@ def wait_for_name(host: str, deadline: Deadline) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address is this machine.
+    """True if a host name or address is this machine.
 
     Raises:
         NoConnection: The name cannot be resolved.
@@ -122,7 +122,7 @@ def is_local(host: str) -> bool:
 
 
 def directory_host(master_host: str, *, all_local: bool) -> str:
-    """Where rank 0 binds the directory: the master's own address.
+    """The address that rank 0 binds the directory to: the master's own.
 
     A *name* that means loopback here may mean a real address on the other hosts (Debian writes the machine's own name
     next to 127.0.1.1). Then, unless all ranks are on this host, only listening on all interfaces is sure to be found.
@@ -142,7 +142,7 @@ def _says_loopback(host: str) -> bool:
 
 
 def listen_host(directory: Address, options: Options, *, all_local: bool) -> tuple[str, str]:
-    """Where a rank's own listener binds, and the address that it tells the others.
+    """The address that a rank's own listener binds to, and the address that it tells the others.
 
     Returns:
         `(bind, advertise)`: the address of the interface that routes to the directory, or the chosen one. Where that is
@@ -159,7 +159,7 @@ def listen_host(directory: Address, options: Options, *, all_local: bool) -> tup
 
 
 def reachable_at(member: Member, roster: Sequence[Member], me: int, directory_seen_at: str) -> Address:
-    """Where this rank connects to reach `member`.
+    """The address that this rank connects to in order to reach `member`.
 
     A member on another host that knows itself only by a loopback address sits beside the directory: it is reached at
     the address at which this rank reached the directory.

@@ -1,4 +1,4 @@
-"""How a classic world forms: the star and the mesh of the classic wire. No authentication, but bounded in time.
+"""Forming a classic world: the star and the mesh of the classic wire. No authentication, but bounded in time.
 
 A stray connection is dropped and logged, where ferrotorch would give up; a worker that comes before its master tries
 again.
@@ -202,7 +202,7 @@ class _Door:
             self._drop(fd, f"no hello within {HELLO_TIME:g} s")
 
     def close(self) -> None:
-        """Turns away those who have not said who they are."""
+        """Drops connections that have not said which rank they are."""
         for stream, _, _ in self._waiting.values():
             stream.close()
 

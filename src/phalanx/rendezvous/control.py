@@ -1,4 +1,4 @@
-"""A rank's side of the control connection: it joins, listens for losses, and answers what this rank is doing."""
+"""A rank's side of the control connection: joins the world, hears of losses, and reports what this rank is doing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLUSH_WAIT = 1.0
 
 
 class ControlEvents(Protocol):
-    """What a control connection tells its owner, from the reactor's thread."""
+    """The events of a control connection, as its owner gets them. Called in the reactor's thread."""
 
     def on_lost(self, rank: int, reason: str) -> None:
         """A rank died."""
@@ -40,11 +40,11 @@ class ControlEvents(Protocol):
         """The directory went away without a word."""
 
     def status(self, context: bytes | None, sequence: int = 0) -> say.OperationStatus:
-        """What this rank is doing in a group (None for any), or did as its collective of that number."""
+        """The status of this rank in a group (None for any), or at its collective of that number."""
 
 
 class KnownStatuses:
-    """What the ranks are doing, as far as they answered."""
+    """The statuses of the ranks, as far as they are known."""
 
     def __init__(self, message: say.Statuses | None) -> None:
         self.replies = message.replies if message else {}

@@ -56,7 +56,7 @@ class ControlLink:
             return
         self._outgoing += pack(message)
         if len(self._outgoing) > MAX_OUTGOING:
-            self._end("it does not read what it is sent")
+            self._end(f"it does not read: {len(self._outgoing)} bytes wait to be sent to it")
         else:
             self._flush()
 

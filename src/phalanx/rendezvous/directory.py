@@ -122,7 +122,7 @@ class Directory:
         self._left: set[int] = set()
         """The ranks that have left the world on purpose."""
         self._exited: dict[int, str] = {}
-        """How the processes of ranks ended, as their launchers saw it."""
+        """The ends of ranks' processes, as their launchers saw them."""
         self._waiting_is_due = False
         self._launchers: set[ControlLink] = set()
         self._queries: dict[int, _Query] = {}
@@ -186,7 +186,7 @@ class Directory:
 
     @property
     def launchers(self) -> int:
-        """How many launchers of other nodes watch."""
+        """The number of launchers of other nodes that watch."""
         return len(self._launchers)
 
     def on_launchers(self, callback: Callable[[int], None]) -> None:
@@ -215,7 +215,7 @@ class Directory:
         self._reactor.thread.join()
 
     def close(self) -> None:
-        """Says that nobody watches any more, and gives everything back. May be called twice."""
+        """Tells the ranks that they are not watched any more, and gives everything back. May be called twice."""
         if not self._closed:
             self._closed = True
             self._reactor.call_soon(self._close)
@@ -444,7 +444,7 @@ class Directory:
             self._on_all_gone()
 
     def _check_over(self) -> None:
-        """Ends a directory whose host is gone, without a word: there is nobody left to serve, or to make a world."""
+        """Ends a directory whose host is gone, silently: no rank is left to serve, or to make a world."""
         if self._orphaned and not self._closed and (self._state is _State.FORMING or not self._ranks):
             self._closed = True
             self._acceptor.close()

@@ -1,4 +1,4 @@
-"""Connecting to a directory or a peer and proving oneself, again and again until the deadline."""
+"""Connects to a directory or a peer and proves the token, again and again until the deadline."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def dial(
     rest: Callable[[float], object] = time.sleep,
     gone_after: float = float("inf"),
 ) -> Stream:
-    """Connects to the first address where somebody proves to know the token; tries again until the deadline.
+    """Connects to the first address whose server proves that it knows the token. Tries again until the deadline.
 
     Args:
         who: Whom this is about, for messages: "the directory" or "rank 3".
-        missing: The ranks that are missing if nobody ever answers.
+        missing: The ranks that are missing if there is never an answer.
         check: Called between tries and while waiting; it may raise to end them.
         rest: Waits so many seconds between two tries, or less if there is news that `check` knows.
-        gone_after: Seconds after which somebody who did listen there is taken for gone, if nobody does.
+        gone_after: Seconds without a listener after which a server that did listen there is taken for gone.
 
     Raises:
-        ConnectionRefused: Nobody listens there any more.
+        ConnectionRefused: No process listens there any more.
         AuthenticationFailed: The tokens, versions or modes differ.
         Rejected: The other side refused for good.
-        WorldNotFormed: Nobody answered before the deadline.
+        WorldNotFormed: There was no answer before the deadline.
     """
     started = time.monotonic()
     pause = FIRST_PAUSE
@@ -115,7 +115,7 @@ def dial(
 
 
 def _may_change(status: HandshakeStatus, hello: Hello, addresses: int, waited: float) -> bool:
-    """Whether it makes sense to try again after this refusal."""
+    """True if it makes sense to try again after this refusal."""
     if status is HandshakeStatus.TARGET:
         return addresses > 1  # somebody passed us on to where we did not want to go: look at the other candidates
     if status is HandshakeStatus.CLOSED:
@@ -157,7 +157,7 @@ def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rejec
 
 
 class DirectoryWatch:
-    """What the launcher of another node holds: it hears when the world ends.
+    """The directory as the launcher of another node sees it: tells when the world ends.
 
     Args:
         on_end: Called once, from a thread of its own, with the cause; with the reason alone if the directory itself
@@ -221,7 +221,7 @@ def watch_directory(
 
     Raises:
         AuthenticationFailed: The tokens differ.
-        WorldNotFormed: Nobody answered there.
+        WorldNotFormed: There was no answer.
     """
     check_tls(options.tls)
     hello = Hello(Role.LAUNCHER, node_rank, world_size)

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, and with which token: decided once, before anybody connects."""
+"""The place where the ranks of a job meet, and their token: decided once, before any rank connects."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["Meeting", "arrange"]
 
 @dataclass
 class Meeting:
-    """How to reach the directory; owns it, and the job's token file, on the rank that hosts them."""
+    """The addresses and token of the directory. On the rank that hosts it, also owns it and the job's token file."""
 
     addresses: list[Address]
     token: bytes | None = field(repr=False)
     all_local: bool
-    """Whether all ranks are known to be on this host."""
+    """True if all ranks are known to be on this host."""
     hint: str = ""
-    """What to think of if some ranks never come."""
+    """A hint for the error message if some ranks never come."""
     directory: HostedDirectory | None = None
     job_file: Path | None = None
     on_formed: Callable[[], None] | None = None
     """Called on the rank that hosts, once it knows that the world has formed."""
 
     def formed(self) -> None:
-        """The world has formed: nobody looks for it any more."""
+        """Tells that the world has formed: no rank looks for the meeting any more."""
         self.job_file = None  # the directory has removed it before it told anybody
         if self.on_formed is not None:
             self.on_formed()
@@ -74,7 +74,7 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         wait_for_name(launch.directory.host, deadline)
         return Meeting([launch.directory], token, launch.single_host)
 
-    # Ranks of one host can tell each other by a private file what nobody else told them: token, address, or both.
+    # Ranks of one host can learn from a private file what they were not told: token, address, or both.
     master = launch.master
     if master is not None and launch.rank != 0:
         wait_for_name(master.host, deadline)

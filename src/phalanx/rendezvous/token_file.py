@@ -30,23 +30,23 @@ MAX_SIZE = 4096
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """What is in the file."""
+    """The contents of the file."""
 
     token: bytes
     pid: int
     started: int | None
     host_id: str
     directory: str | None = None
-    """Where the directory listens; None if the master's address says it."""
+    """The address of the directory; None if it is the master's."""
 
 
 def new_token() -> bytes:
-    """A fresh token that nobody can guess."""
+    """A fresh random token."""
     return secrets.token_hex(32).encode()
 
 
 def path_of(job: str) -> Path:
-    """Where the file of a job is."""
+    """The path of a job's token file."""
     return runtime_dir() / f"job-{job}.token"
 
 

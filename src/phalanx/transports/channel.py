@@ -1,7 +1,7 @@
 """Frames on a stream: the reading half hands messages to mailboxes, the writing half keeps a queue.
 
-Nobody owns a thread here. Whoever waits for something moves the bytes: `pump` reads and `push` writes as much as goes
-without waiting, and completes what it can, also for others.
+Channels have no threads of their own. A thread that waits for something moves the bytes: `pump` reads and `push`
+writes as much as is possible without waiting, and both complete what they can, also for other threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ READ_AHEAD = 64 << 10
 """Bytes read at once where a header is expected: a small message costs one call. Long payloads are read in place."""
 SCRATCH = 256 << 10
 SLICE = 16 << 20
-"""Bytes moved in one go: whoever wants to end a channel waits for its lock, and must not wait for gigabytes."""
+"""Bytes moved in one go. A thread that ends a channel waits for its lock, and must not wait for gigabytes."""
 
 
 class Torn(Exception):
-    """An interrupt came between moving bytes and noting how many, so nobody knows where the next frame begins."""
+    """An interrupt came between moving bytes and counting them, so it is unknown where the next frame begins."""
 
 
 class Inbound:
@@ -69,7 +69,7 @@ class Inbound:
         self._settled: list[PendingTransfer] = []
         self._finished: list[Arrival] = []
         self._over: Exception | None = None
-        """What was decided under the lock, to be told without it (see `_tell`)."""
+        """The end of the stream as decided under the lock; `_tell` reports it without the lock."""
         self._paused = False
         self._goodbye = False
         self.last_word = b""
@@ -111,7 +111,7 @@ class Inbound:
 
     def _ring(self, description: bytes) -> None:
         """The other side offers a ring in shared memory, or goes over to it; see `ring_channel`."""
-        raise ProtocolError("it offers shared memory, which this channel cannot have")
+        raise ProtocolError("it offers a ring in shared memory, which this channel does not support")
 
     def _close_stream(self) -> None:
         self.stream.close()
@@ -120,7 +120,7 @@ class Inbound:
 
     @property
     def read_ahead(self) -> bool:
-        """Whether bytes were taken from the stream that nobody has looked at: polling it says nothing of them."""
+        """True if bytes were read ahead and not used yet: polling the stream does not show them."""
         return self._stop > self._start or self.stream.pending
 
     def pump(self) -> bool:
@@ -130,7 +130,7 @@ class Inbound:
         """
         try:
             return self._pump()
-        except BaseException:  # an interrupt: whoever waits for what is here already must not wait for ever
+        except BaseException:  # an interrupt: threads that wait for what has arrived must not wait for ever
             self._tell()
             raise
 
@@ -147,7 +147,7 @@ class Inbound:
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
             except MemoryError:
-                reason = ProtocolError("it announced a message for which there is no memory")
+                reason = ProtocolError("there is not enough memory for the message that it announced")
             except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
                 reason, interrupt = Torn("a receive from it was interrupted halfway"), error
                 if self._arrival in self._finished:
@@ -164,7 +164,7 @@ class Inbound:
         return more
 
     def _tell(self) -> None:
-        """Tells those who wait what was decided under the lock.
+        """Tells the waiting threads what was decided under the lock.
 
         An item is forgotten only after it was told: an interrupt in between has it told twice, which does no harm.
         """
@@ -294,18 +294,18 @@ class Outbound:
         self._queue: deque[OutgoingFrame] = deque()
         self._ended: BaseException | None = None
         self.halfway = False
-        """Whether a part of a frame was written past the queue (see `direct`): no last words can follow it."""
+        """True if a part of a frame was written past the queue (see `direct`): no last words can follow it."""
         self.last_word = b""
         """Why the other side found its group broken, if it said so before it closed."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can be sent."""
+        """True if nothing more can be sent."""
         return self._ended is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """True if nothing waits to be sent."""
         return not self._queue
 
     def unsent(self) -> list[OutgoingFrame]:
@@ -393,7 +393,7 @@ class Outbound:
         self.stream.close()
 
     def said_goodbye(self) -> bool:
-        """Whether the other side closed its half on purpose: looked for after a write has failed."""
+        """True if the other side closed its half on purpose. Called after a write has failed."""
         last = bytearray(HEADER_SIZE + MAX_DESCRIPTION)
         with contextlib.suppress(StreamEnded, ProtocolError, ValueError):
             count = self.stream.receive_into(memoryview(last))

@@ -1,9 +1,9 @@
-"""Frames whose size both sides know, moved past queues and mailboxes: what the steps of a collective are made of.
+"""The steps of a collective: frames whose size both sides know, moved past queues and mailboxes.
 
-A lane's queue and mailbox serve messages that nobody expects. The steps of a collective are expected, in order and to
-the byte, so header and payload can be read straight into place in one call, and written in one. Both halves here work
-on a channel that is at rest, between two frames; whatever else comes (a goodbye, an offer of a ring, another operation)
-is given back to the channel, which knows what to do with it.
+A lane's queue and mailbox serve messages that may come at any time. The steps of a collective are expected, in order
+and to the byte, so header and payload can be read straight into place in one call, and written in one. Both halves here
+work on a channel that is at rest, between two frames. Any other frame that comes (a goodbye, an offer of a ring,
+another operation) is given back to the channel, which handles it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LONG_PIECE = 1 << 20
 
 
 def can_receive(channel: Inbound) -> bool:
-    """Whether the next byte of the stream begins a frame, and nothing before it waits elsewhere."""
+    """True if the next byte of the stream begins a frame, and nothing before it waits elsewhere."""
     begun = channel._arrival is not None or channel._header is not None or channel._head
     ahead = channel._stop > channel._start or channel._mailbox.ahead
     return not (begun or ahead or channel.ended or channel.stream.exact)
 
 
 def can_send(channel: Outbound) -> bool:
-    """Whether a frame that is written to the stream is the next."""
+    """True if a frame that is written to the stream now comes next."""
     return not (channel._queue or channel._ended is not None or channel.stream.exact)
 
 
@@ -80,7 +80,7 @@ class DirectReceive:
         self._use = use
         self.done = False
         self.refused = False
-        """Whether another frame came, and was given back to the channel."""
+        """True if another frame came, and was given back to the channel."""
 
     def move(self, piece: int) -> bool:
         """Reads up to `piece` bytes of the payload. True if something was read.
@@ -98,7 +98,7 @@ class DirectReceive:
             raise inbound_over(channel, ended) from None
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when there is nothing to read."""
+        """The descriptors and events to poll when there is nothing to read."""
         stream = self._channel.stream
         return [(stream.fd, stream.read_events)]
 
@@ -144,7 +144,7 @@ class DirectSend:
         self._channel = channel
         self.peer = channel.dst
         self._views = views
-        """What is left."""
+        """The rest that is still to be sent."""
         self.done = False
 
     def move(self, piece: int) -> bool:
@@ -161,7 +161,7 @@ class DirectSend:
             raise outbound_over(channel, ended) from None
 
     def polled(self) -> list[tuple[int, int]]:
-        """What to wait for when there is no room to write."""
+        """The descriptors and events to poll when there is no room to write."""
         stream = self._channel.stream
         return [(stream.fd, stream.write_events)]
 
@@ -202,7 +202,7 @@ def give_back(channel: Inbound, data: bytes) -> None:
 
 
 def inbound_over(channel: Inbound, ended: StreamEnded) -> BaseException:
-    """The stream has ended under whoever read it. Returns the error that the channel makes of it."""
+    """Ends a channel whose stream ended during a read. Returns the error that the channel makes of it."""
     with channel.lock:
         if not channel.ended:
             channel.ended = True
@@ -211,7 +211,7 @@ def inbound_over(channel: Inbound, ended: StreamEnded) -> BaseException:
 
 
 def outbound_over(channel: Outbound, ended: StreamEnded) -> BaseException:
-    """The stream has ended under whoever wrote to it. Returns the error that the channel makes of it."""
+    """Ends a channel whose stream ended during a write. Returns the error that the channel makes of it."""
     with channel.lock:
         goodbye = channel.said_goodbye()
     error = channel._on_end(ended, goodbye)

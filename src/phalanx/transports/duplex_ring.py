@@ -1,10 +1,12 @@
 """A stream through two rings in shared memory, one for each direction, and the agreement on them.
 
-Who opened the connection makes a ring and offers it. The other side opens it, makes one of its own and offers that.
-The first opens this one too and says whether it could; then both go over. Three small messages on TCP, once.
+The side that opened the connection makes a ring and offers it. The other side opens it, makes a ring of its own and
+offers that. The first side opens this ring too and says whether it could; then both switch to their rings. This takes
+three small messages on TCP, once per connection.
 
-As with a single ring, the TCP connection stays: it is the sign of life, and a zero byte on it wakes who sleeps. Only
-the reader takes such bytes away (`woken`): a writer that waits for room relies on the reader to wake, too.
+As with a single ring, the TCP connection stays. It is the sign of life, and a zero byte on it wakes a thread that
+sleeps in `poll`. Only the reader takes such bytes away (`woken`): a writer that waits for room relies on the reader to
+wake it.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class RingAgreement:
 
     @property
     def complete(self) -> bool:
-        """Whether there is a ring for each direction."""
+        """True once there is a ring for each direction."""
         return self._inbound is not None and self._outbound is not None
 
     def offer(self) -> bytes:
@@ -95,7 +97,7 @@ class RingAgreement:
         return self._inbound is not None
 
     def stream(self, aside: bytes = b"") -> DuplexRing:
-        """What carries everything from now on, on both sides."""
+        """The stream that carries everything from now on, on both sides."""
         assert self._inbound is not None
         assert self._outbound is not None
         rings = DuplexRing(self._stream, self._inbound, self._outbound, aside)

@@ -1,4 +1,4 @@
-"""Where messages meet receives: matching by source and tag, in order. No I/O.
+"""Matches messages with receives, by source and tag, in order. No I/O.
 
 A receive is posted before or after its message arrives. If before, the payload is read straight into the receiver's
 memory; if after, it waits in memory of its own. Messages from one source with one tag are matched in the order in which
@@ -37,13 +37,13 @@ class Envelope(NamedTuple):
 
 
 class Sink(ABC):
-    """Where the payload of a receive goes."""
+    """The destination of a payload."""
 
     takes_plain_bytes = False
-    """Whether it can do without the description of a message."""
+    """True if it needs no description of the message."""
     receive: weakref.ref[Receive] | None = None
-    """What it was posted for. Known before anything can come, so that a caller who is interrupted inside `post` can
-    take it back: nobody writes to the memory of a call that has raised."""
+    """The receive that it was posted for. Set before anything can arrive, so that a caller that is interrupted inside
+    `post` can take the receive back: the memory of a call that has raised is not written to any more."""
 
     @abstractmethod
     def open(self, envelope: Envelope) -> memoryview:
@@ -72,14 +72,14 @@ class BufferSink(Sink):
 
 
 class PendingTransfer:
-    """Something that will be done, by whichever thread moves the bytes. Base of receives and sends under way."""
+    """A send or receive under way. Whichever thread moves the bytes completes it."""
 
     __slots__ = ("_callbacks", "_wakers", "done", "error", "withdrawn")
 
     def __init__(self) -> None:
         self.done = False
         self.withdrawn = False
-        """Whether it was taken back before it was done."""
+        """True if it was taken back before it was done."""
         self.error: BaseException | None = None
         self._wakers: list[Waker] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -107,7 +107,7 @@ class PendingTransfer:
         self.announce()
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Marks the operation as done. For whoever holds a lock: `announce` follows when it is released."""
+        """Marks the operation as done. A caller that holds a lock calls `announce` after it has released it."""
         self.error = error
         self.done = True
 
@@ -139,7 +139,7 @@ class Receive(PendingTransfer):
         self.number = number
         """Counts the receives of a mailbox in the order in which they were posted."""
         self.queued = False
-        """Whether it waits in the mailbox."""
+        """True while it waits in the mailbox."""
         self.envelope: Envelope | None = None
         self.arrival: Arrival | None = None
 
@@ -168,11 +168,11 @@ class Arrival:
         self.number = number
         """Counts the messages of a mailbox in the order in which they began."""
         self.queued = False
-        """Whether it waits in the mailbox."""
+        """True while it waits in the mailbox."""
         self.lock = lock
-        """Held by whoever writes to `view`."""
+        """Held by the thread that writes to `view`."""
         self.handing = threading.RLock()
-        """Held by whoever copies from `owned` into the receiver's memory."""
+        """Held by the thread that copies from `owned` into the receiver's memory."""
         self.receive: Receive | None = None
         self.refused_by: Receive | None = None
         """A receive that failed because of this message: still to be announced."""
@@ -199,7 +199,7 @@ T = TypeVar("T", "Arrival", Receive)
 
 
 def _keys(envelope: Envelope) -> tuple[Key, Key, Key, Key]:
-    """What a receive may ask for to get this message."""
+    """All keys under which a receive can ask for this message."""
     src, tag = envelope.src, envelope.tag
     return (src, tag), (src, None), (None, tag), (None, None)
 
@@ -276,8 +276,8 @@ class Mailbox:
         self._waiting: _Lines[Arrival] = _Lines()
         """Messages without a receive, each in the lines of all that may be asked for to get it."""
         self.ahead: dict[int | None, int] = {}
-        """How many of both there are, by source: what a receive that goes another way would overtake. Sources with
-        none are left out. This dictionary is never replaced: the fast path of messages holds it, too."""
+        """The number of both, by source: a receive on the fast path would overtake them. Sources with none are left
+        out. This dictionary is never replaced, because the fast path of messages holds it, too."""
         self._numbers = itertools.count()
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None
@@ -298,7 +298,7 @@ class Mailbox:
             if arrival is None:
                 if src is not None and src in self._gone:
                     receive.settle(self._gone[src])
-                elif src is None and self._nobody_left():
+                elif src is None and self._no_source_left():
                     receive.settle(next(reversed(self._gone.values())))
                 else:
                     self._count(src, 1)
@@ -330,7 +330,7 @@ class Mailbox:
             if arrival is None:
                 receive.withdrawn = True
                 return True
-        # The payload is on its way into the receiver's memory. Whoever writes there holds one of these locks.
+        # The payload is on its way into the receiver's memory. The thread that writes there holds one of these locks.
         with arrival.lock, arrival.handing, self._lock:
             if receive.done or receive.withdrawn:
                 return False
@@ -346,7 +346,7 @@ class Mailbox:
             self._hand_over(arrival)
         return True
 
-    # -- the sender's side, called by whoever moves the bytes ----------------------------------------------------------
+    # -- the sender's side, called by the thread that moves the bytes --------------------------------------------------
 
     def begin(self, envelope: Envelope, lock: Lock[Any]) -> Arrival:
         """A message begins to arrive: decides where its payload goes.
@@ -408,7 +408,7 @@ class Mailbox:
         self.finish(arrival)
 
     def _pair(self, arrival: Arrival) -> Receive | None:
-        """Gives a message to the first receive that matches it; whoever calls holds the lock."""
+        """Gives a message to the first receive that matches it. The caller holds the lock."""
         found = [receive for key in _keys(arrival.envelope) if (receive := self._posted.first(key)) is not None]
         if not found:
             return None
@@ -418,7 +418,7 @@ class Mailbox:
         return receive
 
     def _keep(self, arrival: Arrival) -> None:
-        """Lets a message wait for its receive; whoever calls holds the lock."""
+        """Lets a message wait for its receive. The caller holds the lock."""
         self._count(arrival.envelope.src, 1)
         self._waiting.add(arrival, _keys(arrival.envelope))
 
@@ -441,7 +441,7 @@ class Mailbox:
             self.ahead.pop(src, None)
 
     def _put_back(self, arrival: Arrival) -> None:
-        """A message has lost its receive; whoever calls holds the lock."""
+        """A message has lost its receive. The caller holds the lock."""
         arrival.receive = None
         if not arrival.complete and arrival.envelope.src in self._gone:
             return  # the rest of it will not come
@@ -472,11 +472,11 @@ class Mailbox:
             receive.announce()
 
     def mark_gone(self, src: int, error: BaseException) -> list[Receive]:
-        """As `gone`, for whoever holds a lock: returns the receives that failed, still to be announced."""
+        """As `gone`, for a caller that holds a lock. Returns the receives that failed, to be announced later."""
         with self._lock:
             self._gone.setdefault(src, error)
-            nobody_left = self._nobody_left()
-            hopeless = {src, None} if nobody_left else {src}
+            no_source_left = self._no_source_left()
+            hopeless = {src, None} if no_source_left else {src}
             failed = [receive for (of, _), line in self._posted.lines() if of in hopeless for receive in line]
             for receive in failed:
                 receive.settle(error)
@@ -487,7 +487,7 @@ class Mailbox:
                         self._forget_arrival(arrival)
         return failed
 
-    def _nobody_left(self) -> bool:
+    def _no_source_left(self) -> bool:
         return bool(self.sources) and all(src in self._gone for src in self.sources or ())
 
     def cut(self, arrival: Arrival, error: BaseException) -> None:

@@ -3,9 +3,10 @@
 A channel begins on TCP. Once it has carried a few messages, its sender makes a ring in anonymous memory (a memfd, which
 has no name to guess or to leave behind) and offers it in a frame. The receiver opens it through /proc, which the kernel
 allows to the same user only, checks that it is the one that was meant, and says so inside the memory. When the sender
-sees that, it sends one more frame, the switch, and everything after it goes through the ring. Nobody ever waits.
+sees that, it sends one more frame, the switch, and everything after it goes through the ring. Neither side ever waits
+for the other.
 
-The TCP connection stays underneath. It is the sign of life; whoever sleeps in `poll` is woken by a zero byte on it; and
+The TCP connection stays underneath. It is the sign of life; a zero byte on it wakes a thread that sleeps in `poll`; and
 last words (a goodbye, or why a group is broken) go over it, because a ring may be full just then.
 """
 
@@ -36,8 +37,9 @@ logger = logging.getLogger("phalanx.transports")
 
 SIZE = 512 << 10
 """Bytes of a ring: as many as stay in the cache while one side writes and the other reads."""
+SMALLEST = 4096
 LARGEST = 64 << 20
-"""Bytes of a ring that is still believed when it is offered."""
+"""Bytes of a ring that another process may offer."""
 OFFER_AFTER = 2
 """Messages that go over TCP first: a channel that carries one or two only is not worth a ring."""
 ENOUGH = 16
@@ -47,7 +49,7 @@ _LAST_WORDS = HEADER_SIZE + MAX_DESCRIPTION
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where the receiver finds the memory: in the sender's process."""
+    """Tells the receiver where the memory is: a descriptor of the sender's process."""
 
     fd: int
     nonce: bytes
@@ -59,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(Offer)
 
 
 class RingStream(Stream):
-    """What both ends have in common: the socket that belongs to the ring."""
+    """Base of both ends: the socket that belongs to the ring."""
 
     read_events = write_events = select.POLLIN
     exact = True
@@ -70,7 +72,7 @@ class RingStream(Stream):
         self.fd = stream.fd
         self._half = ring
         self._aside = bytearray(aside.lstrip(b"\0"))
-        """What came on the socket and does not merely wake."""
+        """Bytes that came on the socket, without those that only wake."""
         self._ended: StreamEnded | None = None
 
     def _listen(self) -> bool:
@@ -86,7 +88,9 @@ class RingStream(Stream):
         data = bytes(scratch[:count])
         self._aside += data if self._aside else data.lstrip(b"\0")
         if len(self._aside) > _LAST_WORDS:
-            raise ProtocolError(f"{len(self._aside)} bytes came beside a ring (at most {_LAST_WORDS} are allowed)")
+            raise ProtocolError(
+                f"{len(self._aside)} bytes came on the socket of a ring (at most {_LAST_WORDS} are allowed)"
+            )
         return count > 0
 
     def _take_aside(self, view: memoryview) -> int:
@@ -111,6 +115,14 @@ class RingStream(Stream):
     def abandon(self) -> None:
         self._half.abandon()
         super().abandon()
+
+
+def corruption(ring: RingIn | RingOut) -> str:
+    """Says what is wrong with the counters of a ring that the core has found to be broken."""
+    read, written = ring.broken_counts
+    if read > written:
+        return f"corrupt ring: read counter {read} is ahead of write counter {written}"
+    return f"corrupt ring: write counter {written} is impossible where the read counter is {read}"
 
 
 class InboundRing(RingStream):
@@ -139,7 +151,7 @@ class InboundRing(RingStream):
             if count:
                 return count
             if self.ring.broken:
-                raise ProtocolError("the counters of its ring are not possible")
+                raise ProtocolError(corruption(self.ring))
             # Whatever came on the socket now may have been sent after more was written to the ring.
             if not self._listen():
                 if self._aside:
@@ -167,7 +179,7 @@ class OutboundRing(RingStream):
             if count:
                 return count
             if self.ring.broken:
-                raise StreamEnded("the counters of its ring are not possible")
+                raise StreamEnded(corruption(self.ring))
             try:
                 if not self._listen():
                     return 0
@@ -190,7 +202,7 @@ class OutboundRing(RingStream):
 def make_ring(stream: Stream) -> tuple[RingOut, int, bytes] | None:
     """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
 
-    The descriptor stays open until the other side has opened it, and then belongs to whoever asked.
+    The descriptor stays open until the other side has opened it, and then belongs to the caller.
     """
     assert core is not None
     memory = -1
@@ -219,7 +231,7 @@ class RingOffer:
         self._memory = -1
 
     def next_frame(self, stream: Stream) -> bytes | None:
-        """What has to be sent before the next message: the offer, the switch, or nothing."""
+        """The frame that must be sent before the next message: the offer, the switch, or none."""
         self._messages += 1
         if self._messages <= OFFER_AFTER:
             return None
@@ -262,10 +274,13 @@ def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
     try:
         offer = _decoder.decode(description)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"not the offer of a ring: {error}") from None
-    possible = 4096 <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
+        raise ProtocolError(f"malformed offer of a ring: {error}") from None
+    possible = SMALLEST <= offer.size <= LARGEST and offer.size & (offer.size - 1) == 0
     if len(offer.nonce) != NONCE_BYTES or not possible or not 0 <= offer.fd < 1 << 31:
-        raise ProtocolError(f"not the offer of a ring: {offer.size} bytes in descriptor {offer.fd}")
+        raise ProtocolError(
+            f"malformed offer of a ring: {offer.size} bytes in descriptor {offer.fd}, nonce of {len(offer.nonce)} "
+            f"(expected a power of two from {SMALLEST} to {LARGEST} bytes, and a nonce of {NONCE_BYTES})"
+        )
     if core is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Channels that may go over to a ring in shared memory, and hand messages over to and from the fast path.
+"""Channels that may switch to a ring in shared memory, and exchange messages with the fast path.
 
-The fast path (`FastMessages` of the core) takes a channel's lock when it is free, moves one whole message through the
-ring, and gives the lock back. It does so only between frames and when nothing waits to be sent or received before it.
-A message that it could not finish in time it hands over, and the lane goes on with it as with any other.
+The fast path (in the core) takes a channel's lock when it is free, moves one whole message through the ring, and
+releases the lock. It does so only between frames, and when nothing waits to be sent or received before that message. A
+message that it cannot finish in time is handed over, and the lane completes it like any other.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _local = threading.local()
 
 
 def new_lock() -> Lock[Any]:
-    """The core's own, where there is a core: the fast path takes it without a call into Python."""
+    """The lock of a channel. With a core it is the core's own, which the fast path takes without a call into Python."""
     return threading.RLock() if core is None else core.ChannelLock()
 
 
 def last_handed_over() -> PendingTransfer | None:
-    """What the fast way handed over last in this thread; forgotten with this call.
+    """The transfer that the fast path handed over last in this thread. This call forgets it.
 
-    For whoever was interrupted just then, and must take it back without ever having got it.
+    A caller that is interrupted at that moment has not got the transfer yet, and takes it back by this.
     """
     operation: PendingTransfer | None = getattr(_local, "operation", None)
     _local.operation = None
@@ -52,7 +52,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class RingInbound(Inbound):
-    """Reads frames from TCP and, once the sender goes over, from a ring.
+    """Reads frames from TCP and, once the sender has switched, from a ring.
 
     Args:
         open_ring: Opens what is offered; None if it cannot.
@@ -87,7 +87,7 @@ class RingInbound(Inbound):
             return
         ring, self._offered = self._offered, None
         if ring is None:
-            raise ProtocolError("it goes over to a ring that this rank has not accepted")
+            raise ProtocolError("it switched to a ring that this rank has not accepted")
         aside = bytes(self._buffer[self._start : self._stop])
         self._start = self._stop = 0
         self.stream = InboundRing(self.stream, ring, aside)
@@ -99,12 +99,12 @@ class RingInbound(Inbound):
             stream.ring.resting = False
         finished = super()._advance()
         if isinstance(self.stream, InboundRing):
-            # Only where the next byte begins a frame may the fast path go on.
+            # Only where the next byte begins a frame may the quick way go on.
             self.stream.ring.resting = self._arrival is None and self._header is None and not self._head
         return finished
 
     def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
-        """Goes on with a message of which the fast path has received a part. Called with the lock held."""
+        """Goes on with a message of which the quick way has received a part. Called with the lock held."""
         view = _bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
@@ -174,11 +174,11 @@ class RingOutbound(Outbound):
 
     @property
     def queue(self) -> deque[OutgoingFrame]:
-        """What is still to be sent."""
+        """The bytes that are still to be sent."""
         return self._queue
 
     def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:
-        """Goes on with a message of which the fast way has sent a part. Called with the lock held."""
+        """Goes on with a message of which the quick way has sent a part. Called with the lock held."""
         outgoing = OutgoingFrame([_bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)

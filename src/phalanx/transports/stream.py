@@ -51,7 +51,7 @@ class StreamEnded(ConnectionError):
 
 
 class ConnectionRefused(StreamEnded):
-    """Nobody listens there."""
+    """No process listens at that address."""
 
 
 def _ended(error: OSError) -> StreamEnded:
@@ -83,7 +83,7 @@ class Stream:
     read_events = select.POLLIN
     write_events = select.POLLOUT
     binding = b""
-    """What both sides know of this connection and nobody in between could show: under TLS the server's certificate."""
+    """Bytes that both sides know of this connection, and no one in between can show: the certificate, under TLS."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -93,13 +93,13 @@ class Stream:
         self.fd = sock.fileno()
 
     must_repeat = False
-    """Whether a write that did not go through has to be repeated as it was, because a part may be on its way."""
+    """True if a write that did not go through must be repeated unchanged, because a part may be on its way."""
     exact = False
-    """Whether to read no more than is needed now: where reading is cheap, the rest is better left where it is."""
+    """True if no more is to be read than is needed now: where reading is cheap, the rest is better left in place."""
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait inside the stream itself, where polling does not see them."""
+        """True if bytes wait inside the stream itself, where polling does not see them."""
         return False
 
     @property
@@ -162,10 +162,10 @@ class Stream:
             raise _ended(error) from None
 
     def woken(self) -> None:
-        """Poll has found something: where bytes come another way, what is on the socket merely wakes."""
+        """Called when `poll` has found something. A stream whose bytes come another way drops the byte that woke it."""
 
     def may_sleep(self) -> bool:
-        """Whether a poll will tell of everything that comes from now on. If not, there is something to read."""
+        """True if polling will see everything that comes from now on. If False, there is something to read now."""
         return not self.pending
 
     def say(self, word: bytes) -> None:
@@ -322,7 +322,7 @@ CHECK_EVERY = 0.1
 
 
 def no_check() -> None:
-    """For waits that nothing but their deadline ends."""
+    """The check of a wait that only its deadline ends."""
 
 
 def wait_ready(fd: int, events: int, deadline: Deadline, check: Callable[[], None]) -> bool:

@@ -44,7 +44,7 @@ def resolve(address: Address, *, passive: bool = False) -> list[tuple[socket.Add
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address (not a name) only exists inside one machine."""
+    """True if an address (not a name) exists inside one machine only."""
     try:
         return ipaddress.ip_address(host.split("%", maxsplit=1)[0]).is_loopback
     except ValueError:
@@ -115,7 +115,7 @@ def _tls_context(options: TlsOptions | Tls, server: bool) -> ssl.SSLContext:
 
 @functools.lru_cache(maxsize=8)
 def _own_certificate(path: str) -> bytes:
-    """What the clients of this process see of its certificate: the hash of the first one in the file."""
+    """The hash of the first certificate in the file, as clients of this process see it."""
     import ssl
 
     with open(path, encoding="ascii", errors="replace") as file:
@@ -157,7 +157,7 @@ def connect(
         check: Called while it waits; it may raise to end it.
 
     Raises:
-        StreamEnded: Nobody answers there now; trying again may help. `ConnectionRefused` if nobody listens.
+        StreamEnded: There is no answer now; trying again may help. `ConnectionRefused` if no process listens there.
         NoConnection: The name cannot be resolved.
     """
     reason, refused = "no address", False
@@ -203,6 +203,6 @@ def _connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: Deadline,
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code)) from None
-    # A free port can connect to itself when the kernel picks it as the source: that is nobody.
+    # A free port can connect to itself when the kernel picks it as the source: that is no server.
     if sock.getsockname() == sock.getpeername():
         raise StreamEnded("connection refused")

@@ -1,4 +1,4 @@
-"""What wakes a thread that sleeps in `poll`: a descriptor per wait under way, kept by the thread for its next one."""
+"""Wakes a thread that sleeps in `poll`. Each wait has a descriptor, which its thread keeps for its next wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Waker:
 
     @classmethod
     def take(cls) -> Waker:
-        """One that nobody uses: a callback may wait in the middle of another wait of its thread, and needs its own."""
+        """A waker that is free. A callback may wait in the middle of another wait of its thread, and needs its own."""
         spare = _spare()
         while spare:
             waker = spare.pop()
@@ -51,7 +51,7 @@ class Waker:
     def set(self) -> None:
         """Wakes the owner, now or at its next wait.
 
-        Does nothing in a forked child: its descriptor is the parent's, where nobody would know of the byte.
+        Does nothing in a forked child: its descriptor is the parent's, which would not know where the byte came from.
         """
         if self._pid != os.getpid():
             return
@@ -62,7 +62,7 @@ class Waker:
         self._is_set = True
 
     def clear(self) -> None:
-        """Forgets what has been set so far."""
+        """Undoes every `set` so far."""
         if self._is_set:
             self._is_set = False
             with contextlib.suppress(BlockingIOError):

@@ -30,7 +30,7 @@ _MAGIC = b"PC"
 
 
 class CallKind(enum.IntEnum):
-    """What a frame is. The caller sends the first group, the server the second, both the third."""
+    """The kinds of frames. The caller sends the first group, the server the second, both the third."""
 
     REQUEST = 1
     """Call a function: name, target, seconds left, arguments. It will be answered."""
@@ -46,7 +46,7 @@ class CallKind(enum.IntEnum):
     RESULT = 16
     """The value that the function returned; of a stream, that it has ended."""
     ERROR = 17
-    """What went wrong: kind, type name, message, traceback."""
+    """The error that the call ended with: kind, type name, message, traceback."""
     STREAM = 18
     """The function yields items, which follow."""
     ITEM = 19
@@ -97,11 +97,14 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
     """
     kind = _KINDS.get(kind_value)
     if kind is None:
-        raise ProtocolError(f"a frame of the unknown kind {kind_value}")
+        raise ProtocolError(f"a frame has the unknown kind {kind_value}")
     if head + payload > max_message:
-        raise ProtocolError(f"a message of {head + payload} bytes is announced (at most {max_message} are allowed)")
+        raise ProtocolError(f"a frame announces {head + payload} bytes (at most {max_message} are allowed)")
     if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
-        raise ProtocolError(f"{kind.name} announces {head} + {payload} bytes, which it does not have")
+        empty = "both" if kind in _BARE else "the payload"
+        raise ProtocolError(
+            f"a {kind.name} frame announces a head of {head} and a payload of {payload} bytes (expected 0 for {empty})"
+        )
     return kind
 
 

@@ -80,7 +80,7 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
     except CannotSend as refused:
         raise refused.error() from refused.__cause__
     except RecursionError:
-        raise UsageError("cannot send this object: the stack has no room for its nesting") from None
+        raise UsageError("cannot send this object: it is nested too deeply for the stack") from None
     except (OverflowError, UnicodeEncodeError) as error:  # four GiB of text, a surrogate in the name of a field
         raise UsageError(f"cannot send this object: {error}") from None
     if len(head) > limits.max_head:
@@ -134,7 +134,7 @@ class DecodePlan:
         """
         size = 0 if target is None else memoryview(target).nbytes
         if size != self.payload_bytes:
-            raise UsageError(f"the target has {size} bytes, but the payload {self.payload_bytes}")
+            raise UsageError(f"the target has {size} bytes (expected {self.payload_bytes}, as many as the payload)")
         if not self._parts and not self._reader.pickled:
             return self._value
         memory = np.frombuffer(target, np.uint8) if target else np.empty(0, np.uint8)
@@ -171,7 +171,7 @@ def decode_head(
     value = reader.read(head)
     check_depth(head, value, limits.max_depth)
     if reader.offset != payload_bytes:
-        raise ProtocolError(f"an object has {reader.offset} bytes of arrays, but its payload {payload_bytes}")
+        raise ProtocolError(f"the arrays of an object take {reader.offset} bytes, but its payload has {payload_bytes}")
     if reader.pickled and not allow_pickle:
         raise UsageError(
             "this object was sent with allow_pickle=True; to receive it, say allow_pickle=True here too, but only if "

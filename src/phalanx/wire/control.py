@@ -1,4 +1,4 @@
-"""What ranks, launchers and the directory say to each other, as MessagePack behind a length. No I/O."""
+"""The messages between ranks, launchers and the directory: MessagePack behind a length. No I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """The same for ranks that share a kernel and a network, different otherwise."""
     pid: int
     host: str
-    """Where its listener can be reached."""
+    """The address of its listener."""
     port: int
     local_rank: int
     memory: str = ""
@@ -78,7 +78,7 @@ class EncodedError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank is doing in one group."""
+    """The last or current operation of a rank in one group."""
 
     operation: str
     """The verb, or "" if there was none yet."""
@@ -164,7 +164,7 @@ class Break(Struct, frozen=True):
 
 
 class StatusQuery(Struct, frozen=True):
-    """What is everybody doing in this group?"""
+    """Asks all ranks for their status in this group."""
 
     query: int
     context: bytes
@@ -173,14 +173,14 @@ class StatusQuery(Struct, frozen=True):
 
 
 class StatusReply(Struct, frozen=True):
-    """What this rank is doing in that group."""
+    """The status of this rank in that group."""
 
     query: int
     status: OperationStatus
 
 
 class Statuses(Struct, frozen=True):
-    """The answers that came in time, and for the other ranks what they last said and how long ago."""
+    """The answers that came in time. For the other ranks, their last known status and its age."""
 
     query: int
     replies: dict[int, OperationStatus]
@@ -188,7 +188,7 @@ class Statuses(Struct, frozen=True):
 
 
 class Shutdown(Struct, frozen=True):
-    """The directory ends on purpose: nobody watches any more, channels go on."""
+    """The directory ends on purpose. Ranks are not watched any more; channels go on."""
 
 
 Message = (
@@ -281,7 +281,7 @@ class MessageReader(Generic[M]):
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > self._limit:
-                raise ProtocolError(f"a control message of {length} bytes (at most {self._limit} are allowed)")
+                raise ProtocolError(f"a control message announces {length} bytes (at most {self._limit} are allowed)")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

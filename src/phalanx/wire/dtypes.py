@@ -1,4 +1,4 @@
-"""How the type and the memory of an array are written down, and read back without trust.
+"""The type and the memory of an array as bytes, and back without trust.
 
 A description is what `numpy.dtype.str` says (`<f4`, `|b1`, `<M8[ns]`), checked against a grammar before NumPy sees
 it, or, for a structured dtype, `[itemsize, [[name, offset, description, shape], ...]]`. What cannot mean the same on
@@ -134,7 +134,7 @@ def parse_dtype(description: Any, *, _nesting: int = 0) -> np.dtype[Any]:
 @functools.lru_cache(maxsize=256)
 def _simple_dtype(text: str) -> np.dtype[Any]:
     if not _SIMPLE.fullmatch(text):
-        raise ProtocolError(f"dtype {text[:40]!r} is not one that is sent")
+        raise ProtocolError(f"dtype {text[:40]!r} is not supported")
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError) as error:

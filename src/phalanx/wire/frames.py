@@ -33,7 +33,7 @@ _MAGIC = b"PX"
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """The contents of a frame."""
 
     RAW = 1
     """Bytes whose length the receiver knows: what `Backend.send` sends."""
@@ -87,8 +87,8 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
     if payload > max_message:
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
     if kind is FrameKind.GOODBYE and (description or payload):
-        raise ProtocolError(f"a goodbye announces {description + payload} bytes (it has none)")
+        raise ProtocolError(f"a goodbye announces {description + payload} bytes (expected 0)")
     if kind in (FrameKind.BROKEN, FrameKind.RING) and payload:
         word = "a last word" if kind is FrameKind.BROKEN else "the offer of a ring"
-        raise ProtocolError(f"{word} announces a payload of {payload} bytes (it has none)")
+        raise ProtocolError(f"{word} announces a payload of {payload} bytes (expected 0)")
     return FrameHeader(kind, tag, description, payload)

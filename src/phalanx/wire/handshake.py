@@ -1,4 +1,4 @@
-"""How two sides prove to each other that they know the job's token. A state machine without I/O.
+"""The proof by which two sides show each other that they know the job's token. A state machine without I/O.
 
 ```
 client                                  server
@@ -11,11 +11,11 @@ PROOF   HMAC("client", all so far)   →
 Each proof is an HMAC-SHA256, keyed by the token, over a label and everything said before it. The HELLO holds version,
 role, rank, target rank, world size, channel and the port that was dialled, and both sides add 32 fresh random bytes, so
 a proof fits one connection, one direction and one purpose: it can be neither replayed nor reflected, nor passed on from
-another port. Under TLS the key also covers the server's certificate, so that nobody with another one can sit between.
-The client proves first: a stranger learns nothing from a server. Every message has a fixed size, so nothing is read
-beyond it and nothing is allocated by what it says.
+another port. Under TLS the key also covers the server's certificate, so that a server with another one cannot sit in
+between. The client proves first: a stranger learns nothing from a server. Every message has a fixed size, so nothing is
+read beyond it and nothing is allocated because of it.
 
-A refusal before the proofs (CHALLENGE with a status, VERDICT with PROOF) is only a hint: anybody could have said it.
+A refusal before the proofs (CHALLENGE with a status, VERDICT with PROOF) is only a hint: a stranger can send one, too.
 
 Both machines are driven alike: read exactly `wants` bytes, `feed` them, write what it returns, until `done`.
 """
@@ -61,7 +61,7 @@ HELLO_SIZE = _HELLO.size
 
 
 class Role(enum.IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     RANK = 1
     """A rank joins the world: the control connection to the directory."""
@@ -72,7 +72,7 @@ class Role(enum.IntEnum):
 
 
 class HandshakeStatus(enum.IntEnum):
-    """How a server answers."""
+    """The answer of a server."""
 
     OK = 0
     VERSION = 1
@@ -89,7 +89,7 @@ class HandshakeStatus(enum.IntEnum):
 
 _STATUSES = {status.value: status for status in HandshakeStatus}
 _EARLY = (HandshakeStatus.OK, HandshakeStatus.VERSION, HandshakeStatus.AUTH_MODE, HandshakeStatus.ROLE)
-"""What a challenge may say: everything else is only told to those who have proved themselves."""
+"""The answers that a challenge may give. All others are given only to a client that has proved itself."""
 
 _WHY = {
     HandshakeStatus.VERSION: f"it speaks another version of the protocol (this side speaks {VERSION})",
@@ -115,7 +115,7 @@ class Rejected(RendezvousError):
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a client is and what the connection is for."""
+    """The identity of a client, and the purpose of its connection."""
 
     role: Role
     rank: int
@@ -145,7 +145,7 @@ def _proof(key: bytes, label: bytes, *parts: bytes) -> bytes:
 
 def _check_size(data: bytes, wants: int) -> None:
     if not wants or len(data) != wants:
-        raise ProtocolError(f"{len(data)} bytes of a handshake where {wants} were due")
+        raise ProtocolError(f"a handshake message has {len(data)} bytes (expected {wants})")
 
 
 class ClientHandshake:
@@ -181,7 +181,7 @@ class ClientHandshake:
         if not self._challenge:
             magic, status, _version, _nonce = _CHALLENGE.unpack(data)
             if magic != b"PXCH" or status not in _EARLY:
-                raise ProtocolError("the other side is no Phalanx server (its answer is not a challenge)")
+                raise ProtocolError("the other side is not a Phalanx server (its answer is not a challenge)")
             if status != HandshakeStatus.OK:
                 raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus(status)]}")
             self._challenge = data
@@ -189,7 +189,7 @@ class ClientHandshake:
             return _proof(self._key, b"client", self._hello, self._challenge)
         magic, status, _proof_of_server = _VERDICT.unpack(data)
         if magic != b"PXVD" or status not in _STATUSES:
-            raise ProtocolError("the other side is no Phalanx server (its answer is not a verdict)")
+            raise ProtocolError("the other side is not a Phalanx server (its answer is not a verdict)")
         if status == HandshakeStatus.PROOF:
             raise AuthenticationFailed(f"refused: {_WHY[HandshakeStatus.PROOF]}")
         proof = _proof(self._key, b"server", self._hello, self._challenge, bytes([status]))
@@ -235,7 +235,7 @@ class ServerHandshake:
     def _read_hello(self, data: bytes) -> bytes:
         magic, version, secret, role, rank, target, world_size, lane, port, context, _nonce = _HELLO.unpack(data)
         if magic != _MAGIC:
-            raise ProtocolError("no Phalanx handshake")
+            raise ProtocolError("not a Phalanx handshake")
         if version != VERSION:
             return self._refuse_early(HandshakeStatus.VERSION)
         if secret != self._secret:

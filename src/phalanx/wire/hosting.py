@@ -1,7 +1,7 @@
-"""What the directory's process and its host (rank 0, or the launcher) say to each other. No I/O.
+"""The messages between the directory's process and its host (rank 0, or the launcher). No I/O.
 
-They speak over a socket pair that nobody else holds, framed as control messages are. A rank cannot say any of this: its
-connection is read by another decoder.
+They use a socket pair that no other process holds, and the framing of control messages. A rank cannot send any of
+these: its connection is read by another decoder.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OthersGone(Struct, frozen=True):
 
 
 class Launchers(Struct, frozen=True):
-    """How many launchers of other nodes watch now."""
+    """The number of launchers of other nodes that watch now."""
 
     count: int
 

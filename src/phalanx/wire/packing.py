@@ -23,7 +23,19 @@ from phalanx.exception_text import describe
 
 from . import dtypes
 
-__all__ = ["ALIGN", "COMPLEX", "INLINE", "SIMPLE", "Blob", "CannotSend", "Code", "HeadWriter", "Limits", "pack"]
+__all__ = [
+    "ALIGN",
+    "COMPLEX",
+    "INLINE",
+    "PLAIN",
+    "SIMPLE",
+    "Blob",
+    "CannotSend",
+    "Code",
+    "HeadWriter",
+    "Limits",
+    "pack",
+]
 
 ALIGN = 64
 """Every buffer starts at a multiple of this in the payload: a cache line, what the kernels of NumPy and torch like."""
@@ -32,6 +44,9 @@ SIMPLE = frozenset({type(None), bool, int, float, str})
 COMPLEX = struct.Struct("<dd")
 INLINE = 16 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
+
+PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
+"""All that can be sent, in the words of an error message."""
 
 _PADDING = memoryview(bytes(ALIGN))
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -43,7 +58,7 @@ _Ext = msgspec.msgpack.Ext
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one object may need, checked on both sides."""
+    """The limits of one object, checked on both sides."""
 
     max_head: int = 64 << 20
     """Bytes of structure. As Python objects it can take some 80 times as much: an empty list is one byte."""
@@ -85,7 +100,7 @@ class Code:
 
 
 class Blob:
-    """What a long run of bytes outside the head is."""
+    """The kinds of long runs of bytes outside the head."""
 
     BYTES = 0
     BYTEARRAY = 1
@@ -103,14 +118,14 @@ class CannotSend(Exception):
         self.path: list[str] = []
 
     def error(self) -> UsageError:
-        """What the caller of `encode` sees."""
+        """The error that the caller of `encode` sees."""
         steps = self.path[::-1]
         place = "$" + "".join(steps if len(steps) <= _SHOWN else [*steps[:3], "...", *steps[-3:]])
         return self._kind(f"cannot send {self._what} at {place}: {self._why}")
 
 
 class _Unsupported(Exception):
-    """A leaf that is no plain data: pickled, if that is allowed."""
+    """An object that is not plain data. It is pickled, if that is allowed."""
 
 
 class HeadWriter:
@@ -132,7 +147,7 @@ class HeadWriter:
         self._keys = 0  # keys and sets around the value at hand: what is in them must be hashable when it arrives
 
     def value(self, obj: Any, depth: int = 0) -> Any:
-        """What msgspec shall write for this object.
+        """The value that msgspec writes for this object.
 
         Raises:
             CannotSend: It cannot be sent.
@@ -238,7 +253,7 @@ class HeadWriter:
     def _record(self, obj: Any, record: _Record, depth: int) -> Any:
         """An object with named fields as a map; a Struct that wants to be an array, as one."""
         if self._keys:
-            raise _Unsupported("it is a key or in a set, but would arrive as a dict, which cannot be")
+            raise _Unsupported("it is a key or in a set, but would arrive as a dict, which cannot be hashed")
         self._descend(depth)
         out: dict[str, Any] = dict(record.tag)
         attribute = ""
@@ -269,7 +284,7 @@ class HeadWriter:
             memory, name = dtypes.tensor_bytes(obj)
             self._buffer(memory)
             return _Ext(Code.TENSOR, pack((len(memory), tuple(obj.shape), name, obj.requires_grad)))
-        raise _Unsupported(f"it is no plain data{_hint(obj, torch)}")
+        raise _Unsupported(_why_not(obj, torch, self._structs))
 
     def _pickle(self, obj: Any) -> Any:
         try:
@@ -294,18 +309,18 @@ class HeadWriter:
 
 
 class _Record(NamedTuple):
-    """How the objects of a class with named fields are written."""
+    """The layout of objects with named fields."""
 
     fields: tuple[tuple[str, str], ...]
     """The name that is sent and the attribute, of each."""
     tag: tuple[tuple[str, Any], ...] = ()
-    """What tells this Struct from others, as msgspec wants to find it."""
+    """The tag that tells this Struct from others, where msgspec looks for it."""
     is_array: bool = False
 
 
 @functools.lru_cache(maxsize=512)
 def _record_of(kind: type) -> _Record | None:
-    """How to write the objects of a class; None if it is neither a dataclass nor a Struct."""
+    """The layout of the objects of a class; None if it is neither a dataclass nor a Struct."""
     if issubclass(kind, msgspec.Struct):
         config = kind.__struct_config__
         tag = () if config.tag is None else ((config.tag_field or "type", config.tag),)
@@ -340,12 +355,16 @@ def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _hint(obj: Any, torch: Any) -> str:
+def _why_not(obj: Any, torch: Any, structs: bool) -> str:
+    """The reason why an object cannot be sent. For a subclass it has a remedy."""
     bases: list[tuple[type, str]] = [(np.ndarray, "np.asarray(x)"), (dict, "dict(x)"), (tuple, "tuple(x)")]
     bases += [(list, "list(x)"), (str, "str.__str__(x)"), (int, "int(x)"), (float, "float(x)")]
     if torch is not None:
         bases.append((torch.Tensor, "x.detach()"))
-    return next((f" ({hint} is)" for base, hint in bases if isinstance(obj, base)), "")
+    for base, remedy in bases:
+        if isinstance(obj, base):
+            return f"subclasses of {base.__name__} are not sent as such (send {remedy})"
+    return f"expected {PLAIN}{' or a dataclass' if structs else ''}"
 
 
 def _short(key: Any) -> str:

@@ -32,7 +32,7 @@ _ints = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 _moment = msgspec.msgpack.Decoder(tuple[tuple[int, ...], Any, int]).decode
 
 _MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError, struct.error)
-"""What msgspec, NumPy and the constructors of the standard library raise for values that make no sense."""
+"""The errors of msgspec, NumPy and the standard library for values that make no sense."""
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
 _OPENING = bytes([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
 """The bytes with which a map, an array or an extension can begin."""
@@ -99,7 +99,7 @@ class HeadReader:
         items = _unpack(data, ext_hook=self._extension)
         self._depth -= 1
         if type(items) is not list:
-            raise ProtocolError("a tuple, set or dict in an object does not consist of items")
+            raise ProtocolError("a tuple, set or dict in an object is not a list of items")
         return items
 
     def pairs(self, data: memoryview) -> Iterator[tuple[Any, Any]]:
@@ -130,7 +130,7 @@ class HeadReader:
         nbytes, shape, name, requires_grad = _tensor(data)
         itemsize = dtypes.TENSOR_ITEMSIZES.get(name)
         if itemsize is None:
-            raise ProtocolError(f"a tensor of dtype {name[:40]!r} is not one that is sent")
+            raise ProtocolError(f"a tensor of dtype {name[:40]!r} is not supported")
         if requires_grad and not name.startswith(("float", "bfloat", "complex")):
             raise ProtocolError(f"a tensor of dtype {name} cannot require a gradient")
         self._count(nbytes, shape, itemsize)

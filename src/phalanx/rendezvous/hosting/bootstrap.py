@@ -1,4 +1,4 @@
-"""What runs first in the directory's process.
+"""The first code that runs in the directory's process.
 
 Run as a program (`python -I -S bootstrap.py HOW LISTENER LINK PATH…`). It inherits the listening socket, and one end of
 a socket pair to its host, over which everything else comes, the token too.

@@ -34,7 +34,7 @@ logger = logging.getLogger("phalanx.rendezvous")
 CLOSE_LIMIT = 5.0
 """Seconds in which it must have ended once it was told to."""
 PYTHONS = ("python", "pypy")
-"""How the names of interpreters begin. What embeds one may call itself `sys.executable`."""
+"""The first letters of interpreters' names. A program that embeds one may put its own name into `sys.executable`."""
 SECRETS = ("PHALANX_TOKEN", "PHALANX_TOKEN_FILE")
 
 
@@ -115,7 +115,8 @@ class DirectoryProcess:
             raise NotStarted("its process ended at once") from None
         first = messages.pop(0)
         if not isinstance(first, say.Ready):
-            raise NotStarted(first.reason if isinstance(first, say.Failed) else "its process speaks another language")
+            unexpected = f"its process began with an unexpected {type(first).__name__} message"
+            raise NotStarted(first.reason if isinstance(first, say.Failed) else unexpected)
         self.pid = first.pid
         if self._detached:
             self._process.wait()  # the one that started it, and has ended
@@ -153,7 +154,7 @@ class DirectoryProcess:
         return self._others_gone.wait(timeout)
 
     def close(self) -> None:
-        """Ends it: it says that nobody watches any more, and gives everything back. May be called twice."""
+        """Ends the directory: it tells the ranks that they are not watched any more. May be called twice."""
         if self._closing:
             return
         self._closing = True
@@ -218,7 +219,7 @@ def _start(listener: socket.socket, link: socket.socket, *, detached: bool) -> s
     """
     name = Path(sys.executable or "").name
     if getattr(sys, "frozen", False) or not name.startswith(PYTHONS):
-        raise NotStarted(f"sys.executable is {sys.executable!r}, and no Python interpreter")
+        raise NotStarted(f"sys.executable is {sys.executable!r}, which is not a Python interpreter")
     here = Path(__file__).resolve()
     paths = dict.fromkeys((str(here.parents[3]), str(Path(msgspec.__file__).resolve().parents[1])))
     how = bootstrap.DETACHED if detached else bootstrap.ATTACHED

@@ -56,7 +56,7 @@ class HostedDirectory:
         listener = listen(bind.host, range(bind.port, bind.port + 1))
         self.address = Address(*listener.getsockname()[:2])
         self._listener: socket.socket | None = listener
-        """Kept until the process serves: should it never, a thread of this process does, and nobody was turned away."""
+        """Kept until the process serves. If it never does, a thread of this process serves; no rank is turned away."""
         self._serving: Directory | DirectoryProcess | None = None
         one_world = rank is not None
 
@@ -138,7 +138,7 @@ class HostedDirectory:
 
     @property
     def launchers(self) -> int:
-        """How many launchers of other nodes watch."""
+        """The number of launchers of other nodes that watch."""
         return self._now.launchers
 
     def wait_until_others_left(self, host: int, timeout: float) -> bool:
@@ -146,7 +146,7 @@ class HostedDirectory:
         return self._now.wait_until_others_left(host, timeout)
 
     def close(self) -> None:
-        """Ends it: it says that nobody watches any more, and gives everything back. May be called twice."""
+        """Ends the directory: it tells the ranks that they are not watched any more. May be called twice."""
         if self._serving is not None:
             self._serving.close()
         self._close_listener()

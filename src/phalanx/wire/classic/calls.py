@@ -48,7 +48,7 @@ _LENGTH_SIZE = _U64.size
 
 
 class MessageKind(enum.Enum):
-    """What a message seems to be; only reading it tells whether it is."""
+    """The kind of a message, judged by its length and first byte only."""
 
     REQUEST = enum.auto()
     LENGTH = enum.auto()
@@ -73,7 +73,7 @@ class CallResponse(NamedTuple):
 
 
 def kind_of(data: Buffer) -> MessageKind:
-    """What a message is by its length and its first byte. What is nothing of all this passes for a request."""
+    """The kind of a message by its length and first byte. Anything else counts as a request, which will be refused."""
     if len(data) == _LENGTH_SIZE:
         return MessageKind.LENGTH
     return MessageKind.RESPONSE if len(data) and data[0] == 0x02 else MessageKind.REQUEST
@@ -159,7 +159,7 @@ def pack_response_length(length: int) -> bytes:
 
 
 def parse_response_length(data: Buffer) -> int:
-    """How long the response will be that comes next.
+    """The length of the response that comes next.
 
     Raises:
         InvalidMessage: It is larger than 1 GiB, or there are not 8 bytes.
@@ -177,7 +177,7 @@ def not_registered(name: str, rank: int) -> str:
 
 
 def says_not_registered(text: str, name: str) -> bool:
-    """Whether the text of an error is the one with which a rank answers a call of a name that it does not know."""
+    """True if the text of an error is the answer of a rank to a call of a name that it does not know."""
     rank = text.rpartition(" ")[2]
     return rank.isascii() and rank.isdecimal() and len(rank) < 20 and text == not_registered(name, int(rank))
 

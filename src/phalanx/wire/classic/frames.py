@@ -46,7 +46,7 @@ def pack_escaped_length(length: int) -> bytes:
 
 
 def parse_length(data: Buffer, max_message: int) -> tuple[int, bool]:
-    """How many bytes follow a message's header, and whether they are an escaped frame.
+    """The number of bytes that follow a message's header, and True if they are an escaped frame.
 
     Raises:
         ProtocolError: They are more than `max_message`, or the header is not 8 bytes.

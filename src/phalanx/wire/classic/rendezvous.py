@@ -1,4 +1,4 @@
-"""How the ranks of a classic world introduce themselves. No I/O.
+"""The first messages between the ranks of a classic world. No I/O.
 
 ```
 star hello       rank u64
@@ -38,7 +38,7 @@ ADVERTISEMENT_SIZE = 4 + _PORT.size
 
 
 def pack_hello(rank: int) -> bytes:
-    """What a rank says first, to rank 0 of the star and to a peer of the mesh."""
+    """The first bytes of a rank, to rank 0 of the star and to a peer of the mesh."""
     return _RANK.pack(rank)
 
 
@@ -62,7 +62,7 @@ def _rank(data: Buffer, lowest: int, world_size: int) -> int:
 
 
 def pack_advertisement(address: Address) -> bytes:
-    """Where a rank can be reached, in 6 bytes.
+    """The 6 bytes that say where a rank can be reached.
 
     Raises:
         ConfigError: The host is no IPv4 address, or the port cannot be connected to.
@@ -80,7 +80,7 @@ def pack_advertisement(address: Address) -> bytes:
 
 
 def parse_advertisement(data: Buffer) -> Address:
-    """Where another rank says that it can be reached.
+    """The address at which another rank says that it can be reached.
 
     Raises:
         ProtocolError: There are not 6 bytes, or the port is 0.
@@ -95,7 +95,7 @@ def parse_advertisement(data: Buffer) -> Address:
 
 
 def parse_table(data: Buffer, world_size: int) -> list[Address]:
-    """Where every rank can be reached.
+    """The addresses of all ranks, in rank order.
 
     Raises:
         ProtocolError: The table is not one of `world_size` advertisements.
