@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import UsageError
 from .base import SLICE, GroupBase, OperationRequest
-from .tensors import TensorMemory, check_alike, fill, in_place, joined, places, plain, source
+from .tensor_lists import check_alike, joined, places
+from .tensors import TensorMemory, fill, in_place, plain, source
 from .visible import visible
 
 __all__ = ["TorchAllToAll"]

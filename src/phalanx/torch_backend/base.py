@@ -16,7 +16,7 @@ from ..group import Group
 from . import devices
 from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .runner import Runner
-from .tensors import Places
+from .tensor_lists import Places
 from .work import Job, seconds_of
 
 __all__ = ["SLICE", "GroupBase", "OperationRequest", "only"]

@@ -10,7 +10,8 @@ import numpy as np
 from ..errors import UsageError
 from .base import SLICE, OperationRequest, only
 from .reductions import TorchReductions
-from .tensors import Places, adjacent, check_alike, fill, in_place, joined, places, plain, source
+from .tensor_lists import Places, adjacent, check_alike, joined, places
+from .tensors import fill, in_place, plain, source
 from .visible import visible
 from .work import Job
 

@@ -10,7 +10,8 @@ from ..errors import UsageError
 from .base import SLICE, GroupBase, OperationRequest, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
-from .tensors import TensorMemory, as_tensor, check_alike, in_place, is_sparse, joined, places, plain, source
+from .tensor_lists import check_alike, joined, places
+from .tensors import TensorMemory, as_tensor, in_place, is_sparse, plain, source
 from .visible import visible
 
 __all__ = ["TorchReductions"]

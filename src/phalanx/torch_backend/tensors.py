@@ -7,32 +7,30 @@ needs. So the memory is looked at by its address, and the array keeps the tensor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import UnsupportedArray, UsageError
+from ..errors import UnsupportedArray
 
 __all__ = [
-    "Places",
+    "PLAIN_DTYPES",
+    "STRIDED",
     "TensorMemory",
-    "adjacent",
     "as_tensor",
-    "check_alike",
+    "check_sendable",
     "fill",
     "in_place",
     "is_sparse",
-    "joined",
-    "places",
+    "memory_at",
+    "owned",
     "plain",
     "source",
 ]
 
-_STRIDED = torch.strided
+STRIDED = torch.strided
 _BYTE = ctypes.c_char
-_move = ctypes.memmove
 
 
 def _named(*names: str) -> dict[Any, tuple[Any, int]]:
@@ -46,7 +44,7 @@ def _named(*names: str) -> dict[Any, tuple[Any, int]]:
     return found
 
 
-_PLAIN = _named(
+PLAIN_DTYPES = _named(
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
 )
 """The dtypes that are the same in NumPy."""
@@ -86,11 +84,11 @@ class TensorMemory:
 
 def plain(tensor: Any) -> Any:
     """The tensor's own memory as a flat NumPy array if it is as simple as most are, else None."""
-    known = _PLAIN.get(tensor.dtype)
+    known = PLAIN_DTYPES.get(tensor.dtype)
     if (
         known is None
         or not tensor.is_cpu
-        or tensor.layout is not _STRIDED
+        or tensor.layout is not STRIDED
         or not tensor.is_contiguous()
         or tensor.is_neg()
     ):
@@ -123,106 +121,13 @@ def in_place(tensor: Any, *, reducing: bool = False) -> TensorMemory:
     array = plain(tensor)
     if array is not None:
         return TensorMemory(array, tensor)
-    _check(tensor)
+    check_sendable(tensor)
     detached = tensor.detach()
     if detached.is_contiguous() and not detached.is_conj() and not detached.is_neg():
         return TensorMemory(_by_address(detached, reducing), detached)
     copy = torch.empty(detached.shape, dtype=detached.dtype)
     copy.copy_(detached)
-    return TensorMemory(_owned(copy, reducing), detached, copy)
-
-
-class Places(NamedTuple):
-    """Where the tensors of a list are, if all of them are as simple as most are, and of one size and dtype.
-
-    To copy by address takes a fraction of the time that it takes to make an array of each.
-    """
-
-    addresses: list[int]
-    size: int
-    """Bytes of each."""
-    elements: int
-    """The same in elements."""
-    dtype: Any
-    """As NumPy calls it."""
-
-    @property
-    def whole(self) -> Any:
-        """All of them as one array, if they lie one after another, else None. It does not keep them alive."""
-        first = self.addresses[0]
-        if self.addresses[-1] != first + (len(self.addresses) - 1) * self.size or not self.size:
-            return None
-        if any(address != first + i * self.size for i, address in enumerate(self.addresses)):
-            return None
-        return _memory_at(first, len(self.addresses) * self.size, self.dtype, None)
-
-    def copy_to(self, address: int) -> None:
-        """Copies them all, one after another."""
-        for i, place in enumerate(self.addresses):
-            _move(address + i * self.size, place, self.size)
-
-    def copy_from(self, address: int) -> None:
-        """The reverse."""
-        for i, place in enumerate(self.addresses):
-            _move(place, address + i * self.size, self.size)
-
-
-def places(tensors: Sequence[Any]) -> Places | None:
-    """Where the tensors of a list are, unless there is something special about one of them."""
-    first = tensors[0]
-    dtype, count = first.dtype, first.numel()
-    known = _PLAIN.get(dtype)
-    if known is None:
-        return None
-    addresses = []
-    for tensor in tensors:
-        if (
-            tensor.dtype is not dtype
-            or not tensor.is_cpu
-            or tensor.layout is not _STRIDED
-            or tensor.numel() != count
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-        ):
-            return None
-        addresses.append(tensor.data_ptr())
-    if count and not all(addresses):
-        return None
-    return Places(addresses, count * known[1], count, known[0])
-
-
-def adjacent(tensors: Sequence[Any]) -> Any:
-    """The memory of all tensors as one flat array, if they are plain, of one dtype and lie one after another.
-
-    That is how a list looks that was cut from one tensor. None otherwise.
-    """
-    first = plain(tensors[0])
-    if first is None:
-        return None
-    begin = end = tensors[0].data_ptr()
-    for tensor in tensors:
-        if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.is_neg() or not tensor.is_cpu:
-            return None
-        end += tensor.nbytes
-    return _memory_at(begin, end - begin, first.dtype, tensors)
-
-
-def joined(tensors: Sequence[Any], *, reducing: bool = False) -> Any:
-    """The tensors' values, one after another: where they are, if they lie so, else a copy.
-
-    Raises:
-        UnsupportedArray: As `source`.
-    """
-    together = adjacent(tensors)
-    if together is not None:
-        return together
-    arrays = [plain(tensor) for tensor in tensors]
-    if all(array is not None for array in arrays):
-        return np.concatenate(arrays)
-    for tensor in tensors:
-        _check(tensor)
-    copy = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).resolve_conj().resolve_neg()
-    return _owned(copy, reducing)
+    return TensorMemory(owned(copy, reducing), detached, copy)
 
 
 def as_tensor(array: Any) -> Any:
@@ -235,29 +140,20 @@ def is_sparse(tensor: Any) -> bool:
     return tensor.layout is torch.sparse_coo
 
 
-def check_alike(what: str, tensors: Sequence[Any], *, count: int | None = None) -> None:
-    """Refuses tensors of different dtypes, and a wrong number of them.
+def check_sendable(tensor: Any) -> None:
+    """Refuses a tensor whose memory cannot be sent.
 
     Raises:
-        UsageError: They are.
+        UnsupportedArray: It is on a device, sparse or quantized.
     """
-    if count is not None and len(tensors) != count:
-        raise UsageError(f"{what}: got {len(tensors)} tensors (expected {count}, one for each rank)")
-    kinds = {tensor.dtype for tensor in tensors}
-    if len(kinds) > 1:
-        names = ", ".join(sorted(map(str, kinds)))
-        raise UsageError(f"{what}: the tensors have different dtypes ({names}; expected one for all)")
-
-
-def _check(tensor: Any) -> None:
     if not tensor.is_cpu:
         raise UnsupportedArray(
             f"a tensor on {tensor.device} cannot be sent by the backend 'phalanx', which is for CPU tensors (for both, "
             "make the group with backend='cpu:phalanx,cuda:nccl')"
         )
-    if tensor.layout is not _STRIDED:
+    if tensor.layout is not STRIDED:
         raise UnsupportedArray(f"a tensor of layout {tensor.layout} cannot be sent (only all_reduce takes it)")
-    if tensor.dtype not in _PLAIN and tensor.dtype not in _OTHERS:
+    if tensor.dtype not in PLAIN_DTYPES and tensor.dtype not in _OTHERS:
         raise UnsupportedArray(f"a tensor of {tensor.dtype} cannot be sent")
 
 
@@ -270,10 +166,10 @@ def _at(tensor: Any, dtype: Any, size: int) -> Any:
     address, length = tensor.data_ptr(), tensor.numel() * size
     if not address and length:
         raise UnsupportedArray(f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory to send")
-    return _memory_at(address, length, dtype, tensor)
+    return memory_at(address, length, dtype, tensor)
 
 
-def _memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
+def memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
     """An array on these bytes, which keeps their owner alive."""
     memory: Any = (_BYTE * size).from_address(address)
     memory.owner = owner  # an operation may outlive what the caller holds
@@ -282,7 +178,7 @@ def _memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
 
 def _by_address(tensor: Any, reducing: bool) -> Any:
     """The memory of a contiguous tensor of the user's."""
-    dtype, size = _PLAIN.get(tensor.dtype) or _OTHERS[tensor.dtype]
+    dtype, size = PLAIN_DTYPES.get(tensor.dtype) or _OTHERS[tensor.dtype]
     array = _at(tensor, dtype, size)
     if not reducing or tensor.dtype not in _STAND_INS:
         return array
@@ -291,7 +187,7 @@ def _by_address(tensor: Any, reducing: bool) -> Any:
     return torch.frombuffer(array, dtype=torch.bfloat16) if array.size else torch.empty(0, dtype=torch.bfloat16)
 
 
-def _owned(tensor: Any, reducing: bool) -> Any:
+def owned(tensor: Any, reducing: bool) -> Any:
     """The memory of a contiguous tensor that no other reference holds; the array keeps it alive."""
     flat = tensor.reshape(-1)
     if tensor.dtype not in _STAND_INS:

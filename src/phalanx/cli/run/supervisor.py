@@ -14,7 +14,8 @@ from .guardian import end_all, send
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
-from .report import JobFailure, describe_status, failure_report, last_words, list_ranks
+from .report import describe_status, last_words, list_ranks
+from .verdict import BROKEN_PIPE, Verdict
 from .world import LaunchedWorld, WorldEnd
 from .writer import OutputWriter
 
@@ -28,7 +29,6 @@ WAITING_AFTER = 5.0
 """Seconds after which the launcher says that it waits for other nodes."""
 LAST_FLUSH = 0.5
 """Seconds that a job that was told to end waits for its output to be read."""
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Supervisor:
@@ -227,9 +227,17 @@ class Supervisor:
                     break
             output.close()
         self._take_mail(now)
-        code = self._exit_code()
+        verdict = Verdict(
+            self._plan,
+            self._ending,
+            self._by_rank,
+            stubborn=self._stubborn,
+            log_path=self._console.log_path,
+            host=self._host,
+        )
+        code = verdict.exit_code
         if self._ending.reason is Reason.FAILURE:
-            self._console.err.say(self._report())
+            self._console.err.say(verdict.report(colour=self._console.err.colour))
         if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
             return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE
         return code
@@ -245,71 +253,6 @@ class Supervisor:
                     self._ending.signal = number
                     return False
         return True
-
-    def _exit_code(self) -> int:
-        reason = self._ending.reason
-        if reason is Reason.SIGNAL:
-            return 128 + self._ending.signal
-        if reason is Reason.OUTPUT:
-            return BROKEN_PIPE
-        if reason is not Reason.FAILURE:
-            return 0
-        culprit = self._ending.culprit(self._processes.ranks)
-        if culprit is None or not culprit.status or culprit in self._stubborn:
-            return 1
-        return culprit.status if culprit.status > 0 else 128 - culprit.status
-
-    def _report(self) -> str:
-        cause = self._ending.cause
-        culprit = self._ending.culprit(self._processes.ranks)
-        colour = self._console.err.colour
-        if culprit is None:
-            assert cause is not None
-            if cause.rank is None:
-                return f"phalanx: {cause.reason}"
-            where = f"node {self._plan.node_of(cause.rank)}"
-            verb = "ended the world" if cause.aborted else "was lost"
-            far = JobFailure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
-            return failure_report(far, (), colour=colour)
-        stdout, stderr = (output.tail for output in self._by_rank[culprit])
-        failure = JobFailure(
-            culprit.rank,
-            self._how(culprit),
-            self._host,
-            culprit.pid,
-            self._console.log_path(culprit.rank, "stderr"),
-            stderr,
-            stdout,
-            cause.traceback if cause else "",
-            killed=(culprit.status or 0) < 0,
-        )
-        return failure_report(failure, self._notes(culprit), colour=colour)
-
-    def _how(self, culprit: LocalRank) -> str:
-        cause = self._ending.cause
-        if culprit in self._stubborn:
-            what = cause.reason if cause else "it"
-            return f"{what}; it had to be killed after {self._plan.grace:g} s"
-        if not culprit.status and cause is not None:
-            ended = f" ({describe_status(0)})"
-            return (
-                f"{cause.reason.removesuffix(ended) if cause.aborted else 'it left before the others were done'}{ended}"
-            )
-        return describe_status(culprit.status or 0)
-
-    def _notes(self, culprit: LocalRank) -> list[str]:
-        also = [rank for rank in self._ending.failed if rank is not culprit]
-        known = {culprit, *also}
-        ended = [rank.rank for rank in self._processes.ranks if rank.status and rank not in known]
-        notes = []
-        cause = self._ending.cause
-        if cause is not None and cause.aborted and culprit.status and not cause.traceback:
-            notes.append(cause.reason)
-        if also:
-            notes.append("then failed: " + ", ".join(f"rank {r.rank} ({describe_status(r.status or 0)})" for r in also))
-        if ended:
-            notes.append(f"ended by the launcher: {list_ranks(ended)}")
-        return notes
 
     # -- words -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,116 @@
+"""The verdict on a job that has ended: the launcher's exit code, and the report on a failure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from .ending import Ending, Reason
+from .output import RankOutput
+from .plan import RunPlan
+from .processes import LocalRank
+from .report import JobFailure, describe_status, failure_report, list_ranks
+
+__all__ = ["BROKEN_PIPE", "Verdict"]
+
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""The exit code of a job whose output was closed."""
+
+
+class Verdict:
+    """How a job ended, in a number and in words.
+
+    Args:
+        plan: The job.
+        ending: Its end, as far as it was decided.
+        outputs: The ranks of this node, with their standard output and error.
+        stubborn: Ranks that were killed after the grace period.
+        log_path: (rank, name of the output) -> its log file, if it has one.
+        host: The name of this machine.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        ending: Ending,
+        outputs: Mapping[LocalRank, tuple[RankOutput, RankOutput]],
+        *,
+        stubborn: Collection[LocalRank],
+        log_path: Callable[[int, str], Path | None],
+        host: str,
+    ) -> None:
+        self._plan = plan
+        self._ending = ending
+        self._outputs = outputs
+        self._stubborn = stubborn
+        self._log_path = log_path
+        self._host = host
+        self._culprit = ending.culprit(list(outputs))
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code: after a failure that of the rank that is to blame."""
+        reason = self._ending.reason
+        if reason is Reason.SIGNAL:
+            return 128 + self._ending.signal
+        if reason is Reason.OUTPUT:
+            return BROKEN_PIPE
+        if reason is not Reason.FAILURE:
+            return 0
+        culprit = self._culprit
+        if culprit is None or not culprit.status or culprit in self._stubborn:
+            return 1
+        return culprit.status if culprit.status > 0 else 128 - culprit.status
+
+    def report(self, *, colour: bool) -> str:
+        """The report on a job that failed."""
+        cause, culprit = self._ending.cause, self._culprit
+        if culprit is None:
+            assert cause is not None
+            if cause.rank is None:
+                return f"phalanx: {cause.reason}"
+            where = f"node {self._plan.node_of(cause.rank)}"
+            verb = "ended the world" if cause.aborted else "was lost"
+            far = JobFailure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
+            return failure_report(far, (), colour=colour)
+        stdout, stderr = (output.tail for output in self._outputs[culprit])
+        failure = JobFailure(
+            culprit.rank,
+            self._how(culprit),
+            self._host,
+            culprit.pid,
+            self._log_path(culprit.rank, "stderr"),
+            stderr,
+            stdout,
+            cause.traceback if cause else "",
+            killed=(culprit.status or 0) < 0,
+        )
+        return failure_report(failure, self._notes(culprit), colour=colour)
+
+    def _how(self, culprit: LocalRank) -> str:
+        cause = self._ending.cause
+        if culprit in self._stubborn:
+            what = cause.reason if cause else "it"
+            return f"{what}; it had to be killed after {self._plan.grace:g} s"
+        if not culprit.status and cause is not None:
+            ended = f" ({describe_status(0)})"
+            return (
+                f"{cause.reason.removesuffix(ended) if cause.aborted else 'it left before the others were done'}{ended}"
+            )
+        return describe_status(culprit.status or 0)
+
+    def _notes(self, culprit: LocalRank) -> list[str]:
+        """Lines about the other ranks."""
+        also = [rank for rank in self._ending.failed if rank is not culprit]
+        known = {culprit, *also}
+        ended = [rank.rank for rank in self._outputs if rank.status and rank not in known]
+        notes = []
+        cause = self._ending.cause
+        if cause is not None and cause.aborted and culprit.status and not cause.traceback:
+            notes.append(cause.reason)
+        if also:
+            notes.append("then failed: " + ", ".join(f"rank {r.rank} ({describe_status(r.status or 0)})" for r in also))
+        if ended:
+            notes.append(f"ended by the launcher: {list_ranks(ended)}")
+        return notes
