@@ -264,7 +264,7 @@ class Agent:
     def _busy(self) -> bool:
         inside = current_call() is not None  # a handler that closes its own agent does not wait for itself
         running = self._poller.running > inside or self._poller.waiting or self._connections.loop.under_way
-        return bool(running or any(link.queued_bytes for link in self._connections.servers))
+        return bool(running or any(link.queued_bytes for link in list(self._connections.servers)))
 
     def __enter__(self) -> Self:
         return self

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
-__all__ = ["CallContext", "current_call", "time_left"]
+__all__ = ["CallContext", "current_call", "running_call", "time_left"]
 
 logger = logging.getLogger("phalanx.rpc")
 
-_current: ContextVar[CallContext | None] = ContextVar("phalanx_rpc_call", default=None)
+running_call: ContextVar[CallContext | None] = ContextVar("phalanx_rpc_call", default=None)
 
 
 class CallContext:
@@ -75,10 +75,10 @@ class CallContext:
 
 def current_call() -> CallContext | None:
     """The call that the running handler serves; None outside of handlers."""
-    return _current.get()
+    return running_call.get()
 
 
 def time_left() -> float | None:
     """Seconds until the deadline of the call that the running handler serves; None outside of handlers."""
-    context = _current.get()
+    context = running_call.get()
     return None if context is None else context.time_left

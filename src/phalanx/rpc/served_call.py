@@ -15,7 +15,7 @@ from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessag
 from ..exception_text import describe, message_of, render_traceback, type_name
 from ..wire.calls import CallKind
 from .answers import LONG, AnsweringLink
-from .context import CallContext, _current
+from .context import CallContext, running_call
 from .event_loop import soon
 from .link import MAX_QUEUED, WINDOW, Frame
 from .registry import CREATE, Function, Registry
@@ -102,11 +102,11 @@ class ServedCall:
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
                 return
-            token = _current.set(context)
+            token = running_call.set(context)
             try:
                 result = function.call(*args, **kwargs)
             finally:
-                _current.reset(token)
+                running_call.reset(token)
             if target == CREATE:
                 self._keep(registry, name, result, context)
             elif isinstance(result, Generator):
@@ -190,7 +190,7 @@ class ServedCall:
         assert generator is not None
         assert context is not None
         assert flow is not None
-        token = _current.set(context)
+        token = running_call.set(context)
         try:
             while not context._cancelled:
                 with flow:
@@ -208,7 +208,7 @@ class ServedCall:
         except BaseException as error:
             self._fail(error)
         finally:
-            _current.reset(token)
+            running_call.reset(token)
         if context._cancelled:
             self._close_generator()
 
@@ -235,7 +235,7 @@ class ServedCall:
 
     async def _await(self, context: CallContext, function: Function, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Runs in the event loop."""
-        _current.set(context)
+        running_call.set(context)
         try:
             made = function.call(*args, **kwargs)
             if inspect.isasyncgen(made):

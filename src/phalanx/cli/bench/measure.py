@@ -13,7 +13,7 @@ from .contenders import Contender, Site
 from .orders import CheckOrder, DropOrder, MemoryOrder, RunOrder
 from .plan import BenchPlan, Cell, Entrant
 from .results import Bandwidth, CellResult, MemoryResult, Timing
-from .workers import Workers, WorkersFailed
+from .workers import BenchWorkers, WorkersFailed
 
 __all__ = ["Measuring"]
 
@@ -30,7 +30,7 @@ class _Racer:
     """An entrant in one cell."""
 
     entrant: Entrant
-    workers: Workers
+    workers: BenchWorkers
     iterations: int = 1
     rounds: int = 1
     times: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Measuring:
         step: Callable[[Cell | str], None],
     ) -> None:
         self._plan, self._site, self._folder, self._bandwidth, self._step = plan, site, folder, bandwidth, step
-        self._running: dict[str, Workers] = {}
+        self._running: dict[str, BenchWorkers] = {}
         self._failures: dict[str, int] = {}
         self._started = 0
         self.cells: list[CellResult] = []
@@ -94,13 +94,13 @@ class Measuring:
                     self.cells.append(self._measure(cell))
             except BaseException:
                 with _uninterrupted():
-                    self._end_all(Workers.kill)
+                    self._end_all(BenchWorkers.kill)
                 raise
-            self._end_all(Workers.end)
+            self._end_all(BenchWorkers.end)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _workers_of(self, contender: Contender, ranks: int) -> Workers | None:
+    def _workers_of(self, contender: Contender, ranks: int) -> BenchWorkers | None:
         """The contender's processes, started if they are not there; None if they failed too often."""
         workers = self._running.get(contender.name)
         if workers is not None or self._failures.get(contender.name, 0) >= _CHANCES:
@@ -110,7 +110,7 @@ class Measuring:
         folder = self._folder / str(self._started)
         folder.mkdir()
         try:
-            workers = Workers(contender, ranks, site=self._site, folder=folder, limit=self._plan.limit)
+            workers = BenchWorkers(contender, ranks, site=self._site, folder=folder, limit=self._plan.limit)
         except WorkersFailed as error:
             self._note(contender, str(error))
             return None
@@ -123,14 +123,14 @@ class Measuring:
         self.ours_failed |= contender.is_ours
         self.errors.append(text)
 
-    def _failed(self, workers: Workers, error: WorkersFailed) -> str:
+    def _failed(self, workers: BenchWorkers, error: WorkersFailed) -> str:
         """Ends the processes, which are started again for the next cell. Returns the text for the table."""
         self._note(workers.contender, str(error))
         self._running.pop(workers.contender.name, None)
         workers.kill()
         return str(error).split("\n", 1)[0]
 
-    def _end_all(self, how: Callable[[Workers], None]) -> None:
+    def _end_all(self, how: Callable[[BenchWorkers], None]) -> None:
         while self._running:
             how(self._running.popitem()[1])
 

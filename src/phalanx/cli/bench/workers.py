@@ -19,7 +19,7 @@ import msgspec
 from .contenders import Contender, Site, environment
 from .orders import Answer, EndOrder, Order
 
-__all__ = ["Workers", "WorkersFailed"]
+__all__ = ["BenchWorkers", "WorkersFailed"]
 
 _START = 120.0
 """Seconds for all ranks to start: sixteen that import torch on two cores take a while."""
@@ -65,7 +65,7 @@ class _RankConnection:
         return msgspec.json.decode(line, type=Answer) if newline else None
 
 
-class Workers:
+class BenchWorkers:
     """All ranks of one contender. The caller ends them with `end` or `kill`.
 
     Args:

@@ -25,7 +25,7 @@ from ...transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ...transports.waker import Waker
 from ...wire.classic.calls import MAX_REMOTE_CALL
 from ...wire.frames import FrameKind
-from .framing import MessageReader
+from .framing import ClassicMessageReader
 
 __all__ = ["ClassicPeer", "Messages", "Received"]
 
@@ -74,7 +74,7 @@ class ClassicPeer:
         self.posting = threading.RLock()
         """Held while a receive is posted."""
         self.receive: Receive | None = None
-        self.reader = MessageReader()
+        self.reader = ClassicMessageReader()
         """Only the agent's thread uses this and the next."""
         self.warned = False
         self.error: BaseException | None = None
