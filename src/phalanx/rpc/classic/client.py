@@ -30,7 +30,7 @@ from ...transports.channel import Outgoing
 from ...transports.mailbox import Operation
 from ...wire.classic import calls as wire
 from ...wire.classic.calls import Request, Response
-from .messages import ClassicPeer, Messages
+from .messages import ClassicMessages, ClassicPeer
 
 __all__ = ["ClassicCall", "ClassicClient"]
 
@@ -91,7 +91,7 @@ class ClassicClient:
     def __init__(
         self,
         backend: LaneBackend,
-        messages: Messages,
+        messages: ClassicMessages,
         timeout: float,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:

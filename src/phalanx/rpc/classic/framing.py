@@ -8,10 +8,10 @@ from ...errors import InvalidMessage
 from ...wire.classic import calls as wire
 from ...wire.classic.calls import Request, Response
 
-__all__ = ["MessageReader"]
+__all__ = ["ClassicReader"]
 
 
-class MessageReader:
+class ClassicReader:
     """Reads the messages of one rank, in order."""
 
     def __init__(self) -> None:

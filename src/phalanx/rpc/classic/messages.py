@@ -24,9 +24,9 @@ from ...transports.mailbox import Envelope, Operation, Receive, Sink
 from ...transports.waker import Waker
 from ...wire.classic.calls import MAX_REMOTE_CALL
 from ...wire.frames import Kind
-from .framing import MessageReader
+from .framing import ClassicReader
 
-__all__ = ["ClassicPeer", "Messages", "Received"]
+__all__ = ["ClassicMessages", "ClassicPeer", "Received"]
 
 Received = memoryview | bytes | BaseException
 """A message, why it was refused, or why no more will come."""
@@ -73,14 +73,14 @@ class ClassicPeer:
         self.posting = threading.RLock()
         """Held while a receive is posted."""
         self.receive: Receive | None = None
-        self.reader = MessageReader()
+        self.reader = ClassicReader()
         """Only the agent's thread uses this and the next."""
         self.warned = False
         self.error: BaseException | None = None
         """Why nothing more can be sent to it or received from it."""
 
 
-class Messages:
+class ClassicMessages:
     """Sends messages for any thread, and collects received ones for the agent's own thread.
 
     Raises:
