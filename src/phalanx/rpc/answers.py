@@ -64,7 +64,7 @@ class AnsweringLink(CallLink, Generic[Served]):
             self.waiting_bytes += size
 
     def postpone(self, call: Task) -> bool:
-        """Postpones a call until the caller reads its answers; False if there is room by now."""
+        """Postpones a call until the caller reads its answers; False if the link has ended, so that it never will."""
         if self.ended is not None:
             return False
         with self._counting:

@@ -10,7 +10,7 @@ from ...deadline import Deadline
 from ...errors import Closed, InvalidMessage
 from ...wire.classic.calls import CallResponse
 from .client import ClassicClient
-from .messages import ClassicPeer, Messages, Received
+from .messages import ClassicMessages, ClassicPeer, Received
 from .server import ClassicServer, Functions
 
 __all__ = ["ClassicCalls"]
@@ -31,7 +31,7 @@ class ClassicCalls:
         self, backend: LaneBackend, functions: Functions, workers: int, max_queue: int, timeout: float
     ) -> None:
         self._backend = backend
-        self.messages = Messages(backend)
+        self.messages = ClassicMessages(backend)
         self._server = ClassicServer(backend, self.messages, functions, workers, max_queue)
         self.client = ClassicClient(backend, self.messages, timeout, self._server.waiting)
         self._stopping = False

@@ -32,7 +32,7 @@ from ...transports.channel import OutgoingFrame
 from ...transports.mailbox import PendingTransfer
 from ...wire.classic import calls as wire
 from ...wire.classic.calls import CallRequest, CallResponse
-from .messages import ClassicPeer, Messages
+from .messages import ClassicMessages, ClassicPeer
 
 __all__ = ["ClassicCall", "ClassicClient"]
 
@@ -93,7 +93,7 @@ class ClassicClient:
     def __init__(
         self,
         backend: LaneBackend,
-        messages: Messages,
+        messages: ClassicMessages,
         timeout: float,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:

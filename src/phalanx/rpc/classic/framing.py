@@ -8,10 +8,10 @@ from ...errors import InvalidMessage
 from ...wire.classic import calls as wire
 from ...wire.classic.calls import CallRequest, CallResponse
 
-__all__ = ["ClassicMessageReader"]
+__all__ = ["ClassicReader"]
 
 
-class ClassicMessageReader:
+class ClassicReader:
     """Reads the messages of one rank, in order."""
 
     def __init__(self) -> None:

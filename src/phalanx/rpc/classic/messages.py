@@ -1,4 +1,4 @@
-"""Messages of remote calls on the classic wire: sent to and received from every rank, in order.
+"""ClassicMessages of remote calls on the classic wire: sent to and received from every rank, in order.
 
 They go over one ordered stream per pair of ranks, the backend's own. One thread per agent drives them (see `calls`). It
 never sends: sending may have to connect first, and meanwhile no answer could be received.
@@ -25,9 +25,9 @@ from ...transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ...transports.waker import Waker
 from ...wire.classic.calls import MAX_REMOTE_CALL
 from ...wire.frames import FrameKind
-from .framing import ClassicMessageReader
+from .framing import ClassicReader
 
-__all__ = ["ClassicPeer", "Messages", "Received"]
+__all__ = ["ClassicMessages", "ClassicPeer", "Received"]
 
 Received = memoryview | bytes | BaseException
 """A message, why it was refused, or why no more will come."""
@@ -74,14 +74,14 @@ class ClassicPeer:
         self.posting = threading.RLock()
         """Held while a receive is posted."""
         self.receive: Receive | None = None
-        self.reader = ClassicMessageReader()
+        self.reader = ClassicReader()
         """Only the agent's thread uses this and the next."""
         self.warned = False
         self.error: BaseException | None = None
         """Why nothing more can be sent to it or received from it."""
 
 
-class Messages:
+class ClassicMessages:
     """Sends messages for any thread, and collects received ones for the agent's own thread.
 
     Raises:
@@ -101,7 +101,7 @@ class Messages:
         """The agent's own thread, which drives this."""
         self._lock = threading.RLock()
         self._unsent: list[tuple[PendingTransfer, Callable[[BaseException], None] | None]] = []
-        """Messages that are being sent, and what to call if one cannot be."""
+        """ClassicMessages that are being sent, and what to call if one cannot be."""
         self._stopping = False
         self.lane.add_sleeper(self.waker)
 

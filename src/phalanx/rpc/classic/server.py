@@ -14,7 +14,7 @@ from ...errors import InvalidMessage, UnsupportedArray
 from ...exception_text import message_of, type_name
 from ...wire.classic import calls as wire
 from ...wire.classic.calls import CallRequest, CallResponse
-from .messages import ClassicPeer, Messages
+from .messages import ClassicMessages, ClassicPeer
 from .pool import HandlerPool
 
 __all__ = ["ClassicServer", "Functions", "Handler"]
@@ -37,7 +37,7 @@ class ClassicServer:
     """
 
     def __init__(
-        self, backend: LaneBackend, messages: Messages, functions: Functions, workers: int, max_queue: int
+        self, backend: LaneBackend, messages: ClassicMessages, functions: Functions, workers: int, max_queue: int
     ) -> None:
         self._backend = backend
         self._messages = messages
