@@ -1,4 +1,4 @@
-"""ClassicMessages of remote calls on the classic wire: sent to and received from every rank, in order.
+"""Messages of remote calls on the classic wire: sent to and received from every rank, in order.
 
 They go over one ordered stream per pair of ranks, the backend's own. One thread per agent drives them (see `calls`). It
 never sends: sending may have to connect first, and meanwhile no answer could be received.
@@ -101,7 +101,7 @@ class ClassicMessages:
         """The agent's own thread, which drives this."""
         self._lock = threading.RLock()
         self._unsent: list[tuple[PendingTransfer, Callable[[BaseException], None] | None]] = []
-        """ClassicMessages that are being sent, and what to call if one cannot be."""
+        """Messages that are being sent, and what to call if one cannot be."""
         self._stopping = False
         self.lane.add_sleeper(self.waker)
 
