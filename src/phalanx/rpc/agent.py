@@ -24,7 +24,7 @@ from .context import current_call
 from .future import RpcFuture
 from .payload import FrameBody, encode_call
 from .registry import CREATE, Registry
-from .remote_object import RemoteObject
+from .remote_object import MethodCaller, RemoteObject
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -213,7 +213,9 @@ class Agent:
             link = self._connections.link_to(dst, deadline)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
-        return RemoteObject(self, link, name, self._call(link, name, CREATE, args, kwargs, timeout, None))
+        number = self._call(link, name, CREATE, args, kwargs, timeout, None)
+        caller = MethodCaller(self._call, self._call_async, self._acall, self._notify, self._registry)
+        return RemoteObject(caller, link, name, number)
 
     def join(self, *, timeout: float | None = None) -> None:
         """Serves until all ranks of the group have called this, so that no more calls can come.

@@ -5,66 +5,28 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import weakref
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from .caller import CallerLink
 from .registry import Registry
 
-__all__ = ["RemoteMethod", "RemoteObject"]
+__all__ = ["MethodCaller", "RemoteMethod", "RemoteObject"]
 
 
-class MethodCaller(Protocol):
-    """The agent, as far as the handle of an object needs it.
+class MethodCaller(NamedTuple):
+    """The agent's ways to make a call, for handles of objects.
 
-    Its methods take the link to the object's rank, the name of the method, the number of the object, and then what
-    `Agent.call` takes.
+    Each takes the link to the object's rank, the name of the method, the number of the object, and then what the method
+    of `Agent` takes that has its name.
     """
 
-    def _call(
-        self,
-        dst: CallerLink,
-        name: str,
-        target: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        returns: Any,
-    ) -> Any: ...
-
-    def _call_async(
-        self,
-        dst: CallerLink,
-        name: str,
-        target: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        returns: Any,
-    ) -> concurrent.futures.Future[Any]: ...
-
-    async def _acall(
-        self,
-        dst: CallerLink,
-        name: str,
-        target: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        returns: Any,
-    ) -> Any: ...
-
-    def _notify(
-        self,
-        dst: CallerLink,
-        name: str,
-        target: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-    ) -> None: ...
-
-    @property
-    def _registry(self) -> Registry: ...
+    call: Callable[..., Any]
+    call_async: Callable[..., concurrent.futures.Future[Any]]
+    acall: Callable[..., Awaitable[Any]]
+    notify: Callable[..., None]
+    registry: Registry
+    """The classes that are registered on this rank, for the types of results."""
 
 
 class RemoteObject:
@@ -79,10 +41,10 @@ class RemoteObject:
     ```
     """
 
-    __slots__ = ("__weakref__", "_agent", "_free", "_link", "_name", "_number")
+    __slots__ = ("__weakref__", "_caller", "_free", "_link", "_name", "_number")
 
-    def __init__(self, agent: MethodCaller, link: CallerLink, name: str, number: int) -> None:
-        self._agent = agent
+    def __init__(self, caller: MethodCaller, link: CallerLink, name: str, number: int) -> None:
+        self._caller = caller
         self._link = link
         self._name = name
         self._number = number
@@ -111,26 +73,26 @@ class RemoteMethod:
     def __call__(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """Calls the method and waits for its answer; as `Agent.call`."""
         remote, returns = self._object, self._type(returns)
-        return remote._agent._call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        return remote._caller.call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     def call_async(
         self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
         """As `Agent.call_async`."""
         remote, returns = self._object, self._type(returns)
-        return remote._agent._call_async(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        return remote._caller.call_async(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     async def acall(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """As `Agent.acall`."""
         remote, returns = self._object, self._type(returns)
-        return await remote._agent._acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        return await remote._caller.acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
 
     def _type(self, returns: Any) -> Any:
         """The type of the result: as asked for, else the annotation of the class, if it is registered here, too."""
         remote = self._object
-        return returns if returns is not None else remote._agent._registry.method_result_type(remote._name, self._name)
+        return returns if returns is not None else remote._caller.registry.method_result_type(remote._name, self._name)
 
     def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """As `Agent.notify`."""
         remote = self._object
-        remote._agent._notify(remote._link, self._name, remote._number, args, kwargs, timeout)
+        remote._caller.notify(remote._link, self._name, remote._number, args, kwargs, timeout)
