@@ -239,7 +239,7 @@ def mistakes(agent: Agent) -> None:
     stream = agent.call(1, "odd")
     assert next(stream) == 1
     assert isinstance(error_of(next, stream), RemoteError)
-    slow = agent.call(1, "count", 2, 0.6, timeout=0.2)
+    slow = agent.call(1, "count", 2, 3.0, timeout=1.0)
     assert next(slow) == 0
     error = error_of(next, slow)
     assert isinstance(error, Timeout)
