@@ -52,7 +52,7 @@ _OPS: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 DTYPES: Final = _DTYPES
 """The dtypes that can be reduced, by the core's numbers."""
 OPS: Final = (*_OPS, "mean")
-"""The reductions, by the numbers of the core's quick paths."""
+"""The reductions, by the numbers of the core's fast paths."""
 
 _ARITHMETIC: Final = ("sum", "prod", "min", "max")
 _BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum", "prod")}
@@ -114,7 +114,7 @@ def valid_ops(dtype: np.dtype[Any] | str) -> tuple[str, ...]:
 
 
 PLAIN: Final = "?bBhHiIlLqQefdFD"
-"""The dtypes, by NumPy's letters, that the core's quick paths take; cpp/bindings/express.cpp has the same order."""
+"""The dtypes, by NumPy's letters, that the core's fast paths take; cpp/bindings/fast_path.cpp has the same order."""
 
 
 @functools.cache

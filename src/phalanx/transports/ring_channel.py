@@ -99,12 +99,12 @@ class RingInbound(Inbound):
             stream.ring.resting = False
         finished = super()._advance()
         if isinstance(self.stream, InboundRing):
-            # Only where the next byte begins a frame may the quick way go on.
+            # Only where the next byte begins a frame may the fast path go on.
             self.stream.ring.resting = self._arrival is None and self._header is None and not self._head
         return finished
 
     def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
-        """Goes on with a message of which the quick way has received a part. Called with the lock held."""
+        """Goes on with a message of which the fast path has received a part. Called with the lock held."""
         view = _bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
@@ -178,7 +178,7 @@ class RingOutbound(Outbound):
         return self._queue
 
     def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:
-        """Goes on with a message of which the quick way has sent a part. Called with the lock held."""
+        """Goes on with a message of which the fast path has sent a part. Called with the lock held."""
         outgoing = OutgoingFrame([_bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)
