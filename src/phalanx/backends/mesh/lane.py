@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..._native import core, plain_arrays
 from ...deadline import Deadline
-from ...errors import ChannelClosed, PhalanxError, ProtocolError
+from ...errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
 from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound
 from ...transports.direct import outbound_over
@@ -153,10 +153,10 @@ class MeshLane(Lane):
         return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
 
     def check_members(self) -> None:
-        super().check_members()
         with self._guard:
             inbound = {c.stream.fd: c for c in self._inbound.values() if not c.ended}
             outbound = {c.stream.fd: c for c in self._outbound.values() if not c.ended}
+        super().check_members()  # only now: a lane that another thread ends has no channels left to look at
         poller = select.poll()
         for fd in (*inbound, *outbound):
             poller.register(fd, HUNG_UP)
@@ -171,7 +171,7 @@ class MeshLane(Lane):
                 outbound_over(outbound[fd], StreamEnded("the connection was closed by the other side"))
                 said.append(outbound[fd].last_word)
         # A member that said goodbye, or died, may have been done with its part.
-        if any(said) and self.error is not None:
+        if self.error is not None and (any(said) or not _is_death(self.error)):
             raise self.error
 
     def told(self, rank: int, last_word: bytes) -> PhalanxError:
@@ -253,3 +253,8 @@ class MeshLane(Lane):
     def _sends_by_ring(self, channel: RingOutbound, ring: RingOut) -> None:
         if self._fast_messages is not None:
             self._fast_messages.open_out(channel.dst, ring, channel, channel.queue)
+
+
+def _is_death(error: BaseException) -> bool:
+    """True if a process has ended; False if a rank has given up what it was doing."""
+    return isinstance(error, PeerLost) and not error.remote_traceback
