@@ -6,13 +6,11 @@ import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from phalanx.backends.mesh import lane as mesh_lane
 from phalanx.errors import Timeout
 from phalanx.group import Group
 from phalanx.testing.worlds import join, meeting_place
@@ -35,14 +33,16 @@ class EndsFirst:
             thread.join()
         self._guard.__enter__()
 
-    def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._guard.__exit__(*raised)
 
 
 @pytest.mark.parametrize("moment", ["before the channels are listed", "before they are polled"])
+@pytest.mark.usefixtures("nothing_left")
 def test_a_lane_that_ends_during_the_look_is_seen(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with meeting_place("mesh", 2, None) as place, ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(lambda rank: Group(join(place, rank, LIMIT)), range(2)))
+        backends = list(pool.map(lambda rank: join(place, rank, LIMIT), range(2)))
+        groups = [Group(backend) for backend in backends]
         try:
             for result in pool.map(lambda group: group.all_reduce(np.ones(3)), groups):
                 assert result[0] == 2.0
@@ -59,10 +59,11 @@ def test_a_lane_that_ends_during_the_look_is_seen(moment: str, monkeypatch: pyte
                     end()
                     return poll()
 
-                monkeypatch.setattr(mesh_lane.select, "poll", meddle)
+                monkeypatch.setattr(select, "poll", meddle)
             else:
                 lane._guard = EndsFirst(lane._guard, end)  # type: ignore[assignment]
             with pytest.raises(Timeout, match="given up"):
                 lane.check_members()
         finally:
-            list(pool.map(lambda group: group.close(), groups))
+            for part in (*groups, *backends):
+                part.close()
