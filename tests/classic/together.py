@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from tests.classic import plain_rank
 from tests.classic.plain_rank import LIMIT, Place, PlainRank
 
 import phalanx as px
+from phalanx.transports.tcp import free_port
 
 __all__ = ["Classic", "Seat", "free_place", "patience", "seats", "side_by_side"]
 
@@ -21,10 +21,8 @@ patience = 15.0
 
 
 def free_place() -> Place:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return "127.0.0.1", holder.getsockname()[1]
+    """A free port of loopback."""
+    return "127.0.0.1", free_port()
 
 
 def side_by_side(*calls: Callable[[], Any]) -> list[Any]:

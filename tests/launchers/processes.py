@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from phalanx.config import VARIABLES
+from phalanx.transports.tcp import free_port
 
 LIMIT = 60.0
 """Seconds that nothing here needs: a test that waits so long has failed."""
@@ -36,12 +36,11 @@ def clean_environment() -> dict[str, str]:
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for holder in holders:
-            holder.bind(("127.0.0.1", 0))
-        return [holder.getsockname()[1] for holder in holders]
+    """Free ports, all different."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -34,14 +34,6 @@ LOOPBACK = "127.0.0.1"
 # -- worlds ------------------------------------------------------------------------------------------------------------
 
 
-def free_port(host: str = LOOPBACK) -> int:
-    """A port that was free a moment ago."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 class Job:
     """What the launcher of one job tells its ranks: the directory's address, the master's, or neither."""
 

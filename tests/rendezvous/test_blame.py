@@ -24,14 +24,19 @@ def leave(peer: Stranger) -> None:
     peer.send(control.pack(control.Leave()))
 
 
+def announce(peer: Stranger) -> None:
+    peer.send(control.pack(control.Leaving()))
+
+
 @pytest.mark.parametrize(
     ("then", "rank", "words"),
     [
         (leave, 1, "it left before the others were done: rank 0: rank 1 is no longer there"),
+        (announce, 1, "it left before the others were done: rank 0: rank 1 is no longer there"),
         (Stranger.close, 1, "the connection was"),
         (lambda _: None, 0, "rank 1 is no longer there"),
     ],
-    ids=["leaves", "is lost", "stays"],
+    ids=["leaves", "is leaving", "is lost", "stays"],
 )
 def test_an_abort_overtakes_the_end_that_it_is_about(then: Callable[[Stranger], None], rank: int, words: str) -> None:
     causes: queue.SimpleQueue[EndCause] = queue.SimpleQueue()

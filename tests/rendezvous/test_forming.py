@@ -21,7 +21,6 @@ from tests.rendezvous.support import (
     check,
     directory,
     eventually,
-    free_port,
     lines_about,
     open_sockets,
     rank_hello,
@@ -33,6 +32,7 @@ from phalanx.backends import MeshBackend
 from phalanx.errors import AuthenticationFailed, RendezvousError, Timeout, WorldNotFormed
 from phalanx.rendezvous import join
 from phalanx.rendezvous.directory import Directory
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire import control
 from phalanx.wire.handshake import Rejected, Role

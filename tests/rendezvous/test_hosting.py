@@ -23,7 +23,6 @@ from tests.rendezvous.support import (
     check,
     directory,
     eventually,
-    free_port,
     rank_hello,
     ranks,
 )
@@ -33,6 +32,7 @@ from phalanx.rendezvous.control_link import READ_SIZE
 from phalanx.rendezvous.hosting.service import _Service, _ToHost
 from phalanx.rendezvous.hosting.start import HostedDirectory
 from phalanx.transports.stream import Stream
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire.handshake import Role
 from phalanx.wire.hosting import HostReader, Launchers, Log, Ready

@@ -17,7 +17,6 @@ from tests.rendezvous.support import (
     Silent,
     check,
     directory,
-    free_port,
     ranks,
 )
 
@@ -28,6 +27,7 @@ from phalanx.errors import ConfigError, MissingVariable, PeerLost, WorldNotForme
 from phalanx.rendezvous.addresses import interface_address
 from phalanx.rendezvous.join import dial
 from phalanx.transports.stream import ConnectionRefused
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire.handshake import Hello, Role
 

@@ -25,7 +25,6 @@ from tests.rendezvous.support import (
     check,
     directory,
     eventually,
-    free_port,
     lines_about,
     rank_hello,
     ranks,
@@ -38,6 +37,7 @@ from phalanx.errors import AuthenticationFailed, ConfigError, WorldNotFormed
 from phalanx.rendezvous.directory import Directory
 from phalanx.rendezvous.join import dial
 from phalanx.testing import run_ranks
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.lateness import bound
-from tests.rendezvous.support import LOOPBACK, Job, check, eventually, free_port, ranks
+from tests.rendezvous.support import LOOPBACK, Job, check, eventually, ranks
 
 from phalanx.deadline import Deadline
 from phalanx.errors import ConfigError, RendezvousError, WorldNotFormed
 from phalanx.rendezvous import token_file
 from phalanx.rendezvous.host import host_id, process_start
 from phalanx.rendezvous.token_file import JobFile, new_token, publish, wait_for
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 JOB = "0123456789abcdef"

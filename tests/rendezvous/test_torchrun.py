@@ -18,7 +18,6 @@ from tests.rendezvous.support import (
     Silent,
     check,
     eventually,
-    free_port,
     ranks,
 )
 
@@ -27,6 +26,7 @@ from phalanx.config import Launch, detect
 from phalanx.errors import ConfigError, MissingVariable
 from phalanx.rendezvous.addresses import CANDIDATES, directory_candidates
 from phalanx.rendezvous.directory import Directory
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 

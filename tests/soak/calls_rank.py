@@ -125,8 +125,8 @@ def pattern(number: int, size: int) -> np.ndarray[Any, Any]:
     return np.resize(np.frombuffer(number.to_bytes(8, "little") + b"phalanx", np.uint8), size)
 
 
-_numbers = itertools.count(1 << 40)
-"""Of calls that handlers make: apart from those of the threads."""
+_numbers = itertools.count(1)
+"""Of all calls that this process makes: one that nobody waits for any more may still run after all others."""
 
 
 # -- calls, and what must come of them -------------------------------------------------------------------------------
@@ -166,10 +166,9 @@ class Caller:
         victim: A rank that may be lost at any moment: then calls to it, or through it, may fail with that.
     """
 
-    def __init__(self, agent: Agent, seed: str, numbers: Iterator[int], findings: Findings, victim: int = -1) -> None:
+    def __init__(self, agent: Agent, seed: str, findings: Findings, victim: int = -1) -> None:
         self._agent = agent
         self._random = random.Random(seed)
-        self._numbers = numbers
         self._findings = findings
         self._victim = victim
         self._under_way: deque[Expected] = deque()
@@ -179,7 +178,7 @@ class Caller:
         kinds = (self._echo, self._array, self._nest, self._error, self._give_up, self._stream, self._note)
         (kind,) = self._random.choices(kinds, (45, 15, 10, 12, 8, 5, 5))
         try:
-            kind(self._random.randrange(self._agent.world_size), next(self._numbers))
+            kind(self._random.randrange(self._agent.world_size), next(_numbers))
         except PeerLost as error:
             self._lost("direct", time.monotonic(), error)
         while len(self._under_way) > self._random.randrange(BATCH):
@@ -323,10 +322,9 @@ class Caller:
 
 def _in_threads(agent: Agent, seed: str, findings: list[Findings], victim: int, more: Callable[[int], bool]) -> None:
     """Calls in some threads, each of them as long as `more(calls so far)` holds."""
-    numbers = itertools.count(1)
 
     def body(thread: int) -> None:
-        caller = Caller(agent, f"{seed}/{agent.rank}/{thread}", numbers, findings[thread], victim)
+        caller = Caller(agent, f"{seed}/{agent.rank}/{thread}", findings[thread], victim)
         try:
             for done in itertools.count():
                 if not more(done):

@@ -15,7 +15,6 @@ import os
 import queue
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from tests.soak.hostile_attacks import Fire, Situation, Target
 from tests.soak.hostile_watch import Watch, descriptors, listening_ports, resident, threads
 
 from phalanx.backends.mesh.world import PARKED
+from phalanx.transports.tcp import free_port
 
 SIZE = 4
 DEADLINE = 30.0
@@ -153,9 +153,7 @@ def processes() -> Iterator[list[Rank]]:
 
 def environment(token: bytes) -> dict[str, str]:
     """The variables of a world that meets on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     prefixes = ("PHALANX_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI")
     env = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import socket
 import tempfile
 import threading
 from collections import Counter
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from tests.torch_backend.support import TORCH, together
 
 from phalanx.testing import run_ranks
+from phalanx.transports.tcp import free_port
 from phalanx.transports.waker import _spare
 
 
@@ -187,10 +187,7 @@ def test_by_address() -> None:
         assert total() == 3.0
         dist.destroy_process_group()
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run_ranks(2, body, port, backend="mesh")
+    run_ranks(2, body, free_port(), backend="mesh")
 
 
 def test_the_token_of_the_job() -> None:

@@ -73,6 +73,9 @@ class ControlPlane:
         for rank in left:
             watcher.left(rank)
 
+    def announce_leaving(self) -> None:
+        """Says that this rank is about to close its world on purpose, before any of its channels is closed."""
+
     def unwatch(self, context: bytes) -> None:
         """Forgets a group."""
         with self._condition:

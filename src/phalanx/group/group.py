@@ -138,6 +138,8 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
                 self._messages.flush(Deadline(self._timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
+            if self._owns_backend and not isinstance(self._backend, SubBackend):
+                self._control.announce_leaving()
             self._release()
             self._closers.clear()
             self._fast_path = self._engine = None  # gives the segment back

@@ -142,6 +142,11 @@ class ControlClient:
                 answer = self._answers.pop(number)
             return KnownStatuses(answer)
 
+    def announce_leaving(self) -> None:
+        """Says that this rank is about to close its channels; returns once the word has left this process."""
+        self._send(say.Leaving())
+        self._flush()
+
     def leave(self) -> None:
         """Says goodbye and closes the connection. May be called twice."""
         self._leaving = True

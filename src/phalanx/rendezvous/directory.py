@@ -119,8 +119,8 @@ class Directory:
         self._state = _State.FORMING
         self._ranks: dict[int, _Rank] = {}
         self._gave_up: set[int] = set()
-        self._left: set[int] = set()
-        """The ranks that have left the world on purpose."""
+        self._leaving: set[int] = set()
+        """The ranks that are closing the world on purpose, and those that have left."""
         self._exited: dict[int, str] = {}
         """The ends of ranks' processes, as their launchers saw them."""
         self._waiting_is_due = False
@@ -310,6 +310,8 @@ class Directory:
             # What a rank says of itself counts only for the rank that it proved to be.
             entry.member = message.member if message.member.rank == rank else None
             self._check_complete(rank)
+        elif isinstance(message, say.Leaving):
+            self._note_leaving(rank)
         elif isinstance(message, say.Leave):
             self._farewell(rank)
         elif isinstance(message, say.Abort):
@@ -333,7 +335,7 @@ class Directory:
             self._tell_who_is_missing()
             return
         self._state = _State.FORMED
-        self._left.clear()
+        self._leaving.clear()
         if self._job_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._job_file)
@@ -358,14 +360,17 @@ class Directory:
         if self._state is _State.FORMING:
             self._give_up(rank)
             return
-        self._left.add(rank)
+        self._note_leaving(rank)
         self._tell_all(say.Left(rank))
-        if self._blaming is not None and self._blaming[1] == rank:
-            self._blame()
         self._check_all_gone()
         self._check_over()
         if not self._ranks and not self._one_world:
             self._state = _State.FORMING
+
+    def _note_leaving(self, rank: int) -> None:
+        self._leaving.add(rank)
+        if self._blaming is not None and self._blaming[1] == rank:
+            self._blame()
 
     def _give_up(self, rank: int) -> None:
         self._gave_up.add(rank)
@@ -398,12 +403,13 @@ class Directory:
         """A rank ends the world. All are told at once, but the rank to blame may be one that was done too soon."""
         cause = EndCause(rank, message.reason, message.traceback, aborted=True)
         peer = message.peer
-        if self._cause is not None or self._blaming is not None or (peer not in self._left and peer not in self._ranks):
+        is_known = peer in self._leaving or peer in self._ranks
+        if peer is None or not is_known or self._cause is not None or self._blaming is not None:
             self._end_world(cause)
             return
         self._tell_all(_describe(cause), but=rank)
         self._blaming = (cause, peer)
-        if peer in self._left:
+        if peer in self._leaving:
             self._blame()
         else:  # its goodbye may be on its way: it closed its channels first
             self._reactor.call_later(FAREWELL_WAIT, self._blame)
@@ -413,7 +419,7 @@ class Directory:
         if self._blaming is None:
             return
         (cause, peer), self._blaming = self._blaming, None
-        if peer in self._left:
+        if peer in self._leaving:
             cause = EndCause(peer, f"it left before the others were done: rank {cause.rank}: {cause.reason}")
         self._record(cause)
 

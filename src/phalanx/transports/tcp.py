@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import ipaddress
 import os
+import random
 import re
 import select
 import socket
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from ..config.options import TlsOptions
     from ..wire.hosting import Tls
 
-__all__ = ["connect", "is_loopback", "listen", "resolve", "route_to", "server_stream"]
+__all__ = ["connect", "free_port", "is_loopback", "listen", "resolve", "route_to", "server_stream"]
 
 BACKLOG = 1024
+UNASSIGNED = range(20_000, 32_000)
+"""Ports below those that Linux hands out."""
 
 
 def resolve(address: Address, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
@@ -68,6 +72,18 @@ def route_to(address: Address) -> str:
     raise NoConnection(f"there is no route to {address.host}: {reason}")
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port for another program to listen on soon.
+
+    It is none of those that the kernel gives to connections and listeners, so nobody gets it by chance meanwhile.
+    """
+    for port in random.SystemRandom().sample(UNASSIGNED, 100):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise ConfigError(f"100 ports of {host} were tried, and none is free")
+
+
 def listen(host: str, ports: range) -> socket.socket:
     """A listening socket on the first free port of `ports`. An empty host means all interfaces.
 
@@ -82,7 +98,8 @@ def listen(host: str, ports: range) -> socket.socket:
         for family, sockaddr in candidates:
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if port:  # not on a port of the kernel's choice: another such socket might take it from this one
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if not host else 1)
                 sock.bind(sockaddr)

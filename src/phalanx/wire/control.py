@@ -20,6 +20,7 @@ __all__ = [
     "Heartbeat",
     "Join",
     "Leave",
+    "Leaving",
     "Left",
     "Lost",
     "Member",
@@ -125,6 +126,10 @@ class Leave(Struct, frozen=True):
     """This rank closed its world on purpose."""
 
 
+class Leaving(Struct, frozen=True):
+    """This rank is about to close its channels, and then its world. Whoever misses it later misses it for that."""
+
+
 class Left(Struct, frozen=True):
     """Another rank closed its world on purpose."""
 
@@ -197,6 +202,7 @@ Message = (
     | Roster
     | Heartbeat
     | Leave
+    | Leaving
     | Left
     | Lost
     | Abort

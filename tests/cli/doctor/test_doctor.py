@@ -21,6 +21,7 @@ from phalanx import config
 from phalanx.cli.doctor import CHECKS, Finding, Severity, Situation, examine, launching, limits, memory, network
 from phalanx.cli.doctor import interfaces as host_network
 from phalanx.config import Options
+from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 pytestmark = pytest.mark.timeout(60)
@@ -92,11 +93,6 @@ def two_hosts(**more: str) -> config.Launch:
 def listener(port: int = 0, backlog: int = 8) -> Iterator[Address]:
     with socket.create_server(("127.0.0.1", port), backlog=backlog) as server:
         yield Address("127.0.0.1", server.getsockname()[1])
-
-
-def free_port() -> int:
-    with listener() as address:
-        return address.port
 
 
 def one(result: Finding | Any) -> Finding:

@@ -81,8 +81,15 @@ def test_a_rank_that_leaves_without_a_word_is_blamed_if_it_was_needed(run: Runne
     assert "phalanx: rank 2 failed: it left before the others were done (exit code 0)" in job.err
 
 
-def test_a_rank_that_closes_before_the_others_are_done_is_blamed(run: Runner) -> None:
-    job = run("-n", "3", run.script(WORLD.format(end="world.close(); sys.exit(0)")))
+SLOWLY = (
+    "from phalanx.backends.mesh.world import MeshWorld as W; close = W.close; "
+    "W.close = lambda *args: (time.sleep(1), close(*args)); "
+)
+
+
+@pytest.mark.parametrize("how", ["", SLOWLY], ids=["", "slowly"])
+def test_a_rank_that_closes_before_the_others_are_done_is_blamed(run: Runner, how: str) -> None:
+    job = run("-n", "3", run.script(WORLD.format(end=f"{how}world.close(); sys.exit(0)")))
     assert job.process.returncode == 1
     assert "phalanx: rank 2 failed: it left before the others were done (exit code 0)" in job.err
 

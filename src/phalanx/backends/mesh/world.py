@@ -198,6 +198,9 @@ class MeshWorld(ControlPlane):
         self._client.abort(reason, traceback, peer)
         super().abort(reason, traceback)
 
+    def announce_leaving(self) -> None:
+        self._client.announce_leaving()
+
     def break_group(self, context: bytes, error: PhalanxError) -> None:
         self._client.break_group(context, error)
 

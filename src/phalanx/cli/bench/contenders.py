@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from phalanx import config
 from phalanx.cli.run.plan import cores
 from phalanx.errors import ConfigError
+from phalanx.transports.tcp import free_port
 
 __all__ = [
     "MPIS",
@@ -52,12 +52,6 @@ class Missing(NamedTuple):
     reason: str
 
 
-def _free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
-
-
 def _oversubscribed(n: int) -> list[str]:
     return ["--map-by", ":OVERSUBSCRIBE"] if n > cores() else []
 
@@ -67,7 +61,7 @@ class Site:
     """The place where the ranks run. By default, all run on this machine."""
 
     master: str = "127.0.0.1"
-    port: Callable[[], int] = _free_port
+    port: Callable[[], int] = free_port
     interface: str = "lo"
     prefix: Callable[[int, int], list[str]] = field(default=lambda rank, n: [])
     """(rank, n) -> words to put before the command of a rank; mpirun gets those of rank 0."""
