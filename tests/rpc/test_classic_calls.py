@@ -806,7 +806,7 @@ def test_a_rank_that_closes_its_backend(kind: str) -> None:
         with pytest.raises(PeerLost):
             agent.call(1, "echo", timeout=patience)
         other._calls.messages.thread.join(patience)
-        assert not other._calls.messages.thread.is_alive(), "without its backend the agent has nothing to do"
+        assert not other._calls.messages.thread.is_alive, "without its backend the agent has nothing to do"
         with pytest.raises(px.errors.Closed):
             other.call(0, "echo")
         other.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from ...backends.base import LaneBackend
+from ...background_thread import BackgroundThread
 from ...deadline import Deadline
 from ...errors import Closed, InvalidMessage
 from ...wire.classic.calls import CallResponse
@@ -36,7 +36,7 @@ class ClassicCalls:
         self.client = ClassicClient(backend, self.messages, timeout, self._server.waiting)
         self._stopping = False
         self._dropped = False
-        self.messages.thread = threading.Thread(target=self._run, name="phalanx-agent", daemon=True)
+        self.messages.thread = BackgroundThread(self._run, "phalanx-agent")
         self.messages.listen()
         self.messages.thread.start()
 
@@ -123,9 +123,8 @@ class ClassicCalls:
         self._stopping = True
         self.messages.stop_listening()
         self.messages.waker.set()
-        thread = self.messages.thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(STOP_WAIT)
+        if self.messages.thread is not None:
+            self.messages.thread.join(STOP_WAIT)
         self.messages.withdraw_receives()
         self._release()
 

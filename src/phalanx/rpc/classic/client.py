@@ -118,7 +118,7 @@ class ClassicClient:
 
     def call(self, agent: object, dst: int, name: str, payload: Any, timeout: float | None) -> bytes:
         """See `ClassicAgent.call`."""
-        if threading.current_thread() is self._messages.thread:
+        if self._messages.in_own_thread:
             raise UsageError(
                 "a callback of a call cannot make another and wait for it, because it holds up the answers"
             )
@@ -200,7 +200,7 @@ class ClassicClient:
         """
         if call.done():
             yield
-        elif threading.current_thread() is self._messages.thread:
+        elif self._messages.in_own_thread:
             raise UsageError(f"{call}: a callback of a call cannot wait for it, because it holds up the answers")
         else:
             with self._waiting():

@@ -19,6 +19,7 @@ from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...backends.plain import AdaptedBackend
 from ...backends.polling import sleep
+from ...background_thread import BackgroundThread
 from ...deadline import Deadline
 from ...errors import InvalidMessage, NoConnection, UsageError
 from ...transports.mailbox import Envelope, PendingTransfer, Receive, Sink
@@ -97,7 +98,7 @@ class ClassicMessages:
         self.peers = [ClassicPeer(rank, lane_rank) for rank, lane_rank in enumerate(lane_ranks)]
         self.inbox: deque[tuple[ClassicPeer, Received]] = deque()
         self.waker = Waker()
-        self.thread: threading.Thread | None = None
+        self.thread: BackgroundThread | None = None
         """The agent's own thread, which drives this."""
         self._lock = threading.RLock()
         self._unsent: list[tuple[PendingTransfer, Callable[[BaseException], None] | None]] = []
@@ -182,11 +183,16 @@ class ClassicMessages:
         if self._keep(peer, receive, sink):
             self._listen(peer)
 
+    @property
+    def in_own_thread(self) -> bool:
+        """True if the caller is the agent's own thread."""
+        return self.thread is not None and self.thread.is_current
+
     def _keep(self, peer: ClassicPeer, receive: Receive, sink: _MessageSink) -> bool:
         """Puts a received message or an error into the inbox; False if no more will come."""
         refused = receive.error is not None and receive.error is sink.refused
         self.inbox.append((peer, sink.data if receive.error is None else receive.error))
-        if threading.current_thread() is not self.thread:
+        if not self.in_own_thread:
             self.waker.set()
         return receive.error is None or refused
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from ...background_thread import BackgroundThread
 from ...deadline import Deadline
 
 __all__ = ["HandlerPool"]
@@ -36,7 +37,7 @@ class HandlerPool(Generic[Item]):
         self._running = 0
         """Threads that run a handler, or are about to."""
         self._idle = 0
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[BackgroundThread] = set()
         self._closed = False
         self._mine = threading.local()
 
@@ -77,7 +78,7 @@ class HandlerPool(Generic[Item]):
     def join(self, deadline: Deadline) -> None:
         """Waits until the threads have ended."""
         with self._changed:
-            threads = self._threads - {threading.current_thread()}
+            threads = list(self._threads)
         for thread in threads:
             thread.join(deadline.remaining())
 
@@ -89,10 +90,9 @@ class HandlerPool(Generic[Item]):
             self._idle -= 1
             self._changed.notify()
         else:
-            thread = threading.Thread(target=self._work, name="phalanx-calls", daemon=True)
-            thread.start()
+            thread = BackgroundThread(self._work, "phalanx-calls").start()
             # Threads without work have ended. None removes itself, so that `join` sees its real end.
-            self._threads = {thread, *(other for other in self._threads if other.is_alive())}
+            self._threads = {thread, *(other for other in self._threads if other.is_alive)}
         self._running += 1
 
     def _work(self) -> None:
