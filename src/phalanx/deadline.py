@@ -9,10 +9,7 @@ import time
 from .arguments import as_seconds
 from .errors import UsageError
 
-__all__ = ["DEFAULT_TIMEOUT", "Deadline"]
-
-DEFAULT_TIMEOUT = 30.0
-"""Seconds that an operation has, where neither the caller nor its group says otherwise."""
+__all__ = ["Deadline"]
 
 _LONGEST_POLL = 2_000_000  # seconds; `select.poll` counts milliseconds in 32 bits
 

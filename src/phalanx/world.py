@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from .arguments import as_seconds, shown
-from .config import Launch, Options, backend_of_choice, detect, log_level, options_of
-from .deadline import DEFAULT_TIMEOUT, Deadline
+from .arguments import shown
+from .config import Launch, Options, backend_of_choice, detect, log_level, options_of, timeouts
+from .deadline import Deadline
 from .errors import ConfigError
 from .exception_text import describe, render_traceback
 from .rendezvous.error_codec import lost_peer
@@ -38,7 +38,7 @@ def init(
     master: str | Address | None = None,
     token: str | bytes | None = None,
     auth: Literal["token", "none"] = "token",
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     options: Options | None = None,
 ) -> Group:
     """Forms the world and returns the group of all its ranks.
@@ -55,7 +55,8 @@ def init(
         master: `"host:port"`, where rank 0 can be met.
         token: The job's secret; else `PHALANX_TOKEN`; else ranks on one host share one through a private file.
         auth: `"none"` is the only way to run without a token.
-        timeout: Seconds for forming the world, and the default of every operation.
+        timeout: Seconds for forming the world, and the default of every operation. Without it the world has 30 s to
+            form, and an operation as long as `PHALANX_TIMEOUT` says, or ten minutes.
         options: Everything else.
 
     Raises:
@@ -71,7 +72,6 @@ def init(
         raise ConfigError("auth='none' does not go with a token (leave one of them out)")
     if backend == "auto":
         backend = backend_of_choice()
-    timeout = as_seconds(timeout)
     resolved = options_of(options).resolve()
     with naming_limits():
         made = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
@@ -89,7 +89,7 @@ def _join(
     master: str | Address | None,
     token: str | bytes | None,
     auth: Literal["token", "none"],
-    timeout: float,
+    timeout: float | None,
     options: Options,
 ) -> LaneBackend:
     if backend == "mpi":
@@ -104,7 +104,7 @@ def _join(
     _apply_log_level(launch.rank)
     meeting = None
     if backend == "mesh" and launch.hosts_directory:
-        meeting = arrange(launch, auth=auth, options=options, deadline=Deadline(timeout))
+        meeting = arrange(launch, auth=auth, options=options, deadline=Deadline(timeouts(timeout).meeting))
     try:
         return _backend(backend, launch, auth, timeout, options, meeting)
     except BaseException:
@@ -130,7 +130,7 @@ def _backend(
     name: str,
     launch: Launch,
     auth: Literal["token", "none"],
-    timeout: float,
+    timeout: float | None,
     options: Options,
     meeting: Meeting | None,
 ) -> LaneBackend:

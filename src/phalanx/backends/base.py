@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..algorithms.classic import BarrierMessage, star_barrier
-from ..arguments import as_rank, as_seconds
+from ..arguments import as_rank
 from ..background_thread import BackgroundThread
-from ..config import Options
-from ..deadline import DEFAULT_TIMEOUT, Deadline
+from ..config import Options, Timeouts
+from ..deadline import Deadline
 from ..errors import Closed, SelfSend, UnsupportedOp
 from ..rendezvous.host import hostname
 from ..wire.classic.frames import BARRIER
@@ -24,7 +24,7 @@ from .lane_ports import LanePort
 from .ports import Accept, LinkPort
 from .raw_messages import RawMessages, bytes_of
 
-__all__ = ["DEFAULT_TIMEOUT", "Backend", "LaneBackend"]
+__all__ = ["Backend", "LaneBackend"]
 
 
 class Backend(ABC):
@@ -88,7 +88,7 @@ class LaneBackend(Backend):
     Args:
         world_ranks: The world rank of each of this backend's ranks.
         context: The identity of this set of ranks.
-        timeout: The default for every operation, in seconds.
+        timeouts: The seconds that operations, and goodbyes, have by default.
     """
 
     topology: Literal["full", "star"] = "full"
@@ -107,7 +107,7 @@ class LaneBackend(Backend):
         control: ControlPlane,
         *,
         context: bytes,
-        timeout: float,
+        timeouts: Timeouts,
         options: Options | None = None,
     ) -> None:
         self._rank = rank
@@ -115,7 +115,10 @@ class LaneBackend(Backend):
         """The world rank of each of this backend's ranks."""
         self.control = control
         self.context = context
-        self.timeout = as_seconds(timeout)
+        self.timeout = timeouts.operation
+        """The default of every operation, in seconds."""
+        self.meeting_timeout = timeouts.meeting
+        """Seconds for the goodbyes at the end."""
         self.options = options or Options()
         self.hosts: tuple[str, ...] = (hostname(),) * len(self.world_ranks)
         """The host name of each rank."""

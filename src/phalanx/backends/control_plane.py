@@ -34,6 +34,9 @@ class Watcher(Protocol):
     def status(self, sequence: int = 0) -> OperationStatus:
         """This rank's operation in the group: the current one, or its collective of that number."""
 
+    def look_for_long_waits(self) -> None:
+        """Speaks of an operation that waits for a rank for long. Called about once a second; must not wait."""
+
 
 class ControlPlane:
     """A process's knowledge of its world: lost ranks, ranks that left, broken groups.
@@ -176,6 +179,11 @@ class ControlPlane:
         watcher = reference() if reference is not None else None
         if watcher is not None:
             watcher.fail(error)
+
+    def on_beat(self) -> None:
+        """Handles that about a second has passed."""
+        for watcher in self._alive():
+            watcher.look_for_long_waits()
 
     def on_directory_lost(self, reason: str) -> None:
         """Handles that the directory has gone without giving a reason."""

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..arguments import shown
 from ..background_thread import BackgroundThread
+from ..config import timeouts
 from ..deadline import Deadline
 from ..errors import PeerLost, PhalanxError, Timeout, UsageError
 from ..transports.channel import Inbound
 from ..transports.mailbox import Envelope, Mailbox, PendingTransfer
 from ..transports.stream import Buffer
 from ..wire.frames import HEADER_SIZE, FrameKind, pack_header, parse_header
-from .base import DEFAULT_TIMEOUT, Backend, LaneBackend
+from .base import Backend, LaneBackend
 from .bounded_set import BoundedSet
 from .contexts import WORLD_CONTEXT, derive_context
 from .control_plane import ControlPlane
@@ -58,7 +59,7 @@ class AdaptedBackend(LaneBackend):
     def __init__(self, backend: Backend) -> None:
         size = backend.world_size
         super().__init__(
-            backend.rank, range(size), ControlPlane(backend.rank), context=WORLD_CONTEXT, timeout=DEFAULT_TIMEOUT
+            backend.rank, range(size), ControlPlane(backend.rank), context=WORLD_CONTEXT, timeouts=timeouts(None)
         )
         self._plain = backend
         self._mailboxes: dict[bytes, Mailbox] = {}

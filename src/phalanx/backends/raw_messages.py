@@ -99,3 +99,6 @@ class RawMessages:
     def status(self, sequence: int = 0) -> OperationStatus:
         """An empty status: raw messages keep no journal."""
         return OperationStatus("", 0, 0, "", False, float("inf"))
+
+    def look_for_long_waits(self) -> None:
+        """Does nothing: a receive may wait for a message as long as the program likes."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from ..arguments import as_world_size
+from ..config import timeouts
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PhalanxError
 from ..rendezvous.control import KnownStatuses
@@ -15,7 +16,7 @@ from ..transports.mailbox import Envelope, PendingTransfer
 from ..transports.stream import Buffer
 from ..wire.control import Statuses as StatusesMessage
 from ..wire.frames import FrameKind
-from .base import DEFAULT_TIMEOUT, LaneBackend
+from .base import LaneBackend
 from .contexts import WORLD_CONTEXT
 from .control_plane import ControlPlane
 from .lane import Lane, payload_size
@@ -143,15 +144,15 @@ class SimulatedBackend(LaneBackend):
 
     self_send = True
 
-    def __init__(self, rank: int, world: _SimulatedWorld, *, timeout: float) -> None:
+    def __init__(self, rank: int, world: _SimulatedWorld, *, timeout: float | None) -> None:
         self._world = world
         size = len(world.planes)
-        super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeout=timeout)
+        super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeouts=timeouts(timeout))
         # A message may come before the receiver's first call, so the lane must be there.
         self.raw_messages()
 
     @classmethod
-    def create_group(cls, world_size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[SimulatedBackend]:
+    def create_group(cls, world_size: int, *, timeout: float | None = None) -> list[SimulatedBackend]:
         """All ranks of a new world, in order.
 
         Raises:

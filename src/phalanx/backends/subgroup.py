@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..arguments import as_rank, as_ranks
+from ..config import Timeouts
 from ..errors import InvalidRank, InvalidWorldSize
 from .base import Backend, LaneBackend
 from .lane import Lane
@@ -66,7 +67,7 @@ class SubBackend(LaneBackend):
             [lanes.world_ranks[member] for member in chosen],
             lanes.control,
             context=lanes.next_context("sub", tuple(chosen)),
-            timeout=lanes.timeout,
+            timeouts=Timeouts(lanes.timeout, lanes.meeting_timeout),
             options=lanes.options,
         )
         self.hosts = tuple(lanes.hosts[member] for member in chosen)

@@ -18,12 +18,14 @@ from .environment import (
 )
 from .options import Options, TlsOptions, options_of
 from .reader import adopt
+from .timeouts import Timeouts, timeouts
 from .variables import VARIABLES, Variable
 
 __all__ = [
     "VARIABLES",
     "Launch",
     "Options",
+    "Timeouts",
     "TlsOptions",
     "Variable",
     "adopt",
@@ -37,6 +39,7 @@ __all__ = [
     "runtime_dir",
     "snapshot",
     "started_as",
+    "timeouts",
     "torch_hooks_wanted",
     "unknown_variables",
 ]

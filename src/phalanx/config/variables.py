@@ -37,6 +37,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_DIRECTORY", _RUN, "host:port where the launcher hosts the directory", "rank 0 hosts it"),
     Variable("PHALANX_RUN_ID", _RUN, "a name that all ranks of the job share and no other job has", "see the launcher"),
     Variable("PHALANX_BACKEND", _USER, "what init() uses if the program does not say: mesh, tcp or mpi", "mesh"),
+    Variable("PHALANX_TIMEOUT", _USER, "seconds that an operation has, where the program does not say", "600"),
     # -- options -----------------------------------------------------------------------------------------------------
     Variable("PHALANX_INTERFACE", _USER, "name or address of the interface that peers use", "the way to the master"),
     Variable("PHALANX_PORT_RANGE", _USER, "ports that listeners may take, as 20000-20100; 0 is any", "any"),

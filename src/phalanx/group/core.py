@@ -18,6 +18,7 @@ from ..rendezvous.control import KnownStatuses
 from ..wire import codec
 from .health import Health
 from .tracking.journal import Journal, describe
+from .tracking.long_waits import LongWaits
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
@@ -59,7 +60,8 @@ class GroupCore:
         self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
         self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
-        self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal)
+        long_waits = LongWaits(self._journal, self._control, self._context, backend.world_ranks)
+        self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal, long_waits)
         self._control.watch(self._context, self._health)
         self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
         # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
@@ -209,6 +211,8 @@ class GroupCore:
         trouble = self._control.trouble
         if trouble is not None:
             lines.append(f"  this rank, {self._world_rank}, cannot accept connections: {trouble}")
+        if deadline.seconds == self._timeout:  # not the caller's own choice
+            lines.append("  (if they need longer: timeout= of the call or of init(), or PHALANX_TIMEOUT)")
         names = [self.members[rank] for rank in missing]
         head += f"; {'missing' if sequence is not None else 'waiting for'}: {', '.join(map(str, names))}"
         return Timeout(

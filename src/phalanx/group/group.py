@@ -135,7 +135,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
             self._closed = True
         try:
             if self._health.cause is None and not self._backend.is_unusable:
-                self._messages.flush(Deadline(self._timeout))
+                self._messages.flush(Deadline(self._backend.meeting_timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
             if self._owns_backend and not isinstance(self._backend, SubBackend):

@@ -8,6 +8,7 @@ from ..backends.lane import Lane
 from ..errors import PhalanxError
 from ..wire.control import OperationStatus
 from .tracking.journal import Journal
+from .tracking.long_waits import LongWaits
 
 __all__ = ["Health"]
 
@@ -19,14 +20,18 @@ class Health:
         world_ranks: The world rank of each member.
         lanes: The group's lanes, which break with it.
         journal: What this rank is doing in the group.
+        long_waits: Speaks of collectives that wait for long.
     """
 
-    def __init__(self, world_ranks: tuple[int, ...], lanes: tuple[Lane, ...], journal: Journal) -> None:
+    def __init__(
+        self, world_ranks: tuple[int, ...], lanes: tuple[Lane, ...], journal: Journal, long_waits: LongWaits
+    ) -> None:
         self.world_ranks = world_ranks
         self.cause: PhalanxError | None = None
         """The first cause of failure; None while the group works."""
         self._lanes = lanes
         self._journal = journal
+        self._long_waits = long_waits
         self._lock = threading.RLock()
 
     def fail(self, error: PhalanxError) -> None:
@@ -43,6 +48,11 @@ class Health:
         member = self.world_ranks.index(rank)
         for lane in self._lanes:
             lane.left(member)
+
+    def look_for_long_waits(self) -> None:
+        """Speaks of a collective that waits for a rank for long. Called about once a second; does not wait."""
+        if self.cause is None:
+            self._long_waits.look()
 
     def status(self, sequence: int = 0) -> OperationStatus:
         """Tells what this rank is doing in the group, or did as its collective of that number."""

@@ -39,6 +39,9 @@ class ControlEvents(Protocol):
     def on_directory_lost(self, reason: str) -> None:
         """The directory went away without a word."""
 
+    def on_beat(self) -> None:
+        """A heartbeat is due."""
+
     def status(self, context: bytes | None, sequence: int = 0) -> say.OperationStatus:
         """The status of this rank in a group (None for any), or at its collective of that number."""
 
@@ -212,6 +215,7 @@ class ControlClient:
     def _beat(self) -> None:
         if not self.link.closed:
             self.link.send(say.Heartbeat(self._events.status(None)))
+            self._events.on_beat()
             self._reactor.call_later(self._options.heartbeat, self._beat)
 
 

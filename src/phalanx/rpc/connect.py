@@ -339,6 +339,9 @@ class _LossWatcher:
         """Remote calls are not collectives: there is never one to report."""
         return _IDLE
 
+    def look_for_long_waits(self) -> None:
+        """Does nothing: a call may wait for an answer as long as its caller likes."""
+
 
 class _DialTurn:
     """One thread's right to connect to a rank, from when it is given until `over` is set.

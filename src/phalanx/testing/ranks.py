@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..arguments import as_ranks, shown
-from ..backends.base import DEFAULT_TIMEOUT
 from ..backends.simulated import SimulatedBackend
 from ..config import Options
 from ..errors import InvalidRank, UsageError
@@ -18,6 +17,9 @@ from .threads import run_threads
 from .worlds import Factory
 
 __all__ = ["run_ranks"]
+
+LONGEST_OPERATION = 30.0
+"""Seconds that an operation of a test has at most, unless the test says otherwise."""
 
 
 def run_ranks(
@@ -64,7 +66,7 @@ def run_ranks(
         may_die = as_ranks(may_die, n, "may_die")
     except InvalidRank:
         raise UsageError(f"may_die={shown(may_die)} is not valid (expected ranks from 0 to {n - 1})") from None
-    patience = min(DEFAULT_TIMEOUT, timeout / 2)
+    patience = min(LONGEST_OPERATION, timeout / 2)
     if not isinstance(backend, str) or backend != "simulated":
         return run_processes(
             n, fn, args, backend=backend, timeout=timeout, patience=patience, options=options, env=env, may_die=may_die

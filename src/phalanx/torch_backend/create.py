@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..backends.base import DEFAULT_TIMEOUT, LaneBackend
+from ..backends.base import LaneBackend
 from ..backends.mesh.backend import MeshBackend
 from ..backends.simulated import SimulatedBackend
-from ..config import Launch, Options
+from ..config import Launch, Options, timeouts
 from ..deadline import Deadline
 from ..errors import PhalanxError
 from ..group import Group
@@ -51,7 +51,7 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
     """
     functional.register()
     timeout = options.timeout
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeouts(None).operation
     rank, size = options.group_rank, options.group_size
     try:
         parent = _parent(list(options.global_ranks_in_group))

@@ -92,6 +92,8 @@ class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
     running: bool
     seconds: float
     """Since it began (running) or ended."""
+    at: str = ""
+    """Where the program is, if no operation runs."""
 
 
 class Join(Struct, frozen=True):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algorithms.classic import BarrierMessage, ring_barrier
-from ...arguments import as_rank, as_seconds, as_world_size, shown
-from ...config import Launch, Options, detect, four_variables, options_of
+from ...arguments import as_rank, as_world_size, shown
+from ...config import Launch, Options, Timeouts, detect, four_variables, options_of, timeouts
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..base import LaneBackend
 from ..classic.lane import open_classic_lane
 from ..classic.world import CLASSIC_BIND, ClassicWorld, Peers, as_peers
 from ..contexts import WORLD_CONTEXT
@@ -42,7 +42,8 @@ class MeshBackend(LaneBackend):
         bind_addr: Classic wire only: where this rank listens for its peers, as `"host:port"`.
         peers: Classic wire only: `"ferrotorch"` if some ranks are ferrotorch's. Then nothing but its own bytes goes
             over the wire, and the collectives of a group are its own (see docs/classic-wire.md).
-        timeout: For forming the world, and the default of every operation.
+        timeout: Seconds for forming the world, and the default of every operation; without it 30 s to form, and what
+            `PHALANX_TIMEOUT` says, or ten minutes, for an operation.
 
     Raises:
         InvalidRank, InvalidWorldSize: `rank` or `world_size` is not valid.
@@ -60,10 +61,10 @@ class MeshBackend(LaneBackend):
         auth: Literal["token", "none"] = "token",
         bind_addr: str | Address | None = None,
         peers: Peers = "phalanx",
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | None = None,
         options: Options | None = None,
     ) -> None:
-        options, timeout = options_of(options), as_seconds(timeout)
+        options, times = options_of(options), timeouts(timeout)
         if not isinstance(wire, str):
             raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
         peers = as_peers(peers)
@@ -74,8 +75,8 @@ class MeshBackend(LaneBackend):
                 raise ConfigError("the classic wire has neither token nor TLS (use wire='phalanx')")
             world_size = as_world_size(world_size, 2)
             rank = as_rank(rank, world_size)
-            connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(timeout))
-            self._start(ClassicWorld(rank, world_size, connected, options, peers), timeout)
+            connected = form_mesh(rank, world_size, master, bind_addr or CLASSIC_BIND, Deadline(times.meeting))
+            self._start(ClassicWorld(rank, world_size, connected, options, peers), times)
         elif wire == "phalanx":
             if peers != "phalanx":
                 raise ConfigError(f"peers={peers!r} belongs to the classic wire (use wire='classic')")
@@ -84,7 +85,7 @@ class MeshBackend(LaneBackend):
                     "bind_addr belongs to the classic wire (use options.interface and options.port_range)"
                 )
             launch = detect(rank=rank, world_size=world_size, master=master, token=token)
-            self._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options), timeout)
+            self._start(MeshWorld(launch, auth=auth, timeout=times.meeting, options=options), times)
         else:
             raise ConfigError(f"wire={shown(wire)} is not valid (expected 'phalanx' or 'classic')")
 
@@ -97,7 +98,7 @@ class MeshBackend(LaneBackend):
         auth: Literal["token", "none"] = "token",
         bind_addr: str | Address | None = None,
         peers: Peers = "phalanx",
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | None = None,
         options: Options | None = None,
     ) -> MeshBackend:
         """The backend of the rank that `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE` describe.
@@ -127,7 +128,7 @@ class MeshBackend(LaneBackend):
         launch: Launch,
         *,
         auth: Literal["token", "none"],
-        timeout: float,
+        timeout: float | None,
         options: Options,
         meeting: Meeting | None = None,
     ) -> MeshBackend:
@@ -136,21 +137,22 @@ class MeshBackend(LaneBackend):
         Args:
             meeting: Where the ranks meet, if that was arranged by other means; the backend closes it.
         """
+        times = timeouts(timeout)
         backend = cls.__new__(cls)
-        backend._start(MeshWorld(launch, auth=auth, timeout=timeout, options=options, meeting=meeting), timeout)
+        backend._start(MeshWorld(launch, auth=auth, timeout=times.meeting, options=options, meeting=meeting), times)
         return backend
 
-    def _start(self, world: MeshWorld | ClassicWorld, timeout: float) -> None:
+    def _start(self, world: MeshWorld | ClassicWorld, times: Timeouts) -> None:
         self.world = world
         self.peers = world.peers if isinstance(world, ClassicWorld) else "phalanx"
         super().__init__(
-            world.rank, range(world.size), world, context=WORLD_CONTEXT, timeout=timeout, options=world.options
+            world.rank, range(world.size), world, context=WORLD_CONTEXT, timeouts=times, options=world.options
         )
         self.hosts = tuple(member.hostname for member in world.roster)
         self.host_ids = tuple(member.host_id for member in world.roster)
         self.memory_ids = tuple(member.memory for member in world.roster)
         self.raw_messages()  # a message may come before the first call
-        self._close_when_dropped(functools.partial(self.world.close, timeout))
+        self._close_when_dropped(functools.partial(self.world.close, times.meeting))
 
     def barrier_messages(self) -> Sequence[BarrierMessage]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
@@ -170,7 +172,7 @@ class MeshBackend(LaneBackend):
         return super().open_port(context, number, ranks, accept)
 
     def _close(self) -> None:
-        self.world.close(self.timeout)
+        self.world.close(self.meeting_timeout)
 
     def after_fork_in_child(self, parent_pid: int) -> None:
         super().after_fork_in_child(parent_pid)

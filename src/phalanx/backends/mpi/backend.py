@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Literal
 
-from ...arguments import as_seconds
-from ...config import Launch, Options, options_of, started_as
+from ...config import Launch, Options, options_of, started_as, timeouts
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
-from ..base import DEFAULT_TIMEOUT, LaneBackend
+from ..base import LaneBackend
 from ..contexts import WORLD_CONTEXT, derive_context
 from ..control_plane import ControlPlane
 from ..lane import Lane
@@ -35,7 +34,8 @@ class MpiBackend(LaneBackend):
     authenticated connections. Rank 0 sends their address and token over MPI: nothing has to be configured.
 
     Args:
-        timeout: For forming the world, and the default of every operation.
+        timeout: Seconds for forming the world, and the default of every operation; without it 30 s to form, and what
+            `PHALANX_TIMEOUT` says, or ten minutes, for an operation.
         options: As for `phalanx.init`.
         master: Where on rank 0 the control plane listens, as `"host:port"`. None: where it is found by itself.
         token: Of the control plane; a fresh one if it is not given.
@@ -50,13 +50,13 @@ class MpiBackend(LaneBackend):
     def __init__(
         self,
         *,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | None = None,
         options: Options | None = None,
         master: str | Address | None = None,
         token: str | bytes | None = None,
         auth: Literal["token", "none"] = "token",
     ) -> None:
-        options, timeout = options_of(options), as_seconds(timeout)
+        options, times = options_of(options), timeouts(timeout)
         if auth not in ("token", "none"):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
         if auth == "none" and token is not None:
@@ -67,7 +67,7 @@ class MpiBackend(LaneBackend):
             raise ConfigError("on MPI the algorithms are MPI's own (leave algorithm out, or use backend='mesh')")
         self.mpi = load_mpi()
         _check_launcher(self.mpi)
-        deadline = Deadline(timeout)
+        deadline = Deadline(times.meeting)
         self._comms = communicators(self.mpi, deadline)
         world = self._comms.world
         rank, size = world.rank, world.size
@@ -103,7 +103,7 @@ class MpiBackend(LaneBackend):
             control = self.world = MeshWorld(
                 launch, auth=auth, timeout=deadline.remaining(), options=options, meeting=meeting
             )
-        super().__init__(rank, range(size), control, context=context, timeout=timeout, options=options)
+        super().__init__(rank, range(size), control, context=context, timeouts=times, options=options)
         self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
         self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
         self.engine_context = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
@@ -135,7 +135,7 @@ class MpiBackend(LaneBackend):
             lane.close()
         if world is not None:
             with self.messages.kept_moving():
-                world.close(self.timeout)
+                world.close(self.meeting_timeout)
         self.messages.close()
         self._comms.in_use = lost
 

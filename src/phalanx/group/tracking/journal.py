@@ -13,6 +13,7 @@ from ..._native import dtype_of_code
 from ...wire.control import OperationStatus
 from . import call_site
 from .call import CollectiveCall, name_of_call
+from .whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from ..._core import Recorder
@@ -165,12 +166,13 @@ class Journal:
         last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
         number, fingerprint = (last_begun.sequence, last_begun.fingerprint) if last_begun is not None else (0, 0)
         if not entries:
-            return OperationStatus("", number, fingerprint, "", False, 0.0)
+            return OperationStatus("", number, fingerprint, "", False, 0.0, whereabouts())
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
             return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
-        return OperationStatus(last.full_name, number, fingerprint, last.site, False, now - (last.ended or now))
+        seconds = now - (last.ended or now)
+        return OperationStatus(last.full_name, number, fingerprint, last.site, False, seconds, whereabouts())
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
@@ -194,8 +196,9 @@ def _on(dtype: str, shape: tuple[int, ...]) -> str:
 
 def describe(status: OperationStatus | None) -> str:
     """A status in words, to follow "rank 3"."""
+    at = f"; it is at {status.at}" if status is not None and status.at else ""
     if status is None or not status.operation:
-        return "has not called any operation of this group"
+        return f"has not called any operation of this group{at}"
     if status.running:
         return f"is in {status.operation} at {status.site} for {status.seconds:.1f} s"
-    return f"is in no operation; it finished {status.operation} at {status.site} {status.seconds:.1f} s ago"
+    return f"is in no operation; it finished {status.operation} at {status.site} {status.seconds:.1f} s ago{at}"

@@ -1,0 +1,32 @@
+"""The line of the program that this rank is at, for the others that wait for it."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+__all__ = ["whereabouts"]
+
+_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PHALANX = f"{Path(__file__).parents[2]}/"
+
+
+def whereabouts() -> str:
+    """Where the main thread is: the innermost line of the user's own files, else of any library; "" if unknown.
+
+    Called in another thread. What the main thread does in C has no line of its own: it is the call's.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    found = frame or innermost
+    if found is None:
+        return ""
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((_PHALANX, *_INSTALLED, "<frozen"))
