@@ -33,7 +33,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 # -- environment variables -------------------------------------------------------------------------------------------
 
 SECTIONS = {
-    "job": ("PHALANX_TOKEN", "PHALANX_BACKEND"),
+    "job": ("PHALANX_TOKEN", "PHALANX_TIMEOUT"),
     "options": ("PHALANX_INTERFACE", "PHALANX_LOG"),
     "torchrun": ("RANK", "TORCHELASTIC_USE_AGENT_STORE"),
     "torch": ("TORCH_FR_BUFFER_SIZE", "TORCH_DIST_NAN_CHECK"),
