@@ -37,7 +37,7 @@ The first rank to fail ends all, and its exit code is the launcher's (128 and th
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    if value == "auto":
+    if value in ("auto", "cpu"):
         return cores()
     if not (value.isascii() and value.isdigit() and int(value) > 0):
         raise click.BadParameter(f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)")
@@ -77,6 +77,8 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option(
     "-n",
     "--nproc",
+    "--nproc-per-node",
+    "--nproc_per_node",
     "ranks",
     metavar="N|auto",
     default="1",
@@ -84,11 +86,17 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     callback=_count,
     help="Ranks on this node; auto: one per core.",
 )
-@click.option("-m", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
+@click.option("-m", "--module", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
+@click.option("--no-python", "--no_python", is_flag=True, help="Run a program of another kind instead of a script.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0.")
+@click.option(
+    "--node-rank", "--node_rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0."
+)
 @click.option(
     "--master",
+    "--rdzv-endpoint",
+    "--rdzv_endpoint",
+    "master",
     metavar="HOST:PORT",
     callback=_master,
     help="Node 0 and a free port there: the ranks' MASTER_ADDR and MASTER_PORT.",
@@ -113,6 +121,14 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="Copy each rank's output to files there."
 )
 @click.option(
+    "--max-restarts",
+    "--max_restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Start all ranks again after a failure, so many times.",
+)
+@click.option(
     "--grace",
     type=click.FloatRange(0),
     default=5.0,
@@ -134,12 +150,14 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 def command(
     ranks: int,
     module: bool,
+    no_python: bool,
     nnodes: int,
     node_rank: int,
     master: Address | None,
     directory_port: int | None,
     token_file: Path | None,
     log_dir: Path | None,
+    max_restarts: int,
     grace: float,
     no_prefix: bool,
     extra: dict[str, str],
@@ -148,11 +166,13 @@ def command(
 ) -> None:
     """Start SCRIPT (or a MODULE) on several ranks, and end all of them when one fails."""
     base = config.inherited()
+    _refuse_misplaced(arguments)
     try:
         plan = RunPlan(
             target=target,
             arguments=tuple(arguments),
             module=module,
+            python=not no_python,
             ranks=ranks,
             nodes=nnodes,
             node=node_rank,
@@ -160,6 +180,7 @@ def command(
             directory_port=directory_port,
             token=_token(token_file, several_nodes=nnodes > 1),
             log_dir=log_dir,
+            max_restarts=max_restarts,
             grace=grace,
             prefix=not no_prefix,
             extra=extra,
@@ -168,6 +189,24 @@ def command(
         raise click.UsageError(str(error)) from None
     colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
     sys.exit(launch(plan, base=base, options=config.Options.from_env(), colour=colour))
+
+
+_ABOUT_RANKS = ("-n", "--nproc", "--nproc-per-node", "--nproc_per_node")
+
+
+def _refuse_misplaced(arguments: Sequence[str]) -> None:
+    """Refuses a number of ranks behind the script, unless one was given before it: it would be the script's, silently.
+
+    Raises:
+        click.UsageError: There is one.
+    """
+    source = click.get_current_context().get_parameter_source("ranks")
+    found = next((word for word in arguments if word.partition("=")[0] in _ABOUT_RANKS), None)
+    if found is not None and source is click.core.ParameterSource.DEFAULT:
+        raise click.UsageError(
+            f"{found} stands behind the script, so the script would get it, and there would be one rank (put it before "
+            "the script; if it is the script's own, say -n 1 before the script)"
+        )
 
 
 def _token(file: Path | None, *, several_nodes: bool) -> bytes | None:

@@ -29,10 +29,11 @@ def rank_environment(
     token: bytes,
     run_id: str,
     cores: int,
+    restarts: int = 0,
 ) -> dict[str, str]:
     """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
 
-    The `cores` of this node are shared among its ranks.
+    The `cores` of this node are shared among its ranks. `restarts`: how often they were started before.
     """
     rank = plan.first_rank + local_rank
     # By default each rank would start as many threads as there are cores, and they would get in each other's way.
@@ -55,8 +56,8 @@ def rank_environment(
         "MASTER_ADDR": master.host,
         "MASTER_PORT": str(master.port),
         "TORCHELASTIC_RUN_ID": _job_id(token),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
         MARK: run_id,

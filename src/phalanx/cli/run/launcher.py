@@ -36,7 +36,7 @@ def new_token() -> str:
 
 
 def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
-    """Runs a job on this node until its end.
+    """Runs a job on this node until its end, again and again if it fails and `plan.max_restarts` allows it.
 
     It acts on signals and reaps every child of this process, so it must run in the main thread of a process of its own.
 
@@ -53,6 +53,17 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
         ConfigError: The job could not be started.
     """
     _open_standard_descriptors()
+    for restarts in range(plan.max_restarts):
+        code, failed = _attempt(plan, restarts, base=base, options=options, colour=colour)
+        if not failed:
+            return code
+    return _attempt(plan, plan.max_restarts, base=base, options=options, colour=colour)[0]
+
+
+def _attempt(
+    plan: RunPlan, restarts: int, *, base: Mapping[str, str], options: Options, colour: bool
+) -> tuple[int, bool]:
+    """Runs the job once: its exit code, and whether it failed by itself, not by a signal to the launcher."""
     token = plan.token or new_token().encode()
     run_id = new_run_id(secrets.token_hex(16), base)
     with contextlib.ExitStack() as stack:
@@ -62,7 +73,8 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
         stack.enter_context(_logs_to(mailbox))
         writer = OutputWriter(mailbox.wake)
         stack.callback(writer.close)
-        console = Console(writer, prefix=plan.prefix, colour=colour, log_dir=plan.log_dir)
+        log_dir = plan.log_dir / f"restart-{restarts}" if plan.log_dir is not None and restarts else plan.log_dir
+        console = Console(writer, prefix=plan.prefix, colour=colour, log_dir=log_dir)
         stack.callback(console.close)
         stack.callback(writer.close)
         master = plan.master or Address(LOOPBACK, 0)
@@ -87,6 +99,7 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
                 token=token,
                 run_id=run_id,
                 cores=available,
+                restarts=restarts,
             )
             rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
             outputs[rank] = (
@@ -103,7 +116,10 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
             mailbox=mailbox,
             signals=signals,
         )
-        return supervisor.run()
+        code = supervisor.run()
+        if supervisor.failed and restarts < plan.max_restarts:
+            console.err.say(f"phalanx: starting all ranks again ({restarts + 1} of {plan.max_restarts} times)")
+        return code, supervisor.failed
 
 
 def _open_world(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class RunPlan:
     arguments: tuple[str, ...] = ()
     module: bool = False
     """`target` is a module."""
+    python: bool = True
+    """False: `target` is a program of its own, not a Python script."""
     ranks: int = 1
     """On this node; the same on every node."""
     nodes: int = 1
@@ -45,6 +48,8 @@ class RunPlan:
     token: bytes | None = None
     """None: a fresh one, which only a single node can have."""
     log_dir: Path | None = None
+    max_restarts: int = 0
+    """How often all ranks are started again after one has failed."""
     grace: float = 5.0
     prefix: bool = True
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -62,10 +67,14 @@ class RunPlan:
         for name in self.extra:
             if name in OWN_VARIABLES:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")
-        if not self.module:
+        if not self.python:
+            self._check_program()
+        elif not self.module:
             self._check_script()
 
     def _check_nodes(self) -> None:
+        if self.max_restarts:
+            raise ConfigError("--max-restarts is for a single node (several would have to agree when to begin again)")
         if self.master is None:
             raise ConfigError(
                 f"--nnodes {self.nodes} needs --master HOST:PORT: the first node's name or address and a free port "
@@ -88,6 +97,12 @@ class RunPlan:
                 "several nodes need one token that all of them know: set PHALANX_TOKEN or give --token-file FILE on "
                 "every node (`phalanx run --new-token` prints a new one)"
             )
+
+    def _check_program(self) -> None:
+        if self.module:
+            raise ConfigError("--no-python does not go with -m (a module needs Python)")
+        if shutil.which(self.target) is None:
+            raise ConfigError(f"there is no program {self.target!r} (expected one that can be run, as in a shell)")
 
     def _check_script(self) -> None:
         if Path(self.target).is_dir() and not (Path(self.target) / "__main__.py").exists():
@@ -113,4 +128,6 @@ class RunPlan:
     @property
     def command(self) -> list[str]:
         """The command of each rank."""
+        if not self.python:
+            return [shutil.which(self.target) or self.target, *self.arguments]
         return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]

@@ -94,6 +94,11 @@ class Supervisor:
         finally:
             self._selector.close()
 
+    @property
+    def failed(self) -> bool:
+        """True if the job has ended because a rank failed."""
+        return self._ending.reason is Reason.FAILURE
+
     def _wait(self) -> None:
         """Waits for the next event, and reads what the ranks wrote."""
         self._choose_what_to_read()
