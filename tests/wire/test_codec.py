@@ -624,6 +624,8 @@ class TestTensors:
         base = torch.arange(24.0).reshape(2, 3, 4)
         for tensor in (base[:, ::2], base.T if base.ndim == 2 else base.permute(2, 0, 1), base[1:].expand(4, 3, 4)):
             assert torch.equal(round_trip(tensor), tensor)
+        for tensor in (base[:1, 0, :1], base[1, 1, 1:2].as_strided((1,), (7,))):  # contiguous, whatever the strides
+            assert torch.equal(round_trip(tensor), tensor)
         conjugate = torch.tensor([1 + 2j]).conj()
         assert round_trip(conjugate).tolist() == [1 - 2j]
 

@@ -247,6 +247,21 @@ def test_signals_to_the_launcher(run: Runner, number: signal.Signals) -> None:
     run.assert_nothing_left()
 
 
+def test_a_signal_while_the_ranks_are_being_started(run: Runner) -> None:
+    job = run("-n", "1000", "--grace", "1", "--no-python", "sh", "-c", "kill -TERM $PPID; exec sleep 60")
+    assert job.process.returncode == 128 + signal.SIGTERM
+    found = re.search(r"got SIGTERM; ending rank(?:s 0 (?:to|and) (\d+)| 0)", job.err)
+    assert found is not None, job.err
+    assert int(found[1] or 0) < 999, "the rest was not started"
+    run.assert_nothing_left()
+
+
+def test_an_absurd_number_of_ranks(run: Runner) -> None:
+    job = run("-n", "1000000", run.script("pass"))
+    assert job.process.returncode == 2
+    assert "-n 1000000 is too many (at most 4096 ranks on a node)" in job.err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stubborn_ranks_end_in_one_grace_period(run: Runner, number: signal.Signals) -> None:
     job = run.start("-n", "2", "--grace", "1", run.script(STUBBORN))

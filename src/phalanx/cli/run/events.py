@@ -80,6 +80,11 @@ class Signals:
     def __init__(self) -> None:
         self.arrived: deque[int] = deque()
 
+    @property
+    def told_to_end(self) -> bool:
+        """True if a signal has arrived that ends the job, and was not taken yet."""
+        return any(number in self.ENDING for number in self.arrived)
+
     @classmethod
     @contextlib.contextmanager
     def caught(cls, mailbox: LauncherMailbox) -> Iterator[Signals]:

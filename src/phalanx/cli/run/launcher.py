@@ -90,6 +90,8 @@ def _attempt(
         outputs: dict[LocalRank, tuple[RankOutput, RankOutput]] = {}
         available = cores()
         for local_rank in range(plan.ranks):
+            if signals.told_to_end:  # those that were started are ended by the supervisor
+                break
             environment = rank_environment(
                 plan,
                 base,

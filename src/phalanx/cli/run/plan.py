@@ -17,6 +17,8 @@ from .own_variables import OWN_VARIABLES
 __all__ = ["RunPlan", "cores"]
 
 MAX_PORT = 65535
+MOST_RANKS = 4096
+"""On one node: more would be a slip of the finger, and could take all that the machine has."""
 
 
 def cores() -> int:
@@ -60,6 +62,8 @@ class RunPlan:
             raise ConfigError(
                 f"--node-rank {self.node} is not valid (with --nnodes {self.nodes}: 0 to {self.nodes - 1})"
             )
+        if self.ranks > MOST_RANKS:
+            raise ConfigError(f"-n {self.ranks} is too many (at most {MOST_RANKS} ranks on a node)")
         if not 0 <= self.grace < float("inf"):
             raise ConfigError(f"--grace {self.grace} is not valid (expected seconds, 0 or more)")
         if self.nodes > 1:
