@@ -487,3 +487,11 @@ def test_dlpack_is_an_array_and_a_device_is_refused() -> None:
         return found
 
     assert run_ranks(2, add) == [[[0.0, 1.0, 2.0] * 2]] * 2
+
+
+def test_a_rank_that_is_alone_waits_for_itself_or_for_nobody() -> None:
+    with px.Group(SimulatedBackend.create_group(1)[0]) as alone:
+        with pytest.raises(px.Timeout, match="rank 0 is this rank: it has not sent itself such a message"):
+            alone.recv(src=0, timeout=0.1)
+        with pytest.raises(px.Timeout, match="waiting for: nobody, because this rank is alone in its group"):
+            alone.recv(timeout=0.1)

@@ -180,7 +180,9 @@ class GroupCore:
         for rank in asked:
             name = self.members[rank]
             status = found.replies.get(name)
-            if status is not None:
+            if rank == self.rank:
+                words = "is this rank: it has not sent itself such a message"
+            elif status is not None:
                 if sequence is not None and status.sequence >= sequence:
                     arrived.append(rank)
                     continue
@@ -214,7 +216,8 @@ class GroupCore:
         if deadline.seconds == self._timeout:  # not the caller's own choice
             lines.append("  (if they need longer: timeout= of the call or of init(), or PHALANX_TIMEOUT)")
         names = [self.members[rank] for rank in missing]
-        head += f"; {'missing' if sequence is not None else 'waiting for'}: {', '.join(map(str, names))}"
+        listed = ", ".join(map(str, names)) or "nobody, because this rank is alone in its group"
+        head += f"; {'missing' if sequence is not None else 'waiting for'}: {listed}"
         return Timeout(
             "\n".join([head, *lines]),
             missing=names,
