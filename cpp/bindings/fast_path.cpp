@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "gil.hpp"
@@ -27,9 +28,10 @@ using namespace phalanx;
 
 namespace {
 
-enum class Verb : int { barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all };
-constexpr const char* verb_names[] = {"barrier",    "broadcast",      "all_reduce", "reduce",
-                                      "all_gather", "reduce_scatter", "all_to_all"};
+enum class Verb : int { barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter };
+constexpr const char* verb_names[] = {"barrier",        "broadcast",  "all_reduce", "reduce", "all_gather",
+                                      "reduce_scatter", "all_to_all", "gather",     "scatter"};
+constexpr int verbs = 9;
 
 // As Dtype and Op in reduce.hpp; a mean is a sum and a division.
 constexpr int dtypes = 15;
@@ -70,16 +72,19 @@ struct Array {
 class FastPath {
 public:
     // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `failed(outcome, sequence, blamed,
-    // interrupt)` raises what it means that an operation did not go well; an interrupt that is a number is an error of MPI's. `mpi`: None where the segment
-    // moves the data.
+    // interrupt)` raises what it means that an operation did not go well; an interrupt that is a number is an error of MPI's.
+    // `describe(x, n)` is what the root of a scatter tells of the n parts of `x`, and `misfit(out, words, root)` raises what it
+    // means that they do not fit. `mpi`: None where the segment moves the data.
     FastPath(SharedSegment& segment, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-            nb::object failed, double timeout, nb::object mpi)
+            nb::object failed, nb::object describe, nb::object misfit, double timeout, nb::object mpi)
         : s_(segment),
           recorder_(recorder),
           turn_(turn),
           arrays_(arrays),
           kind_of_(std::move(kind_of)),
           failed_(std::move(failed)),
+          describe_(std::move(describe)),
+          misfit_(std::move(misfit)),
           timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)),
           mpi_owner_(std::move(mpi)),
           mpi_(mpi_owner_.is_none() ? nullptr : nb::cast<MpiCalls*>(mpi_owner_)) {
@@ -141,6 +146,58 @@ public:
         return run({Verb::all_gather, -1, static_cast<int>(source.dtype), -1, source.shape, target.bytes}, source, target, out,
                    [&](const Call& call) { return s_.ops.all_gather(call, source.data, target.data, Lengths(source.bytes)); },
                    [&] { return mpi_->all_gather(source.data, target.data, source.items, source.dtype); });
+    }
+
+    // True on a rank that gets nothing: None would decline.
+    nb::object gather(nb::handle x, nb::handle dst, nb::handle out) {
+        Array source, target;
+        const int root = rank_of(dst);
+        if (mpi_ != nullptr || root < 0 || !look(x, false, source)) return nb::none();
+        const bool receives = rank() == root;
+        if (receives) {
+            if (!look(out, true, target) || source.dtype != target.dtype) return nb::none();
+            if (source.bytes * ranks() != target.bytes) return nb::none();
+            if (!source.apart_from(target) && !source.is_part_of(target, rank())) return nb::none();
+        } else if (!out.is_none()) {
+            return nb::none();
+        }
+        return run({Verb::gather, root, static_cast<int>(source.dtype), -1, source.shape, source.bytes * ranks()}, source, target,
+                   receives ? out : nb::handle(Py_True),
+                   [&](const Call& call) { return s_.ops.gather(call, source.data, target.data, Lengths(source.bytes), root); },
+                   [] { return 0; });
+    }
+
+    nb::object scatter(nb::handle x, nb::handle src, nb::handle out) {
+        Array source, target;
+        const int root = rank_of(src);
+        if (mpi_ != nullptr || root < 0 || !look(out, true, target)) return nb::none();
+        const bool sends = rank() == root;
+        if (sends) {
+            if (!look(x, false, source) || source.dtype != target.dtype || !source.divides(ranks())) return nb::none();
+            if (source.bytes != target.bytes * ranks()) return nb::none();
+            if (!source.apart_from(target) && !target.is_part_of(source, rank())) return nb::none();
+        }
+        const std::uint64_t kind = kind_of(Verb::scatter, static_cast<int>(target.dtype), -1);
+        Collectives::Parts parts;
+        if (sends) {
+            const std::string& words = words_of(x, source);
+            parts = {target.bytes, kind, {reinterpret_cast<const std::byte*>(words.data()), words.size()}};
+        }
+        std::string others;  // what the root has said of parts that do not fit
+        bool fits = true;
+        nb::object done = run(
+            {Verb::scatter, root, -1, -1, {}, target.bytes * ranks()}, source, target, out,
+            [&](const Call& call) {
+                const Outcome outcome = s_.ops.tell_parts(call, source.data, parts, root);
+                if (outcome != Outcome::done) return outcome;
+                const Collectives::Parts& told = s_.ops.told();
+                fits = told.bytes == target.bytes && told.kind == kind;
+                if (!fits) others.assign(reinterpret_cast<const char*>(told.words.data()), told.words.size());
+                return s_.ops.take_part(call, fits ? target.data : nullptr);
+            },
+            [] { return 0; });
+        if (!fits) in_interpreter([&] { return misfit_(out, nb::bytes(others.data(), others.size()), root); });
+        return done;
     }
 
     nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out) {
@@ -229,13 +286,24 @@ private:
         std::size_t bytes;
     };
 
-    std::uint64_t kind(const What& what) {
-        std::uint64_t& known = kinds_[static_cast<int>(what.verb)][what.dtype + 1][what.op + 1];
+    std::uint64_t kind_of(Verb verb, int dtype, int op) {
+        std::uint64_t& known = kinds_[static_cast<int>(verb)][dtype + 1][op + 1];
         if (known == 0)
-            known = nb::cast<std::uint64_t>(in_interpreter([&] {
-                return kind_of_(verb_names[static_cast<int>(what.verb)], what.dtype, what.op >= 0 ? op_names[what.op] : "");
-            }));
+            known = nb::cast<std::uint64_t>(in_interpreter(
+                [&] { return kind_of_(verb_names[static_cast<int>(verb)], dtype, op >= 0 ? op_names[op] : ""); }));
         return known;
+    }
+
+    // What the root of a scatter says of the parts of an array; mostly it is like the one before.
+    const std::string& words_of(nb::handle x, const Array& array) {
+        const std::vector<Py_ssize_t> shape(array.shape.lengths, array.shape.lengths + array.shape.dims);
+        if (words_.empty() || array.dtype != described_ || shape != described_shape_) {
+            const nb::object words = in_interpreter([&] { return describe_(x, ranks()); });
+            words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
+            described_ = array.dtype;
+            described_shape_ = shape;
+        }
+        return words_;
     }
 
     Record& note(const What& what, std::uint64_t sequence, std::uint64_t fingerprint) {
@@ -252,7 +320,7 @@ private:
 
     template <class F, class G>
     nb::object run(const What& what, const Array& x, const Array& out, nb::handle result, F operation, G by_mpi) {
-        const std::uint64_t fixed = kind(what);
+        const std::uint64_t fixed = kind_of(what.verb, what.dtype, what.op);
         if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return nb::none();
         const std::uint64_t sequence = ++recorder_.sequence;
         const std::uint64_t fingerprint =
@@ -321,10 +389,13 @@ private:
     Recorder& recorder_;
     TurnLock& turn_;
     const PlainArrays& arrays_;
-    nb::object kind_of_, failed_;
+    nb::object kind_of_, failed_, describe_, misfit_;
     std::int64_t timeout_ns_;
     std::array<nb::object, ops> op_objects_;
-    std::uint64_t kinds_[7][dtypes + 1][ops + 1] = {};
+    std::uint64_t kinds_[verbs][dtypes + 1][ops + 1] = {};
+    std::string words_;  // of the array that was described last
+    Dtype described_ = Dtype::uint8;
+    std::vector<Py_ssize_t> described_shape_;
     nb::object mpi_owner_;
     MpiCalls* mpi_;
 };
@@ -341,10 +412,10 @@ void phalanx::bind_fast_path(nb::module_& m) {
                       const std::vector<std::vector<MpiCalls::Word>>&>())
         .def_prop_ro("inside", [](const MpiCalls& calls) { return calls.inside.load(std::memory_order_relaxed); });
     nb::class_<FastPath>(m, "FastPath", "The fast path of a group's collectives; see phalanx.group.collective_runner.")
-        .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, double,
-                      nb::object>(),
+        .def(nb::init<SharedSegment&, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, nb::object,
+                      nb::object, double, nb::object>(),
              nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),
-             nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+             nb::arg("describe"), nb::arg("misfit"), nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def_rw("paused", &FastPath::paused)
         .def("barrier", &FastPath::barrier)
         // None is declined as anything else that is not as it should be: the general way says what is wrong.
@@ -352,6 +423,8 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none())
         .def("reduce", &FastPath::reduce, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("all_gather", &FastPath::all_gather, nb::arg().none(), nb::arg().none())
+        .def("gather", &FastPath::gather, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("scatter", &FastPath::scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("reduce_scatter", &FastPath::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("all_to_all", &FastPath::all_to_all, nb::arg().none(), nb::arg().none());
 }

@@ -102,8 +102,8 @@ public:
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
-            [&](auto shown, std::size_t from, std::size_t size) {
-                if (rank() != root) copy(x + from, shown(root, from, 0), size);
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
+                if (rank() != root) shown.copy(x + from, root, from, 0, size);
             });
     }
 
@@ -131,38 +131,96 @@ public:
                 }
                 own_done = true;
             },
-            [&](auto shown, std::size_t from, std::size_t size) {
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
                 if (!receives) return;
                 each_other([&](int r) {
                     const std::size_t count = part(counts[r], from, size);
-                    copy(target + counts.sum_before(r) + from, shown(r, from, 0), count);
+                    shown.copy(target + counts.sum_before(r) + from, r, from, 0, count);
                 });
                 if (!own_done) copy(own + from, source + from, part(mine, from, size));
             });
     }
 
-    // `source` on `root` only.
+    // `source` on `root` only; without `target` this rank takes nothing.
     Outcome scatter(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t total = counts.sum_before(ranks());
         const std::size_t region = region_bytes(1);
         const Shape shape{longest, region, ranks() * longest, root};
+        const std::size_t stride = std::min(region, longest);
         return exchange(
             call, shape, source, [total](int) { return total; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
                 std::size_t start = 0;
                 for (int r = 0; r < ranks(); start += counts[r++])
-                    if (r != root)
-                        copy(to + r * std::min(region, longest), source + start + from,
-                                    part(counts[r], from, size));
+                    if (r != root) copy(to + r * stride, source + start + from, part(counts[r], from, size));
             },
-            [&](auto shown, std::size_t from, std::size_t size) {
-                const std::size_t start = counts.sum_before(rank());
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
+                const std::size_t start = counts.sum_before(rank()) + from;
                 const std::size_t count = part(counts[rank()], from, size);
+                if (target == nullptr) return;
                 if (rank() == root)
-                    copy(target + from, source + start + from, count);
+                    copy(target + from, source + start, count);
                 else
-                    copy(target + from, shown(root, start + from, rank() * std::min(region, longest)), count);
+                    shown.copy(target + from, root, start, rank() * stride, count);
+            });
+    }
+
+    // A scatter of equal parts whose length only the root knows: `tell_parts` shows it, with all the data of a short one, and
+    // `take_part` takes this rank's.
+    struct Parts {
+        std::uint64_t bytes = 0;             // of each
+        std::uint64_t kind = 0;              // a number for the type of their elements
+        std::span<const std::byte> words{};  // what else the root says of them
+    };
+    static constexpr std::size_t most_words = 1024;
+
+    // `source` and `parts` on `root` only.
+    Outcome tell_parts(const Call& call, const std::byte* source, const Parts& parts, int root) {
+        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
+        telling_ = {source, root, s_.step() + 1, parts};
+        Line& line = s_.next_line();
+        std::uint64_t home = 0;
+        if (rank() == root) {
+            const PartsHead head{parts.bytes, parts.kind, parts.words.size()};
+            std::memcpy(line.small, &head, sizeof(head));
+            copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
+            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes);
+            if (home == 0) show_parts(in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first), 0, parts_window());
+        }
+        line.offset.store(home, std::memory_order_relaxed);
+        const Outcome outcome = meet(call);
+        if (outcome != Outcome::done) return outcome;
+        PartsHead head;
+        std::memcpy(&head, s_.line_of(root, telling_.first).small, sizeof(head));
+        const std::byte* words = s_.slot(root, telling_.first) + words_at();
+        telling_.parts = {head.bytes, head.kind, {words, std::min<std::size_t>(head.words, most_words)}};
+        return outcome;
+    }
+
+    // After `tell_parts`: what the root has said. The words stay there until `take_part`.
+    const Parts& told() const noexcept { return telling_.parts; }
+
+    // To `target`, which has the length that was told; nowhere if it is null.
+    Outcome take_part(const Call& call, std::byte* target) {
+        const auto [source, root, first, parts] = telling_;
+        if (parts.bytes == 0) return Outcome::done;
+        const std::uint64_t total = ranks() * parts.bytes;
+        const bool at_home = find_homes([total](int) { return total; }, root);
+        const bool in_small = in_line(parts);
+        const std::size_t window = at_home ? parts.bytes : parts_window();
+        const std::size_t region = in_small ? sizeof(PartsHead) + rank() * parts.bytes : rank() * parts_window();
+        const bool copies = rank() == root && !at_home;
+        return take_turns(
+            call, {first, parts.bytes, window, in_small, copies},
+            [&](std::byte* to, std::size_t from, std::size_t size) { show_parts(to, from, size); },
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
+                if (target == nullptr) return;
+                const std::size_t start = rank() * parts.bytes + from;
+                if (rank() == root)
+                    copy(target + from, source + start, size);
+                else
+                    shown.copy(target + from, root, start, region, size);
             });
     }
 
@@ -180,7 +238,7 @@ public:
                 for (int r = 0; r < ranks(); start += row(rank())[r++])
                     if (r != rank()) copy(to + r * stride, source + start + from, part(row(rank())[r], from, size));
             },
-            [&](auto shown, std::size_t from, std::size_t size) {
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
                 const auto place = [&](int r) {
                     std::size_t before = 0;
                     for (int i = 0; i < r; ++i) before += row(i)[rank()];
@@ -188,7 +246,7 @@ public:
                 };
                 each_other([&](int r) {
                     const std::size_t count = part(row(r)[rank()], from, size);
-                    copy(place(r), shown(r, row(r).sum_before(rank()) + from, rank() * stride), count);
+                    shown.copy(place(r), r, row(r).sum_before(rank()) + from, rank() * stride, count);
                 });
                 const std::byte* own = source + row(rank()).sum_before(rank()) + from;
                 copy(place(rank()), own, part(row(rank())[rank()], from, size));
@@ -209,11 +267,11 @@ public:
                 for (int r = 0; r < ranks(); ++r)
                     if (r != rank()) copy(to + r * stride, source + r * bytes + from, size);
             },
-            [&](auto shown, std::size_t from, std::size_t size) {
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
                 sources_.resize(ranks());
                 for (int r = 0; r < ranks(); ++r) {
                     const std::size_t start = rank() * bytes + from;
-                    sources_[r] = r == rank() ? source + start : shown(r, start, rank() * stride);
+                    sources_[r] = r == rank() ? source + start : shown.at(r, start, rank() * stride);
                 }
                 combine(target + from, size, how);
             });
@@ -226,9 +284,9 @@ public:
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
-            [&](auto shown, std::size_t from, std::size_t size) {
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
                 sources_.resize(ranks());
-                for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown(r, from, 0);
+                for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown.at(r, from, 0);
                 combine(x + from, size, how);
             });
     }
@@ -252,6 +310,33 @@ private:
         std::size_t footprint;  // bytes in a slot, if the parts are short enough for one piece
         int root;               // -1: everybody shows something
     };
+
+    // What `tell_parts` shows in the root's line; short parts lie behind it.
+    struct PartsHead {
+        std::uint64_t bytes;
+        std::uint64_t kind;
+        std::uint64_t words;
+    };
+    struct Telling {
+        const std::byte* source;
+        int root;
+        std::uint64_t first;
+        Parts parts;
+    };
+
+    bool in_line(const Parts& parts) const noexcept {
+        return parts.bytes <= (sizeof(Line::small) - sizeof(PartsHead)) / ranks();
+    }
+    // The words lie at the end of the first slot.
+    std::size_t words_at() const noexcept { return s_.layout().slot_bytes - most_words; }
+    std::size_t parts_window() const noexcept {
+        const std::size_t region = words_at() / ranks() / cache_line * cache_line;
+        return std::min<std::size_t>(region, telling_.parts.bytes);
+    }
+    void show_parts(std::byte* to, std::size_t from, std::size_t size) const noexcept {
+        for (int r = 0; r < ranks(); ++r)
+            if (r != rank()) copy(to + r * parts_window(), telling_.source + r * telling_.parts.bytes + from, size);
+    }
 
     // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
     static void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
@@ -375,8 +460,35 @@ private:
         return std::any_of(homes_.begin(), homes_.end(), [](const std::byte* home) { return home != nullptr; });
     }
 
+    // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot.
+    std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint) const noexcept {
+        return footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
+    }
+
+    // One piece of what the others show.
+    class Shown {
+    public:
+        Shown(const Collectives& ops, std::uint64_t first, std::uint64_t piece, bool in_line) noexcept
+            : ops_(ops), first_(first), piece_(piece), in_line_(in_line) {}
+
+        // Where rank r's lies: `place` in its array, `region` in its slot.
+        const std::byte* at(int r, std::size_t place, std::size_t region) const noexcept {
+            if (ops_.homes_[r] != nullptr) return ops_.homes_[r] + place;
+            return (in_line_ ? ops_.s_.line_of(r, first_).small : ops_.s_.slot(r, first_ + piece_)) + region;
+        }
+
+        void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes) const noexcept {
+            Collectives::copy(to, at(r, place, region), bytes);
+        }
+
+    private:
+        const Collectives& ops_;
+        std::uint64_t first_, piece_;
+        bool in_line_;
+    };
+
     // `publish(to, from, size)` writes the window [from, from + size) of what this rank shows. `consume(shown, from,
-    // size)` reads it: `shown(r, place, region)` is where rank r's lies, `place` in its array, `region` in its slot.
+    // size)` reads it.
     template <class Bytes, class Publish, class Consume>
     Outcome exchange(const Call& call, const Shape& shape, const std::byte* mine, Bytes bytes_of, Publish publish,
                      Consume consume) {
@@ -385,28 +497,39 @@ private:
         const bool in_line = shape.footprint <= sizeof(Line::small);
         const std::uint64_t first = s_.step() + 1;
         Line& line = s_.next_line();
-        const bool may_share = shows && shape.footprint > worth_sharing;
-        const std::uint64_t offset = may_share ? s_.offset_of(mine, bytes_of(rank())) : 0;
-        line.offset.store(offset, std::memory_order_relaxed);
-        const bool copies = shows && offset == 0;
+        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint) : 0;
+        line.offset.store(home, std::memory_order_relaxed);
+        const bool copies = shows && home == 0;
         std::size_t window = std::min(shape.window, shape.longest);
         if (copies && window > 0) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
-        Outcome outcome = meet(call);
+        const Outcome outcome = meet(call);
         if (outcome != Outcome::done || shape.longest == 0) return outcome;
         if (find_homes(bytes_of, shape.root)) window = shape.longest;
+        return take_turns(call, {first, shape.longest, window, in_line, copies}, publish, consume);
+    }
+
+    // What is left of an operation once all have met, and have shown its first piece.
+    struct Rest {
+        std::uint64_t first;  // the step at which they have
+        std::size_t longest;
+        std::size_t window;
+        bool in_line;
+        bool copies;  // whether this rank writes the other pieces into its slots
+    };
+
+    template <class Publish, class Consume>
+    Outcome take_turns(const Call& call, const Rest& rest, Publish publish, Consume consume) {
+        const auto [first, longest, window, in_line, copies] = rest;
         const bool shared = any_home();
-        const auto read = [&](std::uint64_t piece) {
+        const auto read = [&, this](std::uint64_t piece) {
             const std::size_t from = piece * window;
-            const auto shown = [&](int r, std::size_t place, std::size_t region) -> const std::byte* {
-                if (homes_[r] != nullptr) return homes_[r] + place;
-                return (in_line ? s_.line_of(r, first).small : s_.slot(r, first + piece)) + region;
-            };
-            consume(shown, from, std::min(window, shape.longest - from));
+            consume(Shown(*this, first, piece, in_line), from, std::min(window, longest - from));
         };
         std::uint64_t piece = 1;
-        for (; piece * window < shape.longest; ++piece) {
+        Outcome outcome = Outcome::done;
+        for (; piece * window < longest; ++piece) {
             const std::size_t from = piece * window;
-            if (copies) publish(s_.slot(rank(), first + piece), from, std::min(window, shape.longest - from));
+            if (copies) publish(s_.slot(rank(), first + piece), from, std::min(window, longest - from));
             s_.arrive();
             outcome = s_.wait(first + piece - 1, call.bound);
             if (outcome != Outcome::done) return outcome;
@@ -509,6 +632,7 @@ private:
     bool ahead_ = false;        // a short broadcast was the last operation: others may be behind
     std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
     std::uint64_t shown_ = 0;   // the step of the last of them that this rank was the root of
+    Telling telling_{nullptr, 0, 0, {}};  // the scatter under way
     std::vector<std::byte*> homes_;
     std::vector<const std::byte*> sources_;
 };

@@ -79,7 +79,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
     std::mt19937 random(seed);
     const int n = me.ranks(), r = me.rank();
     for (int turn = 0; turn < operations; ++turn) {
-        const int what = static_cast<int>(random() % 9);
+        const int what = static_cast<int>(random() % 10);
         const std::size_t lengths[] = {0, 1, 3, 10, 100, 5000, 20000};
         const std::size_t count = lengths[random() % 7] + random() % 3;
         const int root = static_cast<int>(random() % n);
@@ -136,6 +136,20 @@ void random_program(Rank& me, unsigned seed, int operations) {
             std::vector<std::int32_t> target(expected.size(), -1);
             CHECK(me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes) == Outcome::done);
             CHECK(target == expected);
+        } else if (what == 8) {  // only the root knows how long the parts are; some take nothing
+            auto source = values_of(root, count * n, salt);
+            const std::vector<std::int32_t> expected(source.begin() + r * count, source.begin() + (r + 1) * count);
+            auto words = values_of(root, random() % 250, salt + 1);
+            Collectives::Parts parts;
+            if (r == root) parts = {4 * count, salt, {bytes_of(words), 4 * words.size()}};
+            CHECK(me.ops.tell_parts(call, r == root ? bytes_of(source) : nullptr, parts, root) == Outcome::done);
+            const Collectives::Parts told = me.ops.told();
+            CHECK(told.bytes == 4 * count && told.kind == salt && told.words.size() == 4 * words.size());
+            CHECK(words.empty() || std::memcmp(told.words.data(), words.data(), 4 * words.size()) == 0);
+            const bool takes = (salt + r) % 5 != 0;
+            std::vector<std::int32_t> target(count, -1);
+            CHECK(me.ops.take_part(call, takes ? bytes_of(target) : nullptr) == Outcome::done);
+            CHECK(target == (takes ? expected : std::vector<std::int32_t>(count, -1)));
         } else {
             auto source = values_of(r, count * n, salt);
             const auto total = total_of(n, count * n, salt);

@@ -6,9 +6,13 @@ Each method does its collective, or returns None before anything has happened. T
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import numpy.typing as npt
 
 from .._native import core, dtype_of_code, plain_arrays
+from .data.arrays import Description, adapt
+from .data.shapes import divided_shape, misfit
 from .tracking.fingerprint import kind_of
 
 if TYPE_CHECKING:
@@ -37,6 +41,12 @@ class AnyFastPath(Protocol):
 
     def all_gather(self, x: Any, out: Any) -> Any:
         """From `x` to `out`."""
+
+    def gather(self, x: Any, root: Any, out: Any) -> Any:
+        """From `x` to `out` on the root; True elsewhere."""
+
+    def scatter(self, x: Any, root: Any, out: Any) -> Any:
+        """From `x` on the root to `out`."""
 
     def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
         """From `x` to `out`."""
@@ -81,7 +91,16 @@ class FastPathMaker:
         assert core is not None
         assert self._recorder is not None
         made: FastPath = core.FastPath(
-            meeting, self._recorder, self._turn, plain_arrays(), _kind_of, self._failed, self._timeout, calls
+            meeting,
+            self._recorder,
+            self._turn,
+            plain_arrays(),
+            _kind_of,
+            self._failed,
+            _describe_part,
+            _raise_misfit,
+            self._timeout,
+            calls,
         )
         return made
 
@@ -89,3 +108,14 @@ class FastPathMaker:
 def _kind_of(operation: str, dtype: int, reduction: str) -> int:
     """The part of a fingerprint that stays the same from call to call, as the general path computes it."""
     return kind_of(operation, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
+
+
+def _describe_part(x: npt.NDArray[Any], parts: int) -> bytes:
+    """The description of one of the parts of an array, for ranks that take it by the general path."""
+    whole = adapt(x, write=False)
+    return Description(whole.dtype, list(divided_shape(x, parts)), whole.library).pack()
+
+
+def _raise_misfit(out: npt.NDArray[Any], words: bytes, root: int) -> NoReturn:
+    """Raises the error for a part that was scattered and does not fit."""
+    raise misfit(adapt(out, write=True).description, Description.parse(words, None), root)

@@ -155,6 +155,9 @@ def mixed(group: px.Group) -> list[float]:
         group.broadcast(x, 0, **extra)
         group.all_gather(x, y, **extra)
         group.all_to_all(x, z, **extra)
+        group.gather(x, 1, y if group.rank == 1 else None, **extra)
+        for root in (0, 1):
+            group.scatter(x if group.rank == root else None, root, z[:3], **extra)
         found.append(float(np.real(group.all_reduce(x, "max" if dtype not in "FD" else "sum", **extra)[0])))
         group.reduce(x, 1, **extra)
         group.reduce_scatter(x, "sum", np.empty(3, dtype), **extra)
@@ -166,6 +169,88 @@ def mixed(group: px.Group) -> list[float]:
 
 def test_quick_and_general_calls_meet() -> None:
     assert run(2, mixed) == [[1.0] * 14 + [2.0] * 2] * 2
+
+
+def parts_of(group: px.Group) -> list[Any]:
+    """Rank 0 takes the fast path and rank 1 the general one, in turns as the root."""
+    group.barrier()
+    found: list[Any] = []
+    words: dict[str, Any] = {} if group.rank == 0 else {"timeout": 20.0}
+    for root in (0, 1):
+        for count in (1, 5, 6000, 300_000):
+            x = np.arange(2.0 * count).reshape(2 * count) if group.rank == root else None
+            given = np.full(count, -1.0)
+            assert group.scatter(x, root, given, **words) is given
+            new = group.scatter(x, root, **words)
+            assert np.array_equal(given, np.arange(count) + float(group.rank * count))
+            assert np.array_equal(new, given)
+            everything = group.gather(given, root, np.empty(2 * count) if group.rank == root else None, **words)
+            if group.rank == root:
+                assert np.array_equal(everything, np.arange(2.0 * count))
+            else:
+                assert everything is None
+            found.append(new.shape)
+    assert group._fast_path is not None
+    return found
+
+
+def test_gathers_and_scatters_on_both_paths() -> None:
+    assert run(2, parts_of) == [[(1,), (5,), (6000,), (300_000,)] * 2] * 2
+
+
+def in_place(group: px.Group) -> list[float]:
+    group.barrier()
+    found = []
+    for other in (0, 2):  # this rank's own part, which the fast path takes, and another one, which it declines
+        x = np.repeat(np.arange(3.0), 50_000)
+        part = x[50_000 * ((group.rank + other) % 3) :][:50_000]
+        group.scatter(x if group.rank == 1 else None, 1, part)
+        found += [float(part[0]), float(part[-1])]
+    x = np.repeat(np.full(3, -1.0), 50_000)
+    part = x[50_000 * group.rank :][:50_000]
+    part[:] = group.rank
+    group.gather(part, 1, x if group.rank == 1 else None)
+    return [*found, *x[::50_000]]
+
+
+def test_in_place_where_that_is_allowed() -> None:
+    after = [[0.0, -1.0, -1.0], [0.0, 1.0, 2.0], [-1.0, -1.0, 2.0]]
+    assert run(3, in_place) == [[float(rank)] * 4 + after[rank] for rank in range(3)]
+
+
+def misfits(group: px.Group) -> list[str]:
+    group.barrier()
+    said = []
+    for words in ({}, {"timeout": 20.0}):
+        for count, dtype in ((10, np.float64), (9, np.float32), (40_000, np.float64)):
+            x = np.ones(2 * max(count, 10), np.float32) if group.rank == 0 else None
+            out = np.full(count if group.rank else max(count, 10), -1, dtype if group.rank else np.float32)
+            try:
+                group.scatter(x, 0, out, **words)
+            except px.UsageError as error:
+                said.append(str(error))
+                assert np.all(out == -1)
+    group.barrier()
+    with pytest.raises(px.UsageError, match="cannot be cut into 2"):
+        group.scatter(np.ones(3), group.rank, np.ones(1))
+    with pytest.raises(px.UsageError, match="only filled on rank"):
+        group.gather(np.ones(3), 1 - group.rank, np.ones(6))
+    with pytest.raises(px.InvalidRank):
+        group.gather(np.ones(3), 2, np.ones(6))
+    group.barrier()
+    return said
+
+
+def test_a_part_that_does_not_fit_is_an_error_where_it_does_not() -> None:
+    said = [
+        f"out is {out}, but rank 0 scattered {part}"
+        for out, part in (
+            ("float64[10]", "float32[10]"),
+            ("float32[9]", "float32[10]"),
+            ("float64[40000]", "float32[40000]"),
+        )
+    ]
+    assert run(2, misfits) == [[], said * 2]
 
 
 def threads_at_once(group: px.Group) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...errors import UsageError
 from .arrays import Adapted, Description, adapt, make
 
-__all__ = ["divided_shape", "new_array", "stacked_shape", "target_for"]
+__all__ = ["divided_shape", "misfit", "new_array", "stacked_shape", "target_for"]
 
 Shape = tuple[int, ...]
 
@@ -37,6 +37,11 @@ def new_array(like: Adapted, shape: Shape) -> Adapted:
     array = np.empty(shape, like.array.dtype)
     description = Description(like.dtype, list(shape), like.library)
     return Adapted(array, like.dtype, like.library, lambda: make(description, array))
+
+
+def misfit(out: Description, part: Description, src: int) -> UsageError:
+    """The error for an `out` that cannot take the part of what rank `src` has scattered."""
+    return UsageError(f"out is {out}, but rank {src} scattered {part}")
 
 
 def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:

@@ -25,7 +25,7 @@ from ..tracking.call import CollectiveCall
 if TYPE_CHECKING:
     from ..._core import Segment
 
-__all__ = ["Engine", "EngineSetup", "Flat", "RunCollective", "split"]
+__all__ = ["Engine", "EngineSetup", "Flat", "Parts", "Receive", "RunCollective", "split"]
 
 Flat = npt.NDArray[Any]
 """One-dimensional and contiguous."""
@@ -35,6 +35,23 @@ def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
     """Consecutive parts of these lengths."""
     return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
 
+
+DESCRIPTION_SLOT = 1024
+"""Bytes in which the root of a scatter tells everybody what its parts are."""
+
+
+class Parts(NamedTuple):
+    """The array of the root of a scatter: equal parts, one after another."""
+
+    flat: Flat
+    dtype: str
+    """As it is called in a description."""
+    description: bytes
+    """The packed description of one part."""
+
+
+Receive = Callable[[bytes], Flat]
+"""Gives the memory for a part, by its packed description."""
 
 RunCollective = Callable[[CollectiveCall, "Callable[[Engine, RunningCollective], Any]"], None]
 """Runs a collective of a group with the group's own timeout, and waits for its end."""
@@ -138,6 +155,17 @@ class Engine(ABC):
         self, running: RunningCollective, source: Flat | None, target: Flat, src: int, counts: Sequence[int]
     ) -> None:
         """The r-th part of `source` of rank `src` to `target` of rank r; elsewhere `source` is None."""
+
+    def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        """As `scatter`, where only rank `src` knows how long the parts are; elsewhere `parts` is None."""
+        slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
+        if parts is not None:
+            slot[0:2] = divmod(len(parts.description), 256)
+            slot[2 : 2 + len(parts.description)] = np.frombuffer(parts.description, np.uint8)
+        self.broadcast(running, slot, src)
+        length = 256 * int(slot[0]) + int(slot[1])
+        target = receive(slot[2 : 2 + length].tobytes())
+        self.scatter(running, None if parts is None else parts.flat, target, src, [target.size] * self.size)
 
     @abstractmethod
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:

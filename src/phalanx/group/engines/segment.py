@@ -17,8 +17,9 @@ from ..data.reduction import Reduction
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..outcomes import DeadlinePassed, FingerprintMismatch
 from ..running_collective import RunningCollective
+from ..tracking.fingerprint import kind_of
 from . import segment_setup
-from .base import Engine, EngineSetup, Flat
+from .base import Engine, EngineSetup, Flat, Parts, Receive
 
 if TYPE_CHECKING:
     from ..._core import Segment
@@ -84,7 +85,9 @@ class SegmentEngine(Engine):
         self._lane = lane
 
     def _do(self, running: RunningCollective, operation: Callable[..., int], *arguments: Any) -> None:
-        outcome = operation(*arguments, running.fingerprint, running.deadline.at)
+        self._check(operation(*arguments, running.fingerprint, running.deadline.at))
+
+    def _check(self, outcome: int) -> None:
         if outcome != DONE:
             raise_outcome(outcome, self.segment.blamed(outcome), self._members, self._lane)
 
@@ -141,6 +144,15 @@ class SegmentEngine(Engine):
         sizes = [count * target.itemsize for count in counts]
         everything = None if source is None else memory_of(source)
         self._do(running, self.segment.scatter, everything, memory_of(target), sizes, src)
+
+    def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        if parts is None:
+            source, kind, words = None, 0, b""
+        else:
+            source, kind, words = memory_of(parts.flat), kind_of("scatter", parts.dtype, ""), parts.description
+        outcome, told = self.segment.tell_parts(source, kind, words, src, running.fingerprint, running.deadline.at)
+        self._check(outcome)
+        self._do(running, self.segment.take_part, source, memory_of(receive(told)))
 
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         matrix = (sizes * source.itemsize).reshape(-1).tolist()

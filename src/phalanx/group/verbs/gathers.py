@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,17 +14,14 @@ from ...errors import UsageError
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
-from ..data.shapes import divided_shape, new_array, stacked_shape, target_for
-from ..engines.base import Engine
+from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
+from ..engines.base import Engine, Parts
 from ..members import as_member
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
 from ..work import Work
 
 __all__ = ["Gathers"]
-
-DESCRIPTION_SLOT = 1024
-"""Bytes in which `scatter` tells everybody what the root has."""
 
 
 class Gathers(CollectiveRunner):
@@ -113,6 +111,10 @@ class Gathers(CollectiveRunner):
         Raises:
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
+        if self._fast_path is not None and timeout is None and not async_op:
+            done = self._fast_path.gather(x, dst, out)
+            if done is not None:
+                return None if done is True else done
         self._check()
         dst = as_member(dst, self.world_size)
         source = adapt(x, write=False)
@@ -144,41 +146,54 @@ class Gathers(CollectiveRunner):
             UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
             As `broadcast`.
         """
+        if self._fast_path is not None and timeout is None and not async_op and out is not None:
+            done = self._fast_path.scatter(x, src, out)
+            if done is not None:
+                return done
         self._check()
         src = as_member(src, self.world_size)
         target = adapt(out, write=True) if out is not None else None
         source: Adapted | None = None
+        place: int | None = None
         if self.rank == src:
             source = adapt(x, write=False)
             target = target_for(target, source, divided_shape(source.array, self.world_size))
-            check_parts("scatter", source.array, target.array, self.world_size)
+            place = check_parts("scatter", source.array, target.array, self.world_size)
 
         def body(engine: Engine, running: RunningCollective) -> Any:
-            description = self._tell_shape(engine, running, source, src)
-            part = np.empty(description.shape, description.numpy_dtype())
-            everything = source.array.reshape(-1) if source is not None else None
-            engine.scatter(running, everything, part.reshape(-1), src, [part.size] * self.world_size)
+            parts: Parts | None = None
+            if source is not None:
+                shape = divided_shape(source.array, self.world_size)
+                words = Description(source.dtype, list(shape), source.library).pack()
+                parts = Parts(source.array.reshape(-1), source.dtype, words)
+            told: list[tuple[Description, npt.NDArray[Any]]] = []
+
+            def receive(words: bytes) -> npt.NDArray[Any]:
+                description = Description.parse(words, None)
+                kind, size = description.dtype, math.prod(description.shape)
+                part = np.empty(description.shape, description.numpy_dtype())
+                # Another rank's part of x, in place, may be read by that rank until all are done.
+                if (
+                    target is not None
+                    and (target.dtype, target.array.size) == (kind, size)
+                    and place in (None, self.rank)
+                ):
+                    part = target.array
+                told.append((description, part))
+                return part.reshape(-1)
+
+            engine.scatter_equal(running, parts, src, receive)
+            ((description, part),) = told
             if target is None:
                 return make(description, part)
             if target.dtype != description.dtype or target.array.size != part.size:
-                raise UsageError(f"out is {target.description}, but rank {src} scattered {description}")
-            target.array.reshape(-1)[:] = part.reshape(-1)
+                raise misfit(target.description, description, src)
+            if part is not target.array:
+                target.array.reshape(-1)[:] = part.reshape(-1)
             return target.finish()
 
         call = CollectiveCall("scatter", root=src)
         return self._run(call, body, timeout, async_op)
-
-    def _tell_shape(self, engine: Engine, running: RunningCollective, source: Adapted | None, src: int) -> Description:
-        """Tells all ranks the dtype and shape of their parts, which only the root knows."""
-        slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
-        if source is not None:
-            shape = divided_shape(source.array, self.world_size)
-            data = Description(source.dtype, list(shape), source.library).pack()
-            slot[0:2] = divmod(len(data), 256)
-            slot[2 : 2 + len(data)] = np.frombuffer(data, np.uint8)
-        engine.broadcast(running, slot, src)
-        length = 256 * int(slot[0]) + int(slot[1])
-        return Description.parse(slot[2 : 2 + length].tobytes(), None)
 
     def all_to_all(
         self,

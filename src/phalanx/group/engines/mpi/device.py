@@ -137,6 +137,14 @@ class MpiDeviceFastPath:
             return None if self.plain is None else self.plain.all_gather(x, out)
         return self._move("all_gather", "Allgather", x, out, self._size)
 
+    def gather(self, x: Any, root: int, out: Any) -> Any:
+        """Never of arrays on a GPU."""
+        return None if self.plain is None else self.plain.gather(x, root, out)
+
+    def scatter(self, x: Any, root: int, out: Any) -> Any:
+        """Never of arrays on a GPU."""
+        return None if self.plain is None else self.plain.scatter(x, root, out)
+
     def all_to_all(self, x: Any, out: Any) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
