@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import time
@@ -290,3 +292,29 @@ def close_the_holder(world: px.Group) -> None:
 
 def test_freed_when_their_holder_closes() -> None:
     run_ranks(2, close_the_holder, backend="mesh", timeout=30)
+
+
+def copy_handles(world: px.Group) -> None:
+    with px.rpc.Agent(world) as agent:
+        serve(agent)
+        world.barrier()
+        counter = agent.create(1 - world.rank, "Counter")
+        for same in (copy.copy(counter), copy.deepcopy([counter])[0]):
+            assert same is counter
+        assert isinstance(error_of(lambda: pickle.dumps(counter)), TypeError)
+        assert counter.increment() == 1
+        for name in (5, None, b"Counter", ["Counter"]):
+            for call in (agent.call, agent.call_async, agent.notify, agent.create):
+                assert isinstance(error_of(lambda name=name, call=call: call(1, name)), px.errors.UsageError), name
+        for rank in (True, False):
+            assert isinstance(error_of(lambda rank=rank: agent.call(rank, "increment")), px.errors.InvalidRank)
+        world.barrier()
+
+
+def test_copies_of_a_handle_and_odd_names() -> None:
+    run_ranks(2, copy_handles, backend="mesh", timeout=30)
+
+
+def test_an_agent_of_something_else() -> None:
+    with pytest.raises(px.errors.UsageError, match="group='x' is not valid"):
+        px.rpc.Agent("x")  # type: ignore[arg-type]

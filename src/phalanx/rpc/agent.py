@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from ..arguments import shown
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..group import Group
@@ -82,6 +83,8 @@ class Agent:
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name}={value!r} is not valid (expected a whole number of at least 1)")
+        if not isinstance(group, Group):
+            raise UsageError(f"group={shown(group)} is not valid (expected a phalanx.Group)")
         backend = group._backend
         backend.check_usable()
         self._group = group

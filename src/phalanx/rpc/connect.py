@@ -140,12 +140,12 @@ class Connections:
                 raise dst.ended
             return dst
         link = self.callers.get(dst)
-        if link is not None and not self.closed and not self._backend.forked:
+        if link is not None and type(dst) is not bool and not self.closed and not self._backend.forked:
             return link
         self._backend.check_usable()
         if self.closed:
             raise Closed("this agent was closed", rank=self._world_ranks[self._rank])
-        if dst != self._rank:
+        if dst != self._rank or type(dst) is bool:
             self._backend.check_peer(dst)
         turn = _DialTurn()
         came = time.monotonic()

@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
+from ..arguments import shown
 from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
@@ -101,7 +102,7 @@ def encode_call(
         UsageError: An argument cannot be sent (the message says which, and where in it), the name is empty or too long,
             the seconds are not finite, or the call exceeds the limits. `UnsupportedArray` for arrays of objects.
     """
-    if not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
         _refuse_call(name, seconds)
     for value in args:
         kind = type(value)
@@ -122,6 +123,8 @@ def encode_call(
 def _refuse_call(name: str, seconds: float) -> NoReturn:
     if not 0 <= seconds <= _LONGEST:
         raise UsageError(f"{seconds!r} seconds is not a time to wait (expected a finite number of at least 0)")
+    if not isinstance(name, str):
+        raise UsageError(f"name={shown(name)} is not valid (expected the name of a registered function)")
     raise UsageError(f"a function's name must have 1 to {MAX_NAME} characters, got {len(name)}")
 
 

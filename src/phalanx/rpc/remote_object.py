@@ -6,7 +6,7 @@ import concurrent.futures
 import functools
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .caller import CallerLink
 from .registry import Registry
@@ -53,9 +53,18 @@ class RemoteObject:
         self._free.atexit = False
 
     def __getattr__(self, name: str) -> RemoteMethod:
-        if name.startswith("_"):
-            raise AttributeError(f"{name!r} of a remote {self._name} is private (only public methods can be called)")
+        if name.startswith("_"):  # the object's own attributes may be missing, in a copy that is being made
+            raise AttributeError(f"{name!r} of a remote object is private (only public methods can be called)")
         return RemoteMethod(self, name)
+
+    def __copy__(self) -> RemoteObject:
+        return self  # a second handle would free the object a second time
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteObject:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a handle of a remote object cannot be pickled: it belongs to the agent that made it")
 
     def __repr__(self) -> str:
         return f"<remote {self._name} on rank {self._link.world_rank}>"
