@@ -48,7 +48,7 @@ struct Step {
 
 class Steps {
 public:
-    // The numbers are shared with src/phalanx/group/engines/steps/native.py.
+    // The numbers are shared with src/phalanx/group/engines/steps/fast_path.py.
     // `hung_up`: all is done, but somebody has closed its connection.
     enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused, hung_up };
 

@@ -215,8 +215,8 @@ class ControlClient:
     def _beat(self) -> None:
         if not self.link.closed:
             self.link.send(say.Heartbeat(self._events.status(None)))
-            self._events.on_beat()
             self._reactor.call_later(self._options.heartbeat, self._beat)
+            self._events.on_beat()  # last: should it fail, the heart goes on
 
 
 def _ranks(ranks: list[int]) -> str:
