@@ -1,7 +1,8 @@
 // The steps of a schedule over TCP: what src/phalanx/group/engines/steps/run.py does, without the interpreter in between.
 //
-// Nothing here waits. `move` sends and receives as much as goes now, reduces what has come while it is still in the cache,
-// and goes on to the next step by itself. Whatever is not as expected (an end, another frame) it leaves to the caller.
+// `move` sends and receives as much as goes now, reduces what has come while it is still in the cache, and goes on to the
+// next step by itself. When there is nothing to do it looks again for a while, and never sleeps: that, and whatever is not
+// as expected (an end, another frame), it leaves to the caller.
 #pragma once
 
 #include <poll.h>
@@ -19,7 +20,7 @@
 
 #include "phalanx/frame.hpp"
 #include "phalanx/reduce.hpp"
-#include "phalanx/waiting.hpp"
+#include "phalanx/wait_policy.hpp"
 
 namespace phalanx {
 
@@ -48,7 +49,7 @@ struct Step {
 
 class Steps {
 public:
-    // The numbers are shared with src/phalanx/group/engines/steps/native.py.
+    // The numbers are shared with src/phalanx/group/engines/steps/fast_path.py.
     // `hung_up`: all is done, but somebody has closed its connection.
     enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused, hung_up };
 
@@ -73,10 +74,21 @@ public:
         begin();
     }
 
-    // Looks at the channels so often before it gives up, and moves up to `piece` bytes at once on each, so that sending and
-    // receiving take turns.
-    Outcome move(int looks, std::size_t piece) {
-        int fruitless = 0;
+    // The same steps once more, with the memory that `chunks` says by now.
+    void restart(std::uint64_t fingerprint, Dtype dtype, Op op) {
+        fingerprint_ = fingerprint;
+        dtype_ = dtype;
+        op_ = op;
+        at_ = 0;
+        begin();
+    }
+
+    // For `restart`: whoever changes their places keeps their sizes.
+    std::vector<Chunk>& chunks() noexcept { return chunks_; }
+
+    // Looks at the channels until there is nothing to do for as long as the wait has patience, and moves up to `piece` bytes
+    // at once on each, so that sending and receiving take turns.
+    Outcome move(Wait& wait, std::size_t piece) {
         std::size_t moved_bytes = 0;
         while (at_ < steps_.size()) {
             std::size_t moved = 0;
@@ -100,21 +112,29 @@ public:
                 if (refused_) return failed(Outcome::refused, i);
                 pending |= from.next < from.frames.size();
             }
+            if (moved > 0 && wait.waits()) wait.end(monotonic_ns());
             if (!pending) {
                 end();
-                fruitless = 0;
                 continue;
             }
             moved_bytes += moved;
             if (moved == 0) {
-                if (++fruitless >= looks) return Outcome::blocked;
-                relax();
-            } else {
-                fruitless = 0;
-                if (moved_bytes >= slice) return Outcome::more;
+                if (!look_again(wait)) return Outcome::blocked;
+            } else if (moved_bytes >= slice) {
+                return Outcome::more;
             }
         }
         return anyone_hung_up() ? Outcome::hung_up : Outcome::done;
+    }
+
+    // Sleeps until something can be moved, but not longer than that.
+    void sleep(int milliseconds) {
+        wanted_.clear();
+        for (std::size_t i = 0; i < inbound_.size(); ++i)
+            if (receives_from(i)) wanted_.push_back({inbound_[i].fd, POLLIN, 0});
+        for (std::size_t i = 0; i < outbound_.size(); ++i)
+            if (sends_to(i)) wanted_.push_back({outbound_[i].fd, POLLOUT, 0});
+        ::poll(wanted_.data(), wanted_.size(), milliseconds);
     }
 
     // Which channel has ended or brought another frame, and the error number, 0 for an orderly end.
@@ -322,6 +342,7 @@ private:
     std::vector<Inbound> inbound_;
     std::vector<Late> late_;
     std::vector<pollfd> polled_;
+    std::vector<pollfd> wanted_;
     std::uint64_t fingerprint_;
     Dtype dtype_;
     Op op_;
