@@ -46,6 +46,13 @@ public:
         : origin(std::move(origin)), scratch(scratch), salt(salt), plan_(plan.steps) {
         for (const nb::handle channel : outbound) add(channel, out, out_fds_).queue = channel.attr("queue");
         for (const nb::handle channel : inbound) add(channel, in, in_fds_);
+        // A rank that gives up closes the channel that it sends on first: looking at that one is enough.
+        watched_ = in_fds_;
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            const nb::object peer = out[i].channel.attr("dst");
+            const auto sends = [&](const Channel& other) { return other.channel.attr("src").equal(peer); };
+            if (std::none_of(in.begin(), in.end(), sends)) watched_.push_back(out_fds_[i]);
+        }
         for (const Numbers& c : chunks)
             chunks_.push_back({static_cast<std::size_t>(c[0]), area(c[1], c[2]), area(c[3], c[4])});
         for (const Numbers& c : copies)
@@ -75,7 +82,7 @@ public:
         if (steps != nullptr)
             steps->restart(fingerprint, how.dtype, how.op);
         else
-            steps = std::make_unique<Steps>(plan_, std::move(fresh), out_fds_, in_fds_, fingerprint, how.dtype, how.op);
+            steps = std::make_unique<Steps>(plan_, std::move(fresh), out_fds_, in_fds_, watched_, fingerprint, how.dtype, how.op);
         return steps;
     }
 
@@ -113,7 +120,7 @@ private:
     }
 
     std::shared_ptr<const std::vector<Step>> plan_;
-    std::vector<int> out_fds_, in_fds_;
+    std::vector<int> out_fds_, in_fds_, watched_;
     std::vector<Piece> chunks_, copies_;
     std::unique_ptr<Steps> kept_;
 };

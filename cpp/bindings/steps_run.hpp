@@ -70,7 +70,9 @@ public:
             memory.push_back(chunk);
         }
         check(plan, memory.size(), out.size(), in.size(), dtype, op);
-        steps_ = std::make_unique<Steps>(plan.steps, std::move(memory), out, in, fingerprint,
+        std::vector<int> watched = out;
+        watched.insert(watched.end(), in.begin(), in.end());
+        steps_ = std::make_unique<Steps>(plan.steps, std::move(memory), out, in, watched, fingerprint,
                                          static_cast<Dtype>(std::max(dtype, 0)), static_cast<Op>(std::max(op, 0)));
     }
 

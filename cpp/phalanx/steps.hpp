@@ -6,7 +6,7 @@
 #pragma once
 
 #include <poll.h>
-#include <sys/socket.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 
 #include "phalanx/frame.hpp"
 #include "phalanx/reduce.hpp"
+#include "phalanx/stream_transfer.hpp"
 #include "phalanx/wait_policy.hpp"
 
 namespace phalanx {
@@ -57,8 +58,9 @@ public:
     static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
 
+    // `watched`: the connections whose end is looked for when all is done, one of each other rank at least.
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
-          const std::vector<int>& in, std::uint64_t fingerprint, Dtype dtype, Op op)
+          const std::vector<int>& in, const std::vector<int>& watched, std::uint64_t fingerprint, Dtype dtype, Op op)
         : plan_(std::move(steps)),
           steps_(*plan_),
           chunks_(std::move(chunks)),
@@ -69,8 +71,7 @@ public:
         inbound_.reserve(in.size());
         for (const int fd : out) outbound_.push_back(Outbound{fd});
         for (const int fd : in) inbound_.push_back(Inbound{fd});
-        for (const auto* fds : {&out, &in})
-            for (const int fd : *fds) polled_.push_back({fd, POLLRDHUP, 0});
+        for (const int fd : watched) polled_.push_back({fd, POLLRDHUP, 0});
         begin();
     }
 
@@ -231,7 +232,7 @@ private:
 
     ssize_t push(Outbound& to, std::size_t piece) noexcept {
         iovec parts[16];
-        int count = 0;
+        std::size_t count = 0;
         std::size_t skip = to.sent;
         for (std::size_t i = to.next; i < to.frames.size() && count + 2 <= 16 && piece > 0; ++i) {
             Out& frame = to.frames[i];
@@ -244,10 +245,7 @@ private:
             skip = 0;
             if (from + length < frame.header.payload) break;
         }
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t sent = ::sendmsg(to.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t sent = send_parts(to.fd, parts, count);
         if (sent < 0) return later();
         to.sent += static_cast<std::size_t>(sent);
         while (to.next < to.frames.size()) {
@@ -271,13 +269,10 @@ private:
         std::size_t length = std::min(chunk.size - body, piece);
         if (piecewise) length = std::min(length, from.room - kept);
         iovec parts[2];
-        int count = 0;
+        std::size_t count = 0;
         if (head < sizeof from.header) parts[count++] = {reinterpret_cast<std::byte*>(&from.header) + head, sizeof from.header - head};
         if (length > 0) parts[count++] = {room_, length};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t got = ::recvmsg(from.fd, &message, MSG_DONTWAIT);
+        const ssize_t got = receive_parts(from.fd, parts, count);
         if (got == 0) {
             error_ = 0;
             return -1;

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "phalanx/wait_policy.hpp"
 
@@ -28,9 +29,58 @@ inline Outcome wait_for(int fd, short events, Wait& wait, const Bound& bound) no
     return Outcome::done;
 }
 
+// A message of several parts costs the kernel more than a copy of so few bytes.
+constexpr std::size_t few_bytes = 512;
+
+inline std::size_t total(const iovec* parts, std::size_t count) noexcept {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) bytes += parts[i].iov_len;
+    return bytes;
+}
+
 inline bool is_for_later(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace detail
+
+// Sends what goes now of these parts, as sendmsg does.
+inline ssize_t send_parts(int fd, iovec* parts, std::size_t count) noexcept {
+    constexpr int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+    if (count == 1) return ::send(fd, parts[0].iov_base, parts[0].iov_len, flags);
+    if (detail::total(parts, count) <= detail::few_bytes) {
+        std::byte together[detail::few_bytes];
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            std::memcpy(together + filled, parts[i].iov_base, parts[i].iov_len);
+            filled += parts[i].iov_len;
+        }
+        return ::send(fd, together, filled, flags);
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    return ::sendmsg(fd, &message, flags);
+}
+
+// Receives what is there now into these parts, as recvmsg does.
+inline ssize_t receive_parts(int fd, iovec* parts, std::size_t count) noexcept {
+    if (count == 1) return ::recv(fd, parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
+    const std::size_t wanted = detail::total(parts, count);
+    if (wanted <= detail::few_bytes) {
+        std::byte together[detail::few_bytes];
+        const ssize_t got = ::recv(fd, together, wanted, MSG_DONTWAIT);
+        std::size_t used = 0;
+        for (std::size_t i = 0; i < count && got > 0 && used < static_cast<std::size_t>(got); ++i) {
+            const std::size_t length = std::min(parts[i].iov_len, static_cast<std::size_t>(got) - used);
+            std::memcpy(parts[i].iov_base, together + used, length);
+            used += length;
+        }
+        return got;
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    return ::recvmsg(fd, &message, MSG_DONTWAIT);
+}
 
 // One frame that is sent: its head and its payload.
 struct StreamFrame {
@@ -49,10 +99,7 @@ inline bool write_some(int fd, const StreamFrame& frame, std::size_t& sent) noex
     if (sent < frame.head_size) parts[count++] = {const_cast<std::uint8_t*>(frame.head) + sent, frame.head_size - sent};
     const std::size_t from = sent > frame.head_size ? sent - frame.head_size : 0;
     if (from < frame.size) parts[count++] = {const_cast<std::byte*>(frame.payload) + from, frame.size - from};
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = count;
-    const ssize_t now = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t now = send_parts(fd, parts, count);
     if (now < 0) return detail::is_for_later(errno);
     sent += static_cast<std::size_t>(now);
     return true;

@@ -1,9 +1,10 @@
 // How a rank waits for another where it cannot know who else wants its core: look again, give the core away, or sleep.
 //
-// To be woken costs some microseconds on bare metal and up to a hundred on a virtual machine, so looking again is better as
-// long as nothing else needs the core. Nobody says whether something does; a yield that comes back late shows it. Then
-// yielding is the worst choice, because it costs a whole time slice: the rank looks for about as long as being woken costs,
-// and sleeps. A sleeper that is woken goes before whatever is busy.
+// To be woken on a core that has gone idle costs some microseconds on bare metal and up to a hundred on a virtual machine,
+// so looking again is better as long as nothing else needs the core. Nobody says whether something does; a yield that comes
+// back late shows it. Then yielding is the worst choice, because it costs a whole time slice, and sleeping is cheap: the
+// core does not go idle, and a sleeper that is woken goes before whatever is busy. It may be the very rank that is waited
+// for that needs this core. So the rank looks for about as long as an answer takes that is on its way, and sleeps.
 //
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
@@ -20,7 +21,8 @@ namespace phalanx {
 // What the waits of one lane have learnt. Not for two threads at once.
 class WaitPolicy {
 public:
-    static constexpr std::int64_t shortest_ns = 50'000;   // about what being woken costs
+    static constexpr std::int64_t shortest_ns = 50'000;    // about what being woken on an idle core costs
+    static constexpr std::int64_t crowded_ns = 10'000;     // about what an answer takes
     static constexpr std::int64_t longest_ns = 1'000'000;  // of looking, however often it has paid off
     static constexpr std::int64_t long_yield_ns = 50'000;
     // Where ranks share a core: another rank that computes for a moment is no stranger, but a whole time slice is one's.
@@ -36,7 +38,7 @@ public:
     // How long a wait that begins now would look before it sleeps.
     std::int64_t patience_ns(std::int64_t now) const noexcept {
         if (!crowded(now)) return patience_ns_;
-        return oversubscribed_ ? 0 : shortest_ns;  // who is waited for may need this very core
+        return oversubscribed_ ? 0 : crowded_ns;
     }
 
     // A yield took so long.

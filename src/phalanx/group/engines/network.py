@@ -68,7 +68,7 @@ class NetworkEngine(Engine):
         return maker.make_over_streams(self._lane, piece_of(self._lane), self._lay_out, self._go_on)
 
     def _lay_out(self, verb: str, root: int, items: int, item: int) -> StepsLayout | None:
-        """What the core has to know of an operation on arrays of that size; None if it goes the general way.
+        """The layout of an operation on arrays of that size for the core; None if it goes the general way.
 
         Args:
             items: Elements of its largest array.

@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What is needed to go on in Python with a collective that the fast path has begun."""
+    """The means to go on in Python with a collective that the fast path has begun."""
 
     prepared: Prepared
     outbound: Sequence[Outbound]
@@ -106,7 +106,7 @@ def lay_out(
     channels: Callable[[Sequence[int], Sequence[int]], tuple[list[Outbound], list[Inbound]] | None],
     salt: int,
 ) -> StepsLayout | None:
-    """What the core needs for an operation; None as long as one of its channels is not there.
+    """The layout of an operation for the core; None as long as one of its channels is not there.
 
     Args:
         channels: Gives the channels to write to and to read from, by rank.
