@@ -19,6 +19,8 @@ CLEAR = 1.10
 """The least gain that counts."""
 WORSE = 0.95
 """The least ratio that no cell may be below."""
+_EQUAL = 0.01
+"""Logarithms of gains that differ by less are equal."""
 
 
 class Decision(NamedTuple):
@@ -49,16 +51,16 @@ def tuning_of(decisions: Iterable[Decision]) -> Tuning:
 
 
 def _best(setting: str, default: int, candidates: dict[int, list[_Cell]]) -> Decision:
-    """The candidate with the largest clear gain, else the default."""
+    """The candidate with the largest clear gain, else the default. Of equal ones, the nearest to the default."""
     chosen, best, reason = default, 0.0, "nothing was measured"
-    for value, cells in candidates.items():
+    for value, cells in sorted(candidates.items(), key=lambda item: abs(math.log(item[0] / default))):
         if not cells or not all(math.isfinite(cell.default) and math.isfinite(cell.other) for cell in cells):
             continue
         gains = [cell.default / cell.other for cell in cells]
         # Of two clear gains, the one that more cells have: so the sum of the logarithms, not their mean.
         total = sum(map(math.log, gains))
         mean = math.exp(total / len(gains))
-        if mean >= CLEAR and min(gains) >= WORSE and total > best:
+        if mean >= CLEAR and min(gains) >= WORSE and total > best + _EQUAL:
             chosen, best = value, total
             reason = f"{mean:.2f} times the default's speed ({_shown(cells)})"
         elif chosen == default:
@@ -95,7 +97,7 @@ def _spins(measured: Measured) -> Decision:
     default = DEFAULTS.spins
     if measured.look is None or measured.wake_up is None or not math.isfinite(measured.wake_up) or measured.look <= 0:
         return Decision("spins", default, default, "nothing was measured")
-    wanted = min(math.ceil(2 * measured.wake_up / measured.look), BOUNDS["spins"][1])
+    wanted = min(round(2 * measured.wake_up / measured.look), BOUNDS["spins"][1])
     reason = f"a wake-up takes {measured.wake_up * 1e6:.1f} µs, {default} looks {default * measured.look * 1e6:.1f} µs"
     return Decision("spins", default, wanted if wanted > CLEAR * default else default, reason)
 
