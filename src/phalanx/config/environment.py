@@ -83,7 +83,7 @@ def log_level(env: Mapping[str, str] | None = None) -> int | None:
 
 
 def tuning_of_choice(env: Mapping[str, str] | None = None) -> str | None:
-    """What `PHALANX_TUNING` asks for: "off", "fresh" or the path of a file; None if it is not set."""
+    """The tuning that `PHALANX_TUNING` asks for: "off", "fresh" or the path of a file; None if it is not set."""
     text = VariableReader(env).text("PHALANX_TUNING")
     return text.lower() if text is not None and text.lower() in ("off", "fresh") else text
 

@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """What one operation takes with the default and with another value."""
+    """One operation: its seconds with the default, and with another value."""
 
     name: str
     default: float
@@ -90,7 +90,7 @@ def _reduced_by_all(measured: Measured) -> Decision:
 
 
 def _spins(measured: Measured) -> Decision:
-    """Who waits looks for twice as long as a wake-up costs: it never loses more than that by not sleeping at once.
+    """Looks for twice as long as a wake-up costs: a wait never loses more than that by not sleeping at once.
 
     Never shorter than the default: that could only make a wait slower.
     """

@@ -50,4 +50,4 @@ class Tuning:
 
 
 DEFAULTS = Tuning()
-"""What holds where nothing was measured."""
+"""The settings where nothing was measured."""

@@ -23,7 +23,7 @@ from tests.launchers.starting import mpirun, needs_mpirun, needs_torch
 from phalanx import _native
 from phalanx.cli import app
 from phalanx.cli.bench.contenders import Contender, Site, ours
-from phalanx.cli.bench.machine import Limits
+from phalanx.cli.bench.machine import MachineLimits
 from phalanx.cli.bench.measure import Measuring
 from phalanx.cli.bench.plan import BenchPlan, Cell
 from phalanx.cli.bench.results import BenchReport
@@ -195,7 +195,7 @@ def test_a_failing_phalanx_gives_exit_code_1_and_its_error() -> None:
 
 
 def measuring(tmp_path: Path, contenders: list[Contender], step: Callable[[Any], None], **changes: Any) -> Measuring:
-    limits = changes.pop("limits", Limits())
+    limits = changes.pop("limits", MachineLimits())
     values: dict[str, Any] = {
         "operations": ["all_reduce"],
         "sizes": [8, 64],
@@ -231,7 +231,9 @@ def test_who_is_faster_than_the_limit_fails_the_benchmark(tmp_path: Path, below:
         tries.append(100.0 if below or len(tries) < 12 else 1e-9)
         return tries[-1]
 
-    run = measuring(tmp_path, [ours("auto")], lambda step: None, sizes=[1 << 20], limits=Limits(time_movement, 2))
+    run = measuring(
+        tmp_path, [ours("auto")], lambda step: None, sizes=[1 << 20], limits=MachineLimits(time_movement, 2)
+    )
     run.run()
     assert run.limit_broken == below
     assert [("less than the limit of 100 s: the limit is wrong" in error) for error in run.errors] == [True] * below

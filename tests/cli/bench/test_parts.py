@@ -19,7 +19,7 @@ from tests.cli.bench.sample_report import report
 import phalanx as px
 from phalanx.cli.bench import contenders
 from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, find_peer, ours
-from phalanx.cli.bench.machine import WORKING_SETS, Limits, Movement, describe, measure_bandwidth
+from phalanx.cli.bench.machine import WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
 from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
@@ -249,7 +249,7 @@ class FakeMachine:
 
 def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
     machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9)
-    limits = Limits(machine, 4)
+    limits = MachineLimits(machine, 4)
     movement = Movement(1_000_000, 1, 1, False)
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
     assert machine.tried == [(mover, 2) for mover in range(4)]
@@ -267,8 +267,8 @@ def test_no_limit_where_it_cannot_be_measured() -> None:
     def no_memory(*arguments: object) -> float:
         raise MemoryError
 
-    assert Limits(no_memory, 2).measure(Movement(8, 1, 1, False), 2) is None
-    assert Limits(lambda *arguments: math.inf, 2).measure(Movement(8, 1, 1, False), 2) is None
+    assert MachineLimits(no_memory, 2).measure(Movement(8, 1, 1, False), 2) is None
+    assert MachineLimits(lambda *arguments: math.inf, 2).measure(Movement(8, 1, 1, False), 2) is None
 
 
 def test_bandwidth_by_working_set() -> None:

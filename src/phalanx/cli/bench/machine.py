@@ -22,7 +22,7 @@ from phalanx.tuning.store import cpu_model
 
 from .results import Bandwidth, Machine
 
-__all__ = ["MOVERS", "Limits", "Movement", "describe", "measure_bandwidth"]
+__all__ = ["MOVERS", "MachineLimits", "Movement", "describe", "measure_bandwidth"]
 
 MOVERS = ("memcpy by tiles", "memcpy", "non-temporal stores", "process_vm_readv")
 """The ways in which bytes are moved, by their numbers in cpp/phalanx/machine.hpp."""
@@ -36,7 +36,7 @@ _NEAR = 1.25
 
 
 class Movement(NamedTuple):
-    """What an operation must read and write at least, all ranks together."""
+    """The bytes that an operation must read and write at least, all ranks together."""
 
     bytes: int
     """Of each array."""
@@ -65,7 +65,7 @@ def describe(bandwidth: list[Bandwidth]) -> Machine:
 
 def measure_bandwidth(threads: int, time_movement: TimeMovement | None = None) -> list[Bandwidth]:
     """The bandwidth of so many cores at once, each with arrays of its own, by their size. Empty without the core."""
-    limits = Limits(time_movement, threads)
+    limits = MachineLimits(time_movement, threads)
     found = []
     for size in WORKING_SETS:
         copy = limits.measure(Movement(threads * size, 1, 1, False), threads)
@@ -75,7 +75,7 @@ def measure_bandwidth(threads: int, time_movement: TimeMovement | None = None) -
     return found
 
 
-class Limits:
+class MachineLimits:
     """The least times that were seen for movements, over all tries.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from .contenders import Contender, Site
-from .machine import Limits
+from .machine import MachineLimits
 from .orders import CheckOrder, DropOrder, MemoryOrder, RunOrder
 from .plan import BenchPlan, Cell, Entrant
 from .results import CellResult, MemoryResult, Timing
@@ -75,7 +75,7 @@ class Measuring:
         *,
         site: Site,
         folder: Path,
-        limits: Limits,
+        limits: MachineLimits,
         step: Callable[[Cell | str], None],
     ) -> None:
         self._plan, self._site, self._folder, self._limits, self._step = plan, site, folder, limits, step

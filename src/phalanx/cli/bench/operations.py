@@ -66,7 +66,7 @@ class Arrays(NamedTuple):
 
 
 class LeastWork(NamedTuple):
-    """What all ranks together must read and write at least."""
+    """The arrays that all ranks together must read and write at least."""
 
     sizes: int
     """Bytes of each array, in sizes."""

@@ -97,7 +97,7 @@ class BenchPlan:
         return 2 if find_operation(cell.operation).halved else 1
 
     def least(self, cell: Cell) -> Movement | None:
-        """What the cell's operation must move at least; None if the memory says little about its time."""
+        """The bytes that the cell's operation must move; None if the memory says little about its time."""
         operation = find_operation(cell.operation)
         # Over TCP the kernel copies as it likes: a limit of shared memory would be far from what can be done.
         if cell.size < _FROM or self.contenders[0].name != "phalanx" or operation.least is None:

@@ -12,7 +12,7 @@ import phalanx
 from phalanx.cli.run.plan import cores
 
 from .contenders import Missing, Site
-from .machine import Limits, describe, measure_bandwidth
+from .machine import MachineLimits, describe, measure_bandwidth
 from .measure import Measuring
 from .plan import BenchPlan
 from .progress import progress
@@ -34,7 +34,7 @@ def run(
         step("the memory's speed")
         teams = sorted({1, min(cores(), max(plan.ranks))})
         bandwidth = [found for count in teams for found in measure_bandwidth(count)]
-        measuring = Measuring(plan, site=site or Site(), folder=Path(folder), limits=Limits(), step=step)
+        measuring = Measuring(plan, site=site or Site(), folder=Path(folder), limits=MachineLimits(), step=step)
         measuring.run()
     columns = [
         Column(
