@@ -9,8 +9,8 @@ import pytest
 
 from phalanx.tuning import DEFAULTS, Tuning
 from phalanx.tuning.decide import decide, tuning_of
-from phalanx.tuning.measure import BUDGET, REDUCED_SIZES, Measured, measure
-from phalanx.tuning.values import BOUNDS
+from phalanx.tuning.measure import BUDGET, COPIED_SIZES, REDUCED_SIZES, Measured, measure
+from phalanx.tuning.values import BOUNDS, NEVER
 
 
 def ways(parts: dict[int, float], *, ranks: int = 2) -> Measured:
@@ -86,6 +86,23 @@ def test_settings_that_cannot_be(values: Any, problem: str) -> None:
         Tuning.of(values)
 
 
+def copies(by_address: dict[int, float]) -> Measured:
+    """A machine on which every copy through shared memory takes 1 µs, and one by address what is given."""
+    return Measured(
+        by_address={size: by_address.get(size, 1.0) * 1e-6 for size in COPIED_SIZES},
+        through=dict.fromkeys(COPIED_SIZES, 1e-6),
+    )
+
+
+def test_long_arrays_are_copied_once_from_where_that_is_faster() -> None:
+    assert chosen(copies({})).copy_once_from == DEFAULTS.copy_once_from
+    assert chosen(copies({16 << 10: 0.5})).copy_once_from == 16 << 10
+    assert chosen(copies({64 << 10: 1.5})).copy_once_from == 256 << 10
+    assert chosen(copies({64 << 10: 1.5, 256 << 10: 1.5, 1 << 20: 0.5, 4 << 20: 0.5})).copy_once_from == 1 << 20
+    assert chosen(copies(dict.fromkeys(COPIED_SIZES, 1.5))).copy_once_from == NEVER
+    assert chosen(copies(dict.fromkeys(COPIED_SIZES, math.inf))) == DEFAULTS, "it is not permitted here"
+
+
 class FakeCore:
     """Measures by a clock of its own, which each measurement moves on."""
 
@@ -106,6 +123,9 @@ class FakeCore:
     def time_wake_up(self, times: int, budget: float) -> float:
         return self._spend()
 
+    def time_movement(self, size: int, *settings: float) -> float:
+        return self._spend()
+
     def time_all_reduce(self, size: int, ranks: int, *settings: float) -> float:
         return self._spend()
 
@@ -114,6 +134,7 @@ def test_all_is_measured_on_two_and_on_many_ranks_and_the_best_turn_counts() -> 
     core = FakeCore()
     found = measure(core, cores=16, clock=core.clock)
     assert set(found.by_all) == set(found.by_parts) == {(ranks, size) for ranks in (2, 8) for size in REDUCED_SIZES}
+    assert set(found.by_address) == set(found.through) == set(COPIED_SIZES)
     assert found.by_all[2, 4096] == pytest.approx(3e-6), "the first turn, which was faster than the second"
 
 

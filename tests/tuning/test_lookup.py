@@ -292,7 +292,7 @@ def test_the_core_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     measured, decisions = lookup.calibrate()
     assert measured.look is None or measured.look > 0
     assert all(seconds > 0 for seconds in (*measured.by_all.values(), *measured.by_parts.values()))
-    assert [decision.setting for decision in decisions] == ["reduced_by_all", "spins"]
+    assert [decision.setting for decision in decisions] == ["reduced_by_all", "spins", "copy_once_from"]
     path = lookup.kept_in()
     assert path is not None
     assert store.load(path) is not None

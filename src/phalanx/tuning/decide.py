@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .measure import REDUCED_SIZES, Measured
-from .values import BOUNDS, DEFAULTS, Tuning
+from .measure import COPIED_SIZES, REDUCED_SIZES, Measured
+from .values import BOUNDS, DEFAULTS, NEVER, Tuning
 
 __all__ = ["Decision", "decide", "tuning_of"]
 
@@ -42,7 +42,7 @@ class _Cell(NamedTuple):
 
 def decide(measured: Measured) -> list[Decision]:
     """All settings, in the order of `Tuning`."""
-    return [_reduced_by_all(measured), _spins(measured)]
+    return [_reduced_by_all(measured), _spins(measured), _copy_once_from(measured)]
 
 
 def tuning_of(decisions: Iterable[Decision]) -> Tuning:
@@ -87,6 +87,21 @@ def _reduced_by_all(measured: Measured) -> Decision:
             cells.append(_Cell(_name(ranks, size), now, other))
         candidates[value] = cells
     return _best("reduced_by_all", default, candidates)
+
+
+def _copy_once_from(measured: Measured) -> Decision:
+    default = DEFAULTS.copy_once_from
+    candidates: dict[int, list[_Cell]] = {}
+    for value in (*COPIED_SIZES, NEVER):
+        cells = []
+        for size, once in measured.by_address.items():
+            twice = measured.through.get(size)
+            if twice is None or (size >= value) == (size >= default):
+                continue
+            now, other = (once, twice) if size >= default else (twice, once)
+            cells.append(_Cell(f"copy of {size >> 10} KiB", now, other))
+        candidates[value] = cells
+    return _best("copy_once_from", default, candidates)
 
 
 def _spins(measured: Measured) -> Decision:

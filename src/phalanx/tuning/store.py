@@ -25,6 +25,7 @@ __all__ = ["Unusable", "cpu_model", "file_name", "load", "save"]
 logger = logging.getLogger("phalanx.tuning")
 
 _FORMAT = 1
+"""Counts up with every new setting, so that machines that are known are measured for it."""
 _LARGEST = 64 << 10
 """Bytes that such a file has at most."""
 _ARM = {"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2"}

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-__all__ = ["BOUNDS", "DEFAULTS", "Tuning"]
+__all__ = ["BOUNDS", "DEFAULTS", "NEVER", "Tuning"]
+
+NEVER = 1 << 40
+"""A size that no array reaches."""
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "reduced_by_all": (1 << 10, 1 << 20),
     "spins": (100, 50_000),
+    "copy_once_from": (4 << 10, NEVER),
 }
 """The smallest and the largest value of each setting."""
 
@@ -26,6 +30,8 @@ class Tuning:
     """Bytes up to which every rank reduces everything in an all_reduce, which takes half the steps."""
     spins: int = 2000
     """Looks at the other ranks before a rank yields its core and then sleeps, if there is a core for each rank."""
+    copy_once_from: int = 48 << 10
+    """Bytes from one rank to another from which they are read where they lie, not copied through the segment."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -250,7 +250,10 @@ def test_the_calibration_is_shown_and_kept(tmp_path: Path) -> None:
     done = bench("--calibrate", XDG_CACHE_HOME=str(tmp_path), PHALANX_TUNING="off")
     assert done.returncode == 0, done.stderr
     assert "reduced_by_all" in done.stdout
-    assert "PHALANX_TUNING=off: programs do not use this, but reduced_by_all 16384, spins 2000" in done.stdout
+    assert (
+        "PHALANX_TUNING=off: programs do not use this, but reduced_by_all 16384, spins 2000, copy_once_from 49152"
+        in done.stdout
+    )
     (kept,) = (tmp_path / "phalanx").iterdir()
     assert f"kept in: {kept}" in done.stdout
 

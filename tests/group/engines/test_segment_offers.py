@@ -34,10 +34,11 @@ def offer(
     heap: int = HEAP,
     reduced_by_all: int = DEFAULTS.reduced_by_all,
     spins: int = DEFAULTS.spins,
+    copy_once_from: int = DEFAULTS.copy_once_from,
     pid: int | None = None,
 ) -> bytes:
     maker = os.getpid() if pid is None else pid
-    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, reduced_by_all, spins, nonce)
+    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, reduced_by_all, spins, copy_once_from, nonce)
 
 
 def _unsealed() -> int:
@@ -130,6 +131,7 @@ def test_memory_of_another_user_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -
         ({"fd": 3, "heap": 2**60}, "invalid sizes"),
         ({"fd": 3, "reduced_by_all": 2**40}, "invalid tuning: reduced_by_all"),
         ({"fd": 3, "spins": 0}, "invalid tuning: spins"),
+        ({"fd": 3, "copy_once_from": 0}, "invalid tuning: copy_once_from"),
     ],
 )
 def test_an_offer_that_cannot_be_is_an_error_of_the_system(words: dict[str, int], problem: str) -> None:

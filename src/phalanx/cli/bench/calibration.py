@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TextIO
 
@@ -52,7 +53,7 @@ def show_calibration(out: TextIO) -> None:
         used = ", ".join(f"{name} {value}" for name, value in asdict(current(0.0)).items())
         text = "every program measures anew" if choice == "fresh" else f"programs do not use this, but {used}"
         lines.append((f"PHALANX_TUNING={choice}", text))
-    present(out, [_ways(measured), _decisions(decisions)], (), lines)
+    present(out, [_ways(measured), _copies(measured), _decisions(decisions)], (), lines)
 
 
 def _ways(measured: Measured) -> _Table:
@@ -63,6 +64,15 @@ def _ways(measured: Measured) -> _Table:
         if (ranks, size) in measured.by_parts
     ]
     return _Table("all_reduce in shared memory", head, rows)
+
+
+def _copies(measured: Measured) -> _Table:
+    rows = [
+        [show_size(size), show_seconds(seconds), show_seconds(measured.through[size])]
+        for size, seconds in measured.by_address.items()
+        if size in measured.through and math.isfinite(seconds)
+    ]
+    return _Table("copy to another process, by one core", ["size", "process_vm_readv", "through shared memory"], rows)
 
 
 def _decisions(decisions: list[Decision]) -> _Table:

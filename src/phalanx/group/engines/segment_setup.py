@@ -48,7 +48,7 @@ YIELDS = 1000
 """Yields of the core before a rank sleeps, after its looks at the other ranks."""
 LITTLE_PATIENCE = (20, 4)
 """Looks and yields where there are fewer cores than ranks."""
-_OFFER = struct.Struct("<?QQQQQQ16s")
+_OFFER = struct.Struct("<?QQQQQQQ16s")
 
 
 def memory_groups(backend: LaneBackend) -> list[list[int]]:
@@ -114,7 +114,8 @@ def _make(ranks: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, tuning.reduced_by_all, tuning.spins, nonce)
+    settings = tuning.reduced_by_all, tuning.spins, tuning.copy_once_from
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -124,13 +125,13 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, reduced_by_all, spins, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, reduced_by_all, spins, copy_once_from, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
         raise OSError(f"invalid sizes: slots of {slot} bytes, heaps of {heap} bytes")
     try:
-        tuning = Tuning(reduced_by_all=reduced_by_all, spins=spins)
+        tuning = Tuning(reduced_by_all=reduced_by_all, spins=spins, copy_once_from=copy_once_from)
     except ValueError as error:
         raise OSError(f"invalid tuning: {error}") from error
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
