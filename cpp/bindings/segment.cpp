@@ -214,11 +214,12 @@ void phalanx::bind_segment(nb::module_& m) {
           nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"), "How large the memory of such a segment is.");
     nb::class_<SharedSegment>(m, "Segment", "Memory that ranks on one machine share; see cpp/phalanx/segment.hpp.")
         .def("__init__",
-             [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins,
-                int yields) {
+             [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins, int yields,
+                std::size_t reduced_by_all) {
                  if (ranks >= Verdict::everybody) throw nb::value_error("a segment is for fewer ranks");
                  try {
-                     new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields});
+                     new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields},
+                                              Thresholds{reduced_by_all});
                  } catch (const std::system_error& error) {
                      errno = error.code().value();
                      PyErr_SetFromErrno(PyExc_OSError);
@@ -226,7 +227,7 @@ void phalanx::bind_segment(nb::module_& m) {
                  }
              },
              nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"),
-             nb::arg("spins"), nb::arg("yields"))
+             nb::arg("spins"), nb::arg("yields"), nb::arg("reduced_by_all"))
         .def("barrier", &barrier)
         .def("broadcast", &broadcast)
         .def("all_reduce", &all_reduce)

@@ -279,7 +279,7 @@ public:
 
     Outcome all_reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how) {
         const std::size_t bytes = count * item_size(how.dtype);
-        if (bytes > reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
+        if (bytes > s_.thresholds().reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
         const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
@@ -297,8 +297,6 @@ public:
     }
 
 private:
-    // Up to here everybody reduces everything: half the steps are worth twice the work.
-    static constexpr std::size_t reduced_by_all = 16 << 10;
     static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;

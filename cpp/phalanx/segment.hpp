@@ -113,16 +113,24 @@ struct Layout {
     static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + page - 1) / page * page; }
 };
 
+// From which size something is done in another way: the same on all ranks. `phalanx.tuning` measures it.
+struct Thresholds {
+    // Bytes up to which everybody reduces everything in an all_reduce: half the steps are worth twice the work.
+    std::size_t reduced_by_all = 16 << 10;
+};
+
 // One rank's view of the segment. Of the threads of a process only one may keep step at a time; `abort` may come from
 // any.
 class Segment {
 public:
-    Segment(std::byte* base, const Layout& layout, int rank, const Patience& patience)
-        : base_(base), layout_(layout), rank_(rank), patience_(patience), spreading_(layout.ranks) {}
+    Segment(std::byte* base, const Layout& layout, int rank, const Patience& patience, const Thresholds& thresholds = {})
+        : base_(base), layout_(layout), rank_(rank), patience_(patience), thresholds_(thresholds),
+          spreading_(layout.ranks) {}
 
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return layout_.ranks; }
     const Layout& layout() const noexcept { return layout_; }
+    const Thresholds& thresholds() const noexcept { return thresholds_; }
     std::uint64_t step() const noexcept { return step_; }
 
     std::byte* slot(int rank, std::uint64_t number) const noexcept {
@@ -356,6 +364,7 @@ private:
     Layout layout_;
     int rank_;
     Patience patience_;
+    Thresholds thresholds_;
     Spreading spreading_;
     std::uint64_t step_ = 0;
     std::uint64_t waited_for_ = 0;

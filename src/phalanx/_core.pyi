@@ -21,11 +21,35 @@ class Recorder:
     def __init__(self) -> None: ...
     def records(self) -> list[tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]]: ...
 
+def time_movement(
+    size: int, reads: int, writes: int, in_place: bool, mover: int, threads: int, rounds: int, budget: float
+) -> float: ...
+def time_all_reduce(
+    size: int,
+    ranks: int,
+    slot_bytes: int,
+    reduced_by_all: int,
+    spins: int,
+    yields: int,
+    calls: int,
+    rounds: int,
+    budget: float,
+) -> float: ...
+def time_look(rounds: int, budget: float) -> float: ...
+def time_wake_up(times: int, budget: float) -> float: ...
 def segment_bytes(ranks: int, slot_bytes: int, heap_bytes: int) -> int: ...
 
 class Segment:
     def __init__(
-        self, fd: int, rank: int, ranks: int, slot_bytes: int, heap_bytes: int, spins: int, yields: int
+        self,
+        fd: int,
+        rank: int,
+        ranks: int,
+        slot_bytes: int,
+        heap_bytes: int,
+        spins: int,
+        yields: int,
+        reduced_by_all: int,
     ) -> None: ...
     def barrier(self, fingerprint: int, deadline: float) -> int: ...
     def broadcast(self, x: Any, root: int, fingerprint: int, deadline: float) -> int: ...
