@@ -56,9 +56,9 @@ private:
 
 class SharedSegment {
 public:
-    SharedSegment(int fd, int rank, const Layout& layout, const Patience& patience)
+    SharedSegment(int fd, int rank, const Layout& layout, const Patience& patience, const Thresholds& thresholds)
         : memory(std::make_shared<SharedMemory>(fd, layout)),
-          segment(memory->at(), layout, rank, patience),
+          segment(memory->at(), layout, rank, patience, thresholds),
           ops(segment) {}
 
     // After an operation has failed: puts its arrays out of everybody's reach, also of a rank that is stopped in the middle
@@ -73,6 +73,7 @@ public:
     std::shared_ptr<SharedMemory> memory;
     Segment segment;
     Collectives ops;
+    OwnProof proof;
 };
 
 }  // namespace phalanx

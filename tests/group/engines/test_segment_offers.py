@@ -29,7 +29,9 @@ def size() -> int:
 def offer(
     fd: int, nonce: bytes = NONCE, slot: int = segment_setup.SLOT, heap: int = HEAP, pid: int | None = None
 ) -> bytes:
-    return segment_setup._OFFER.pack(True, os.getpid() if pid is None else pid, fd, slot, heap, nonce)
+    return segment_setup._OFFER.pack(
+        True, os.getpid() if pid is None else pid, fd, slot, heap, segment_setup.COPY_ONCE_FROM, nonce
+    )
 
 
 def _unsealed() -> int:

@@ -3,6 +3,10 @@
 The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
 descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
 could; if one could not, the whole group goes on without.
+
+Long arrays need not be copied into that memory: their readers may be able to read them where they lie, in the memory of
+the process that they belong to. Each rank tries that on random bytes of every neighbour. If one cannot (another user,
+Yama's ptrace_scope, a seccomp filter, an old kernel), the whole segment does without.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,15 +44,23 @@ SLOT = 1 << 20
 """Bytes of a slot: long enough that keeping step costs little, short enough that all slots stay in the caches."""
 SHORT_SLOT = 256 << 10
 """The same for many ranks, whose slots would be too much together."""
+PROOF_BYTES = 16
+"""Random bytes by which a rank knows that the memory that it reads is another's."""
 LARGEST_HEAP = 1 << 40
 """The largest heap that is accepted, in bytes: far from where the sizes of all ranks together could overflow."""
 FEW = 8
 """The most ranks that use long slots."""
+COPY_ONCE_FROM = 48 << 10
+"""Bytes from one rank to another from which they are read where they lie: a system call more, but a copy less.
+
+The value of the rank that makes the segment counts on all of its ranks."""
 PATIENCE = (2000, 1000)
 """Looks at the other ranks, and then yields of the core, before a rank sleeps."""
 LITTLE_PATIENCE = (20, 4)
 """The same where there are fewer cores than ranks."""
-_OFFER = struct.Struct("<?QQQQ16s")
+_OFFER = struct.Struct("<?QQQQQ16s")
+_VOTE = struct.Struct("<?QQ16s")
+"""Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
 
 def memory_groups(backend: LaneBackend) -> list[list[int]]:
@@ -91,16 +104,30 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
                 problem = (
                     problem or f"the shared memory of rank {lane.members[neighbours[0]]} cannot be opened: {error}"
                 )
-        votes = np.zeros(lane.size, np.uint8)
-        mine = np.array([not problem], np.uint8)
+        proof = secrets.token_bytes(PROOF_BYTES)
+        address = opened.show_proof(proof) if opened is not None else 0
         try:
-            NetworkEngine(lane, is_star=False).all_gather(sharing, mine, votes, [1] * lane.size)
+            votes = _tell_all(sharing, lane, _VOTE.pack(not problem, os.getpid(), address, proof))
+            shared = all(_VOTE.unpack(vote)[0] for vote in votes)
+            if shared:
+                peers = [_VOTE.unpack(votes[rank])[1:] for rank in neighbours]
+                can_read = _tell_all(sharing, lane, bytes([opened is None or opened.try_peers(peers)]))
+                if opened is not None:
+                    opened.reads_peers = all(can_read[rank] == b"\1" for rank in neighbours)
         except BaseException:
             opened = None  # a broken group keeps the error, whose traceback would keep the memory
             raise
     if problem:
         logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
-    return (True, opened) if votes.all() else (False, None)
+    return (True, opened) if shared else (False, None)
+
+
+def _tell_all(sharing: RunningCollective, lane: Lane, word: bytes) -> list[bytes]:
+    """The word of every member of the group, which are all as long."""
+    words = np.zeros(lane.size * len(word), np.uint8)
+    mine = np.frombuffer(word, np.uint8)
+    NetworkEngine(lane, is_star=False).all_gather(sharing, mine, words, [len(word)] * lane.size)
+    return [words[start : start + len(word)].tobytes() for start in range(0, words.size, len(word))]
 
 
 def end_with_lane(segment: Segment, lane: Lane) -> None:
@@ -113,7 +140,7 @@ def _make(ranks: int, heap: int) -> tuple[int, bytes]:
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, nonce)
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, COPY_ONCE_FROM, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -123,7 +150,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, copy_once_from, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
@@ -132,7 +159,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     try:
         cores = len(os.sched_getaffinity(0))
         spins, yields = PATIENCE if ranks <= cores else LITTLE_PATIENCE
-        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, spins, yields)
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, spins, yields, copy_once_from)
         return segment
     finally:
         os.close(fd)
