@@ -252,6 +252,8 @@ void two_roots(Rank& me) {
         CHECK(outcome == Outcome::done || outcome == Outcome::broken || outcome == Outcome::timed_out);
     } else if (outcome == Outcome::mismatch) {
         CHECK(me.ops.culprit() == (root == 0 ? last : 0));
+    } else if (outcome == Outcome::broken) {  // the other root was quicker to find out
+        CHECK(me.segment.breaker() == (root == 0 ? last : 0));
     } else {
         CHECK(outcome == Outcome::done);
         CHECK(me.ops.flush(call.bound) == Outcome::broken);
