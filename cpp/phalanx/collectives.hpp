@@ -15,10 +15,10 @@
 // would not notice it there: so a root claims the step, and the second one finds the first one's claim. What a rank shows
 // next also stands for the broadcasts before, because the others may have taken either of them for the root.
 //
-// An array in the rank's heap is not copied: the others read it where it lies. So are long arrays that are only moved, also
-// if they lie elsewhere: the others read them from the memory of the rank's process, where that is possible
-// (peer_memory.hpp). Nobody goes on before all have read. If one could not, all do the operation once more through the
-// slots, and from then on all others as well.
+// An array in the rank's heap is not copied: the others read it where it lies. So they do with a long array that lies
+// elsewhere and is only moved, where that is quicker and all can (peer_memory.hpp). Nobody goes on before all have read. At
+// that last step each rank says whether it could. If one could not, all do the operation once more through the slots, and
+// from then on all operations.
 #pragma once
 
 #include <algorithm>
@@ -122,7 +122,9 @@ public:
     Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
-        const Shape shape{longest, s_.layout().slot_bytes, longest, -1};
+        // By address between two ranks only: with more of them an array is read several times, or one rank reads them all,
+        // and each time it costs more than to copy it out of a slot.
+        const Shape shape{longest, s_.layout().slot_bytes, longest, -1, ranks() == 2 && s_.copies_once(longest)};
         const bool receives = root < 0 || rank() == root;
         std::byte* own = receives ? target + counts.sum_before(rank()) : nullptr;
         bool own_done = false;
@@ -152,7 +154,7 @@ public:
         const std::size_t longest = counts.longest();
         const std::size_t total = counts.sum_before(ranks());
         const std::size_t region = region_bytes(1);
-        const Shape shape{longest, region, ranks() * longest, root};
+        const Shape shape{longest, region, ranks() * longest, root, parts_by_address(longest)};
         const std::size_t stride = std::min(region, longest);
         return exchange(
             call, shape, source, [total](int) { return total; },
@@ -191,7 +193,7 @@ public:
             const PartsHead head{parts.bytes, parts.kind, parts.words.size()};
             std::memcpy(line.small, &head, sizeof(head));
             copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
-            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes, s_.copies_once(parts.bytes));
+            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes, parts_by_address(parts.bytes));
             std::byte* to = in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first);
             if (home == 0) show_parts(to, 0, parts_window());
         }
@@ -239,7 +241,7 @@ public:
         const std::size_t longest = sizes.longest();
         const std::size_t region = region_bytes(1);
         const std::size_t stride = std::min(region, longest);
-        const Shape shape{longest, region, ranks() * longest, -1};
+        const Shape shape{longest, region, ranks() * longest, -1, parts_by_address(longest)};
         return exchange(
             call, shape, source, [&](int r) { return row(r).sum_before(ranks()); },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -320,7 +322,7 @@ private:
         std::size_t window;     // how much of each part goes into a slot at a time
         std::size_t footprint;  // bytes in a slot, if the parts are short enough for one piece
         int root;               // -1: everybody shows something
-        bool moved = true;      // or combined: then it has to lie in the segment
+        bool by_address;        // whether arrays that lie elsewhere are read there
     };
 
     // What `tell_parts` shows in the root's line; short parts lie behind it.
@@ -481,6 +483,12 @@ private:
         return offset == 0 && by_address ? Segment::address_of(array) : offset;
     }
 
+    // Whether parts of this length, one for each rank, are read from the memory of the rank that has them. More than two ranks
+    // may have to share cores, and then one step more is dear: all parts together have to be long.
+    bool parts_by_address(std::size_t each) const noexcept {
+        return s_.copies_once(each) && (ranks() == 2 || s_.copies_once(ranks() * each / 12));
+    }
+
     // One piece of what the others show.
     class Shown {
     public:
@@ -516,8 +524,7 @@ private:
         const bool in_line = shape.footprint <= sizeof(Line::small);
         const std::uint64_t first = s_.step() + 1;
         Line& line = s_.next_line();
-        const bool by_address = shape.moved && s_.copies_once(shape.longest);
-        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint, by_address) : 0;
+        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint, shape.by_address) : 0;
         line.home.store(home, std::memory_order_relaxed);
         const bool copies = shows && home == 0;
         std::size_t window = std::min(shape.window, shape.longest);
@@ -527,7 +534,10 @@ private:
         if (find_homes(bytes_of, shape.root)) window = shape.longest;
         bool again = false;
         outcome = take_turns(call, {first, shape.longest, window, in_line, copies}, again, publish, consume);
-        return again ? exchange(call, shape, mine, bytes_of, publish, consume) : outcome;
+        if (!again) return outcome;
+        Shape through_slots = shape;
+        through_slots.by_address = false;
+        return exchange(call, through_slots, mine, bytes_of, publish, consume);
     }
 
     // What is left of an operation once all have met, and have shown its first piece.

@@ -207,8 +207,8 @@ void unreadable(Rank& me, unsigned seed) {
     CHECK(me.segment.reads_peers());
     if (me.rank() == me.ranks() - 1) me.proof.erase();
     random_program(me, seed + 1, 40);
-    std::vector<std::int32_t> mine(5000, me.rank()), all(5000 * me.ranks(), -1);
-    CHECK(me.ops.all_gather(me.call(), bytes_of(mine), bytes_of(all), Lengths(4 * mine.size())) == Outcome::done);
+    std::vector<std::int32_t> mine(5000 * me.ranks(), me.rank()), all(5000 * me.ranks(), -1);
+    CHECK(me.ops.all_to_all(me.call(), bytes_of(mine), bytes_of(all), Lengths(4 * 5000)) == Outcome::done);
     CHECK(!me.segment.reads_peers());
     for (int r = 0; r < me.ranks(); ++r) CHECK(all[5000 * r] == r && all[5000 * r + 4999] == r);
 }
@@ -216,18 +216,21 @@ void unreadable(Rank& me, unsigned seed) {
 // Arrays in heaps and by address in one operation.
 void mixed(Rank& me) {
     const std::size_t count = 50000;
-    const std::vector<std::size_t> counts(me.ranks(), 4 * count);
+    const int n = me.ranks();
     auto* heap = me.segment.heap(me.rank());
     for (std::uint64_t turn = 0; turn < 6; ++turn) {
-        auto values = values_of(me.rank(), count, turn);
+        auto values = values_of(me.rank(), count * n, turn);
         const bool in_heap = (turn + me.rank()) % 2 == 0;
-        if (in_heap) std::memcpy(heap, values.data(), 4 * count);
-        std::vector<std::int32_t> gathered(count * me.ranks());
+        if (in_heap) std::memcpy(heap, values.data(), 4 * count * n);
+        std::vector<std::int32_t> found(count * n, -1);
         std::byte* at = in_heap ? heap : bytes_of(values);
-        CHECK(me.ops.all_gather(me.call(), at, bytes_of(gathered), counts) == Outcome::done);
-        std::memset(at, 0xff, 4 * count);
-        for (int r = 0; r < me.ranks(); ++r)
-            CHECK(std::memcmp(gathered.data() + r * count, values_of(r, count, turn).data(), 4 * count) == 0);
+        CHECK(me.ops.all_to_all(me.call(), at, bytes_of(found), Lengths(4 * count)) == Outcome::done);
+        std::memset(at, 0xff, 4 * count * n);
+        for (int r = 0; r < n; ++r) {
+            const auto theirs = values_of(r, count * n, turn);
+            CHECK(std::equal(found.begin() + r * count, found.begin() + (r + 1) * count, theirs.begin() + me.rank() * count));
+        }
+        CHECK(me.segment.reads_peers());
     }
 }
 

@@ -26,16 +26,17 @@ from system_calls import READ_PEER, hold_up
 world = init()
 world.barrier()
 assert world._engine.segment.reads_peers
-count = 8 << 20  # of 4 bytes: several pieces
 n = world.world_size
-room = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+count = 4 << 20  # from one rank to another: 16 MiB, two pieces
+room = mmap.mmap(-1, 4 * n * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 x = np.frombuffer(room, np.int32)
 x[:] = world.rank
 out = np.full(n * count, -1, np.int32)
+expected = np.repeat(np.arange(n, dtype=np.int32), count)
 def aside(function):
     threading.Thread(target=function, daemon=True).start()
 def hold(turn):
-    if turn == 2:
+    if turn == 2 * (n - 1):  # in the middle of what the last rank has
         say("held")
         hear()
 """
@@ -48,7 +49,7 @@ def test_a_rank_that_is_killed(worlds: Worlds) -> None:
         + """
 if world.rank == 0:
     hold_up(READ_PEER, hold)
-expect(lambda: world.all_gather(x, out))
+expect(lambda: world.all_to_all(x, out))
 expect(lambda: world.barrier(), "again")
 """,
     )
@@ -71,7 +72,7 @@ if world.rank == 0:
     hold_up(READ_PEER, hold)
 if world.rank == 2:
     aside(lambda: hear() and os.execv("/bin/sleep", ["sleep", "60"]))
-expect(lambda: world.all_gather(x, out))
+expect(lambda: world.all_to_all(x, out))
 """,
     )
     world[0].wait("held")
@@ -100,7 +101,7 @@ if world.rank == 0:
     hold_up(READ_PEER, hold)
 else:
     aside(unmap)
-expect(lambda: world.gather(x, 0, out if world.rank == 0 else None))
+expect(lambda: world.gather(x[:count], 0, out if world.rank == 0 else None))
 """,
     )
     world[0].wait("held")
@@ -120,7 +121,7 @@ def test_whoever_gives_up_may_change_its_array(worlds: Worlds) -> None:
         + """
 if world.rank == 0:
     hold_up(READ_PEER, hold)
-expect(lambda: world.all_gather(x, out, timeout=60 if world.rank == 0 else 0.3))
+expect(lambda: world.all_to_all(x, out, timeout=60 if world.rank == 0 else 0.3))
 x[:] = -2
 say("changed")
 """,
@@ -143,7 +144,7 @@ def test_an_abort(worlds: Worlds) -> None:
         + """
 if world.rank == 0:
     hold_up(READ_PEER, lambda turn: world.abort("enough") if turn == 2 else None)
-expect(lambda: world.all_gather(x, out))
+expect(lambda: world.all_to_all(x, out))
 """,
     )
     for rank in world:
@@ -160,7 +161,7 @@ def test_an_interrupt(worlds: Worlds) -> None:
         + """
 if world.rank == 0:
     hold_up(READ_PEER, hold)
-expect(lambda: np.array_equal(world.all_gather(x, out), np.repeat(np.arange(n, dtype=np.int32), count)))
+expect(lambda: np.array_equal(world.all_to_all(x, out), expected))
 """,
     )
     world[0].wait("held")
@@ -180,9 +181,9 @@ def test_a_rank_that_stops_for_a_while(worlds: Worlds) -> None:
         + """
 if world.rank == 0:
     hold_up(READ_PEER, hold)
-world.all_gather(x, out)
+world.all_to_all(x, out)
 x[:] = -2
-say("done", right=bool(np.array_equal(out, np.repeat(np.arange(n, dtype=np.int32), count))))
+say("done", right=bool(np.array_equal(out, expected)))
 """,
     )
     world[0].wait("held")
