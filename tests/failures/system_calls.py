@@ -53,7 +53,7 @@ def forbid(call: int) -> None:
 
 
 def hold_up(call: int, wait: Callable[[int], None]) -> None:
-    """Has a system call of this thread wait before it is done, for good: for `wait(n)` the n-th time, in another thread."""
+    """Holds a system call of this thread up, for good: the n-th time until `wait(n)` returns, in another thread."""
     listener = _filter(call, _NOTIFY, _LISTENER)
 
     def answer() -> None:

@@ -149,7 +149,8 @@ expect(lambda: world.all_to_all(x, out))
     )
     for rank in world:
         event = rank.wait("raised")
-        assert "PhalanxError" in event["kinds"] and "enough" in event["text"], event
+        assert "PhalanxError" in event["kinds"], event
+        assert "enough" in event["text"], event
     world.finish()
 
 
@@ -218,5 +219,5 @@ def test_ranks_that_number_processes_differently(worlds: Worlds) -> None:
     if world[1].wait("done")["right"] is None:
         world[0].kill()
         pytest.skip("no namespaces of processes here")
-    assert world[0].wait("done")["right"] and world[1].wait("done")["right"]
+    assert [rank.wait("done")["right"] for rank in world] == [True, True]
     assert world.finish() == [0, 0]
