@@ -143,7 +143,7 @@ def test_an_abort(worlds: Worlds) -> None:
         BEGIN
         + """
 if world.rank == 0:
-    hold_up(READ_PEER, lambda turn: world.abort("enough") if turn == 2 else None)
+    hold_up(READ_PEER, lambda turn: world.abort("enough") if turn == 1 else None)
 expect(lambda: world.all_to_all(x, out))
 """,
     )
