@@ -74,11 +74,11 @@ docs: $(VENV)/.docs ## the documentation as a site, in site/
 BENCH := build/bench
 PEERS := --openmpi $(PHALANX_TEST_OPENMPI) --mpich $(PHALANX_TEST_MPICH)
 .PHONY: bench bench-hosts bench-torch
-bench: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## everything against Gloo, Open MPI and MPICH; writes docs/benchmarks.md
+bench: $(VENV)/.bench $(VENV)/.torch $(MPI)/.made ## everything against Gloo, Open MPI and MPICH; writes this machine's section of docs/benchmarks.md
 	@mkdir -p $(BENCH)
 	$(SAY) "2 and 4 ranks"
 	@$(VENV)/bin/phalanx bench -n 2,4 -s 8,64,1K,16K,128K,1M,8M,64M --in-segment all_reduce --memory \
-	    --against gloo,openmpi,mpich $(PEERS) --json $(BENCH)/main.json --plot docs/img/benchmarks.svg $(ARGS)
+	    --against gloo,openmpi,mpich $(PEERS) --json $(BENCH)/main.json --plot $(BENCH)/main.svg $(ARGS)
 	$(SAY) "16 ranks"
 	@$(VENV)/bin/phalanx bench -n 16 -s 8,16K,1M --rounds 5 \
 	    --against gloo,openmpi,mpich $(PEERS) --json $(BENCH)/many.json $(ARGS)

@@ -1,34 +1,53 @@
-"""Writes what the benchmarks measured into docs/benchmarks.md and docs/coming-from-gloo.md.
+"""Writes what the benchmarks measured into docs/benchmarks.md, docs/coming-from-gloo.md and the README.
 
 The pages are written by hand, but for what stands between `<!-- measured: NAME -->` and `<!-- end -->`:
 
     python -m benchmarks.pages FOLDER
 
 FOLDER holds what these benchmarks wrote with `--json`, as far as it is there: `main.json`, `many.json`, `tcp.json`,
-`hosts.json`, `torch.json` and `training.json`. A part whose file is missing stays as it is.
+`hosts.json`, `torch.json` and `training.json`, and the picture `main.svg`. A part whose file is missing stays as it is.
+
+docs/benchmarks.md has a section for each machine, which begins with `<!-- machine: NAME -->`. A report renews the
+section of the machine that it was measured on, and no other; a machine that is new gets a section of its own. The
+README claims what the worst of these machines shows.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from phalanx.cli.bench.machine import limit
-from phalanx.cli.bench.results import BenchReport
+from phalanx.cli.bench.results import BenchReport, Machine
 from phalanx.cli.bench.show import ResultTable, tables
-from phalanx.cli.bench.sizes import show_bytes, show_seconds, show_size
-from phalanx.cli.bench.summary import primary, summary
+from phalanx.cli.bench.sizes import show_bytes, show_ratio, show_seconds, show_size
+from phalanx.cli.bench.summary import geometric_mean, place, primary, standings, summary
 
 from .checkout import ROOT
 from .training import show as steps
 from .under_torch import goals
 
 PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "coming-from-gloo.md")]
+README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SECTION = re.compile(r"<!-- machine: (.+?) -->\n(.*?)(?=<!-- machine: |<!-- end of machines -->)", re.DOTALL)
+END = "<!-- end of machines -->"
+CLAIM = re.compile(r"(<!-- measured: claim -->).*?(<!-- end -->)")
+NOT_MEASURED = "Not measured on this machine."
+
+
+def name_of(machine: Machine) -> str:
+    """The name of a machine, by which its section is found again. A new kernel does not make a new machine."""
+    return f"{machine.model}, {machine.cores} cores"
+
+
+def picture_of(machine: str) -> str:
+    """The file name of a machine's picture."""
+    return f"benchmarks-{re.sub(r'[^a-z0-9]+', '-', machine.lower()).strip('-')}.svg"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -57,6 +76,14 @@ def where(report: BenchReport) -> str:
     return "\n".join(lines) + "\n"
 
 
+def where_with_picture(report: BenchReport) -> str:
+    """The same, and the picture of the machine if there is one."""
+    picture = picture_of(name_of(report.machine))
+    if not (PAGES[0].parent / "img" / picture).exists():
+        return where(report)
+    return f"{where(report)}\n![Time per call over size, for each operation and number of ranks](img/{picture})\n"
+
+
 def standing(report: BenchReport) -> str:
     """The summary beside the best peer."""
     rows = [[name, text] for name, text in summary(report)]
@@ -82,10 +109,11 @@ def bold_rows(table: ResultTable) -> list[list[str]]:
 
 
 def limits(report: BenchReport) -> str:
-    """The speed of the machine's memory, and how near to it Phalanx comes."""
+    """The speed of the machine's memory, and how near to the limit Phalanx comes."""
     speeds = [
         [
             "one core" if found.cores == 1 else f"{found.cores} cores at once",
+            show_size(found.size),
             f"{found.copy / 1e9:.1f} GB/s",
             f"{found.add / 1e9:.1f} GB/s",
         ]
@@ -98,16 +126,13 @@ def limits(report: BenchReport) -> str:
             timing = cell.of(column.name)
             if cell.limit is None or timing is None or timing.seconds is None:
                 continue
-            least = limit(cell.operation, cell.size, cell.ranks, report.machine.bandwidth, in_segment=column.in_segment)
             name = f"{cell.operation}, {column.label}" if column.in_segment else cell.operation
-            share = f"{least / timing.seconds:.0%}"
-            rows.append(
-                [name, str(cell.ranks), show_size(cell.size), show_seconds(least), show_seconds(timing.seconds), share]
-            )
+            limit, times = show_seconds(cell.limit), show_ratio(timing.seconds / cell.limit)
+            rows.append([name, str(cell.ranks), show_size(cell.size), limit, show_seconds(timing.seconds), times])
     return (
-        markdown(["64 MiB arrays", "copy", "`x += y`, of x"], speeds)
+        markdown(["", "arrays of a core", "copy", "`x += y`, of x"], speeds)
         + "\n"
-        + markdown(["operation", "ranks", "size", "limit", "Phalanx", "of the limit's speed"], rows)
+        + markdown(["operation", "ranks", "size", "limit", "Phalanx", "times the limit"], rows)
     )
 
 
@@ -140,7 +165,7 @@ def training(report: BenchReport) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[BenchReport], str]]] = {
-    "where": ("main", where),
+    "where": ("main", where_with_picture),
     "summary": ("main", standing),
     "cells": ("main", cells),
     "limits": ("main", limits),
@@ -154,18 +179,98 @@ PARTS: dict[str, tuple[str, Callable[[BenchReport], str]]] = {
 """Name of the part -> file it is made of, and how."""
 
 
+def section(machine: str) -> str:
+    """A new section, with nothing measured yet."""
+    parts = [f"<!-- machine: {machine} -->\n## {machine}\n"]
+    for title, names in SECTIONS.items():
+        parts += [f"### {title}\n"] if title else []
+        parts += [f"<!-- measured: {name} -->\n\n{NOT_MEASURED}\n\n<!-- end -->\n" for name in names]
+    return "\n".join(parts) + "\n"
+
+
+SECTIONS = {
+    "": ["where"],
+    "In short": ["summary"],
+    "Every cell": ["cells"],
+    "How far from the limit": ["limits"],
+    "Memory": ["memory"],
+    "More ranks than cores": ["many"],
+    "TCP only": ["tcp"],
+    "Two hosts": ["hosts"],
+}
+"""The parts of a machine's section under their titles."""
+
+
 def renew(page: str, reports: dict[str, BenchReport]) -> str:
-    """The page with every part that there is a report for.
+    """The page with every part that there is a report for, each in the section of its machine.
 
     Raises:
         KeyError: The page asks for a part that does not exist.
     """
+    if END not in page:
+        return _renew_parts(page, reports)
+    known = {match[1] for match in SECTION.finditer(page)}
+    of_machines = {name for names in SECTIONS.values() for name in names}
+    files = {PARTS[name][0] for name in of_machines}
+    for machine in dict.fromkeys(name_of(report.machine) for name, report in reports.items() if name in files):
+        if machine not in known:
+            page = page.replace(END, section(machine) + END)
 
+    def renew_section(match: re.Match[str]) -> str:
+        its = {name: report for name, report in reports.items() if name_of(report.machine) == match[1]}
+        return _renew_parts(match[0], its)
+
+    page = SECTION.sub(renew_section, page)
+    return BLOCK.sub(lambda match: _renew_machines(match, reports) if match[2] == "machines" else match[0], page)
+
+
+def _renew_parts(text: str, reports: dict[str, BenchReport]) -> str:
     def part(match: re.Match[str]) -> str:
         name, make = PARTS[match[2]]
         return f"{match[1]}\n{make(reports[name])}\n{match[3]}" if name in reports else match[0]
 
-    return BLOCK.sub(part, page)
+    return BLOCK.sub(part, text)
+
+
+MACHINES = ["machine", "cells", "mean", "worst cell", "more than 5 % slower"]
+
+
+def _renew_machines(match: re.Match[str], reports: dict[str, BenchReport]) -> str:
+    """The table of all machines: one row is renewed, the others stay."""
+    rows = {row[0]: row for row in machine_rows(match[0])}
+    report = reports.get("main")
+    found = standings(report) if report is not None else []
+    if report is not None and found:
+        worst = min(found, key=lambda standing: standing.ratio)
+        machine = name_of(report.machine)
+        rows[machine] = [
+            machine,
+            str(len(found)),
+            show_ratio(geometric_mean(standing.ratio for standing in found)),
+            f"{show_ratio(worst.ratio)}, {place(worst.cell)}, beside {worst.peer.label}",
+            str(sum(1 for standing in found if standing.ratio < 0.95)),
+        ]
+    return f"{match[1]}\n{markdown(MACHINES, list(rows.values()))}\n{match[3]}"
+
+
+def machine_rows(text: str) -> list[list[str]]:
+    """The rows of the table of machines, as they stand on the page."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return [line for line in lines if line != MACHINES and not line[0].startswith("---")]
+
+
+def claim(page: str) -> str:
+    """What the README says: the machine with the least mean, not the best one."""
+    table = next(match[0] for match in BLOCK.finditer(page) if match[2] == "machines")
+    rows = machine_rows(table)
+    worst = min(rows, key=lambda row: float(row[2].replace(",", "")))
+    where = f"the worst of {len(rows)} machines, {worst[0]}" if len(rows) > 1 else worst[0]
+    return (
+        f"on {where}, over {worst[1]} cells from 8 B to 64 MiB, {worst[2]} times as fast as the best of Gloo, Open MPI "
+        "and MPICH in each cell, in the geometric mean"
+    )
 
 
 def main(folder: Path) -> None:
@@ -175,8 +280,14 @@ def main(folder: Path) -> None:
         for name in dict.fromkeys(name for name, _ in PARTS.values())
         if (folder / f"{name}.json").exists()
     }
+    if "main" in reports and (folder / "main.svg").exists():
+        picture = PAGES[0].parent / "img" / picture_of(name_of(reports["main"].machine))
+        picture.parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / "main.svg", picture)
     for page in PAGES:
         page.write_text(renew(page.read_text(encoding="utf-8"), reports), encoding="utf-8")
+    said = claim(PAGES[0].read_text(encoding="utf-8"))
+    README.write_text(CLAIM.sub(rf"\g<1>{said}\g<2>", README.read_text(encoding="utf-8")), encoding="utf-8")
     for name, report in reports.items():
         for line, text in summary(report)[:1]:
             click.echo(f"{name}: {primary(report).label}, {line}: {text}")

@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"rendezvous"},
     {"transports"},
     {"algorithms"},
-    {"wire"},
+    {"wire", "tuning"},
     {"_native"},
     {"config"},
     {"deadline", "background_thread"},

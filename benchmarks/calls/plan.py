@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from phalanx.cli.bench.machine import Movement
 from phalanx.cli.bench.orders import PrepareOrder
 from phalanx.cli.bench.plan import BenchPlan, Cell, Entrant
-from phalanx.cli.bench.results import Bandwidth
 from phalanx.cli.bench.sizes import show_size
 
 from .worker import IN_FLIGHT
@@ -55,6 +55,6 @@ class RemoteCallPlan(BenchPlan):
         """A call is there and back."""
         return 1
 
-    def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
+    def least(self, cell: Cell) -> Movement | None:
         """None: a call is not a matter of memory alone."""
         return None

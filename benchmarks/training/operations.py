@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cli.bench.operations import Cost, MeasuredOperation, add_operations
+from phalanx.cli.bench.operations import MeasuredOperation, add_operations
 
 __all__ = ["ALONE", "TRAINING"]
 
@@ -19,8 +19,6 @@ def _step(name: str) -> MeasuredOperation:
         shape=lambda rank, n, count: (1, None),
         before=lambda rank, n, x: None,
         after=lambda rank, n, x, out: bool(np.isfinite(x[0]) and x[0] > 0),  # the loss
-        cost=lambda n: Cost(0, 0),
-        shared_cost=lambda n: Cost(0, 0),
     )
 
 

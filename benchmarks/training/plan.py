@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.checkout import CheckoutContender
+from phalanx.cli.bench.machine import Movement
 from phalanx.cli.bench.orders import PrepareOrder
 from phalanx.cli.bench.plan import BenchPlan, Cell, Entrant
-from phalanx.cli.bench.results import Bandwidth
 
 from .operations import ALONE, TRAINING
 
@@ -57,6 +57,6 @@ class TrainingPlan(BenchPlan):
         """A call is a step."""
         return 1
 
-    def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
+    def least(self, cell: Cell) -> Movement | None:
         """None: a step is mostly arithmetic."""
         return None

@@ -65,4 +65,11 @@ private:
     Bell released_;
 };
 
+// Whether an attribute of a channel is this very object, True or False.
+inline bool says(nanobind::handle channel, nanobind::handle attribute, PyObject* value) noexcept {
+    const nanobind::object found = nanobind::steal(PyObject_GetAttr(channel.ptr(), attribute.ptr()));
+    if (!found.is_valid()) PyErr_Clear();
+    return found.ptr() == value;
+}
+
 }  // namespace phalanx

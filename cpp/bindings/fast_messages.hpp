@@ -7,30 +7,18 @@
 
 #include <vector>
 
-#include "channel_lock.hpp"
 #include "gil.hpp"
 #include "mapped_ring.hpp"
-#include "phalanx/frame.hpp"
-#include "plain_array.hpp"
-#include "recorder.hpp"
+#include "message_calls.hpp"
 
 namespace phalanx {
 
-namespace nb = nanobind;
-
-class FastMessages {
+class FastMessages : MessageCalls {
 public:
-    // `mailbox` counts the receives that are posted and the messages that wait, by source; see transports/mailbox.py.
     FastMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
                   std::size_t max_message, int spins, int yields)
-        : ahead_(mailbox.attr("ahead")),
-          arrays_object_(std::move(arrays)),
-          arrays_(*nb::cast<PlainArrays*>(arrays_object_)),
-          recorder_object_(std::move(recorder)),
-          recorder_(*nb::cast<Recorder*>(recorder_object_)),
+        : MessageCalls(std::move(mailbox), std::move(arrays), std::move(recorder), timeout, max_message),
           patience_{spins, yields},
-          longest_ns_(std::min(handover_ns, static_cast<std::int64_t>(std::min(timeout, 1.0) * 1e9))),
-          max_message_(max_message),
           out_(static_cast<std::size_t>(peers)),
           in_(static_cast<std::size_t>(peers)) {}
 
@@ -51,8 +39,8 @@ public:
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
     nb::object send(nb::handle x, nb::handle dst, nb::handle tag) {
         Message message;
-        Route<RingOut>* found = lookup(out_, dst, message);
-        if (found == nullptr || !describe(message, x, tag, false)) return nb::bool_(false);
+        const Route<RingOut>* found = lookup(out_, dst, message);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, false)) return nb::bool_(false);
         const Route<RingOut> route = *found;
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr || PyObject_Size(route.queue.ptr()) != 0)
@@ -63,8 +51,8 @@ public:
 
     nb::object recv(nb::handle out, nb::handle src, nb::handle tag) {
         Message message;
-        Route<RingIn>* found = lookup(in_, src, message);
-        if (found == nullptr || !describe(message, out, tag, true)) return nb::bool_(false);
+        const Route<RingIn>* found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, true)) return nb::bool_(false);
         const Route<RingIn> route = *found;
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src))
@@ -74,8 +62,6 @@ public:
     }
 
 private:
-    // A wait that lasts so long is handed over: signals are looked at there, and a lost connection is seen.
-    static constexpr std::int64_t handover_ns = 50'000'000;
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
 
@@ -86,27 +72,6 @@ private:
         nb::object ring;
         nb::object channel;
         nb::object queue;
-    };
-
-    struct Turn {
-        explicit Turn(ChannelLock& lock) noexcept : taken(lock.try_enter()), lock_(lock) {}
-        ~Turn() {
-            if (taken) lock_.exit();
-        }
-        Turn(const Turn&) = delete;
-        Turn& operator=(const Turn&) = delete;
-        const bool taken;
-
-    private:
-        ChannelLock& lock_;
-    };
-
-    struct Message {
-        PlainArray array;
-        ArrayHead head;
-        int peer = -1;
-        std::int64_t tag = 0;
-        std::int64_t began = monotonic_ns();
     };
 
     // Lets go of the GIL to wait for the other side, or to move many bytes.
@@ -125,45 +90,8 @@ private:
         std::optional<WithoutGil> release_;
     };
 
-    template <class Mapped>
-    static Route<Mapped>* lookup(std::vector<Route<Mapped>>& routes, nb::handle rank, Message& message) {
-        if (!PyLong_CheckExact(rank.ptr())) return nullptr;
-        const Py_ssize_t index = PyLong_AsSsize_t(rank.ptr());
-        if (index < 0) PyErr_Clear();
-        if (index < 0 || static_cast<std::size_t>(index) >= routes.size()) return nullptr;
-        message.peer = static_cast<int>(index);
-        Route<Mapped>& route = routes[static_cast<std::size_t>(index)];
-        return route.mapped == nullptr ? nullptr : &route;
-    }
-
-    bool describe(Message& message, nb::handle x, nb::handle tag, bool write) const {
-        PlainArray& array = message.array;
-        if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
-        message.tag = PyLong_AsLongLong(tag.ptr());
-        if (message.tag < 0) PyErr_Clear();
-        return message.tag >= 0 && message.head.make(*array.dtype, array.dims, array.shape,
-                                                     static_cast<std::uint64_t>(message.tag), array.bytes);
-    }
-
-    // Whether a receive or a message waits in the mailbox that this receive must not overtake.
-    bool comes_later(nb::handle src) const {
-        return ahead_.size() != 0 && (ahead_.contains(nb::none()) || ahead_.contains(src));
-    }
-
-    void note(const char* verb, const Message& message) {
-        Record& record = recorder_.begin(verb);
-        record.rank = message.peer;
-        record.tag = message.tag;
-        record.ended_ns = record.began_ns;
-        record.began_ns = message.began;
-    }
-
-    static nb::object waited(nb::object operation, const Message& message) {
-        return nb::make_tuple(operation, static_cast<double>(monotonic_ns() - message.began) * 1e-9);
-    }
-
     nb::object send_frame(RingWriter& ring, const Route<RingOut>& route, const Message& message, nb::handle x) {
-        const Bound bound{message.began + longest_ns_, &route.lock->wanted(), nullptr};
+        const Bound bound = bound_of(message, *route.lock);
         const ArrayHead& head = message.head;
         const auto [data, size] = std::pair(message.array.data, message.array.bytes);
         ring.ask_for_no_byte();
@@ -189,7 +117,7 @@ private:
     }
 
     nb::object receive_frame(RingReader& ring, const Route<RingIn>& route, const Message& message, nb::handle out) {
-        const Bound bound{message.began + longest_ns_, &route.lock->wanted(), nullptr};
+        const Bound bound = bound_of(message, *route.lock);
         const ArrayHead& head = message.head;
         const auto [data, size] = std::pair(message.array.data, message.array.bytes);
         ring.ask_for_no_byte();
@@ -227,14 +155,7 @@ private:
         return true;
     }
 
-    nb::dict ahead_;
-    nb::object arrays_object_;
-    PlainArrays& arrays_;
-    nb::object recorder_object_;
-    Recorder& recorder_;
     Patience patience_;
-    std::int64_t longest_ns_;
-    std::size_t max_message_;
     std::vector<Route<RingOut>> out_;
     std::vector<Route<RingIn>> in_;
 };

@@ -31,17 +31,19 @@ void phalanx::bind_recorder(nb::module_& m) {
 NB_MODULE(_core, m) {
     m.attr("__doc__") = "The native core. Use phalanx._native, which works without it too.";
     // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
-    m.attr("ABI") = 5;
+    m.attr("ABI") = 6;
     // A thread that never ends may hold a group when the program does: nothing that nanobind should speak of.
     nb::set_leak_warnings(false);
     phalanx::bind_call_site(m);
     phalanx::bind_recorder(m);
+    phalanx::bind_machine(m);
     phalanx::bind_reduce(m);
     phalanx::bind_ring(m);
     phalanx::bind_frame_pipe(m);
     phalanx::bind_segment(m);
     phalanx::bind_fast_path(m);
     phalanx::bind_steps(m);
+    phalanx::bind_fast_steps(m);
 #if defined(PHALANX_JITTER)
     m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,
           "From now on this process pauses as the seed says; 0: not at all. Only in the build of `make jitter`.");

@@ -7,11 +7,13 @@ namespace phalanx {
 
 void bind_fast_path(nanobind::module_& m);
 void bind_frame_pipe(nanobind::module_& m);
+void bind_machine(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_call_site(nanobind::module_& m);
 void bind_recorder(nanobind::module_& m);
 void bind_segment(nanobind::module_& m);
 void bind_ring(nanobind::module_& m);
 void bind_steps(nanobind::module_& m);
+void bind_fast_steps(nanobind::module_& m);
 
 }  // namespace phalanx

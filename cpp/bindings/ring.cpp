@@ -8,6 +8,7 @@
 #include "mapped_ring.hpp"
 #include "module.hpp"
 #include "fast_messages.hpp"
+#include "stream_messages.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -123,4 +124,13 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("close", &FastMessages::close)
         .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
         .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
+    nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
+        .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
+             nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
+             nb::arg("oversubscribed"))
+        .def("open_out", &StreamMessages::open_out, nb::arg("dst"), nb::arg("channel"), nb::arg("queue"))
+        .def("open_in", &StreamMessages::open_in, nb::arg("src"), nb::arg("channel"))
+        .def("close", &StreamMessages::close)
+        .def("send", &StreamMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
+        .def("recv", &StreamMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
 }

@@ -1,131 +1,38 @@
 // The steps of a schedule over TCP for Python; see phalanx.group.engines.steps.fast_path.
 
-#include "phalanx/steps.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "buffer.hpp"
-#include "gil.hpp"
 #include "module.hpp"
+#include "steps_run.hpp"
 
 namespace nb = nanobind;
 
 namespace phalanx {
-namespace {
-
-// The steps of one schedule as numbers; made once, used by every collective with that schedule.
-struct Plan {
-    // For each step: how many sends and receives, then (channel, chunk) of each send and (channel, chunk, flags) of each
-    // receive. Flags: 1 reduce, 2 before, 4 late.
-    explicit Plan(const std::vector<int>& numbers) {
-        auto made = std::make_shared<std::vector<Step>>();
-        auto next = numbers.begin();
-        const auto take = [&] {
-            if (next == numbers.end()) throw nb::value_error("the plan is cut short");
-            return *next++;
-        };
-        while (next != numbers.end()) {
-            Step step;
-            const int sends = take();
-            const int recvs = take();
-            for (int i = 0; i < sends; ++i) {
-                const int channel = take();
-                step.sends.emplace_back(channel, take());
-            }
-            for (int i = 0; i < recvs; ++i) {
-                const int channel = take();
-                const int chunk = take();
-                const int flags = take();
-                step.recvs.emplace_back(channel, Recv{chunk, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0});
-            }
-            made->push_back(std::move(step));
-        }
-        steps = std::move(made);
-    }
-
-    std::shared_ptr<const std::vector<Step>> steps;
-};
-
-// A run of the steps, with the memory that it needs held in place.
-class Run {
-public:
-    Run(const Plan& plan, nb::list chunks, nb::list sources, const std::vector<int>& out, const std::vector<int>& in,
-        std::uint64_t fingerprint, int dtype, int op) {
-        std::vector<Chunk> memory;
-        memory.reserve(nb::len(chunks));
-        const std::size_t item = dtype >= 0 ? item_size(static_cast<Dtype>(dtype)) : 1;
-        if (nb::len(sources) != nb::len(chunks) || item == 0) throw nb::value_error("sources do not go with chunks");
-        for (std::size_t i = 0; i < nb::len(chunks); ++i) {
-            buffers_.push_back(std::make_unique<Buffer>(chunks[i], PyBUF_SIMPLE));
-            Chunk chunk{buffers_.back()->data(), nullptr, buffers_.back()->bytes()};
-            if (!sources[i].is_none()) {
-                buffers_.push_back(std::make_unique<Buffer>(sources[i], PyBUF_SIMPLE));
-                chunk.own = buffers_.back()->data();
-                if (buffers_.back()->bytes() != chunk.size) throw nb::value_error("a source differs in size");
-            }
-            if (chunk.size % item != 0) throw nb::value_error("a chunk does not hold a whole number of items");
-            memory.push_back(chunk);
-        }
-        check(plan, memory.size(), out.size(), in.size(), dtype, op);
-        steps_ = std::make_unique<Steps>(plan.steps, std::move(memory), out, in, fingerprint,
-                                         static_cast<Dtype>(std::max(dtype, 0)), static_cast<Op>(std::max(op, 0)));
-    }
-
-    int move(int looks, std::size_t piece) {
-        const WithoutGil released;
-        return static_cast<int>(steps_->move(looks, piece));
-    }
-
-    std::size_t where() const { return steps_->where(); }
-    int error() const { return steps_->error(); }
-    bool sends_to(std::size_t i) const { return steps_->sends_to(i); }
-    bool receives_from(std::size_t i) const { return steps_->receives_from(i); }
-    bool halfway(std::size_t i) const { return steps_->halfway(i); }
-
-    nb::bytes refused() const {
-        const auto [memory, size] = steps_->behind();
-        std::vector<std::byte> all(sizeof(FrameHeader) + size);
-        std::memcpy(all.data(), &steps_->header(), sizeof(FrameHeader));
-        if (size > 0) std::memcpy(all.data() + sizeof(FrameHeader), memory, size);
-        return nb::bytes(all.data(), all.size());
-    }
-
-private:
-    static void check(const Plan& plan, std::size_t chunks, std::size_t out, std::size_t in, int dtype, int op) {
-        const auto is_below = [](int number, std::size_t bound) {
-            return number >= 0 && static_cast<std::size_t>(number) < bound;
-        };
-        const bool reduces = dtype >= 0 && op >= 0 && has_op(static_cast<Dtype>(dtype), static_cast<Op>(op));
-        for (const Step& step : *plan.steps) {
-            for (const auto& [channel, chunk] : step.sends)
-                if (!is_below(channel, out) || !is_below(chunk, chunks)) throw nb::value_error("no such channel or chunk");
-            for (const auto& [channel, recv] : step.recvs) {
-                if (!is_below(channel, in) || !is_below(recv.chunk, chunks)) throw nb::value_error("no such channel or chunk");
-                if ((recv.reduce || recv.late) && !reduces) throw nb::value_error("this dtype has no such operation");
-            }
-        }
-    }
-
-    std::vector<std::unique_ptr<Buffer>> buffers_;
-    std::unique_ptr<Steps> steps_;
-};
-
-}  // namespace
 
 void bind_steps(nb::module_& m) {
     nb::class_<Plan>(m, "Plan", "The steps of a schedule; see phalanx.group.engines.steps.fast_path.")
         .def(nb::init<const std::vector<int>&>(), nb::arg("numbers"));
+    nb::class_<WaitPolicy>(m, "WaitPolicy", "How the ranks of a lane wait for each other; see cpp/phalanx/wait_policy.hpp.")
+        .def(nb::init<bool>(), nb::arg("oversubscribed"))
+        .def("contended", &WaitPolicy::contended, nb::arg("now"))
+        .def("patience_ns", &WaitPolicy::patience_ns, nb::arg("now"))
+        .def("yielded", &WaitPolicy::yielded, nb::arg("before"), nb::arg("now"))
+        .def("waited", &WaitPolicy::waited, nb::arg("ns"));
+    nb::class_<Wait>(m, "Wait", "One wait, as the policy has it: 0 look again, 1 give the core away, 2 sleep.")
+        .def(nb::init<WaitPolicy&>(), nb::arg("policy"), nb::keep_alive<1, 2>())
+        .def("next", [](Wait& wait, std::int64_t now) { return static_cast<int>(wait.next(now)); }, nb::arg("now"))
+        .def("yielded", &Wait::yielded, nb::arg("before"), nb::arg("now"))
+        .def("end", &Wait::end, nb::arg("now"));
     nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.engines.steps.fast_path.")
         .def(nb::init<const Plan&, nb::list, nb::list, const std::vector<int>&, const std::vector<int>&, std::uint64_t, int,
-                      int>(),
+                      int, WaitPolicy&>(),
              nb::arg("plan"), nb::arg("chunks"), nb::arg("sources"), nb::arg("out"), nb::arg("into"), nb::arg("fingerprint"),
-             nb::arg("dtype"), nb::arg("op"))
-        .def("move", &Run::move, nb::arg("looks"), nb::arg("piece"))
+             nb::arg("dtype"), nb::arg("op"), nb::arg("policy"), nb::keep_alive<1, 10>())
+        .def("move", &Run::move, nb::arg("piece"))
         .def_prop_ro("where", &Run::where)
         .def_prop_ro("error", &Run::error)
         .def("sends_to", &Run::sends_to, nb::arg("channel"))

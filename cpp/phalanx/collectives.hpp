@@ -290,7 +290,7 @@ public:
 
     Outcome all_reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how) {
         const std::size_t bytes = count * item_size(how.dtype);
-        if (bytes > reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
+        if (bytes > s_.thresholds().reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
         const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
@@ -308,8 +308,6 @@ public:
     }
 
 private:
-    // Up to here everybody reduces everything: half the steps are worth twice the work.
-    static constexpr std::size_t reduced_by_all = 16 << 10;
     static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
     // From here on what would fit into one slot is cut into pieces.
     static constexpr std::size_t worth_cutting = 512 << 10;

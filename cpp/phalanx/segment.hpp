@@ -114,10 +114,12 @@ struct Layout {
     static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + page - 1) / page * page; }
 };
 
-// From which size something is done in another way: the same on all ranks.
+// From which size something is done in another way: the same on all ranks. `phalanx.tuning` measures it.
 struct Thresholds {
     static constexpr std::size_t never = std::size_t{1} << 40;  // a size that no array reaches
 
+    // Bytes up to which everybody reduces everything in an all_reduce: half the steps are worth twice the work.
+    std::size_t reduced_by_all = 16 << 10;
     // Bytes from one rank to another from which they are read where they lie, in the memory of the other's process.
     std::size_t copy_once_from = never;
 };
@@ -137,6 +139,7 @@ public:
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return layout_.ranks; }
     const Layout& layout() const noexcept { return layout_; }
+    const Thresholds& thresholds() const noexcept { return thresholds_; }
     std::uint64_t step() const noexcept { return step_; }
 
     std::byte* slot(int rank, std::uint64_t number) const noexcept {

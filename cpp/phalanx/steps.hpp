@@ -1,11 +1,12 @@
 // The steps of a schedule over TCP: what src/phalanx/group/engines/steps/run.py does, without the interpreter in between.
 //
-// Nothing here waits. `move` sends and receives as much as goes now, reduces what has come while it is still in the cache,
-// and goes on to the next step by itself. Whatever is not as expected (an end, another frame) it leaves to the caller.
+// `move` sends and receives as much as goes now, reduces what has come while it is still in the cache, and goes on to the
+// next step by itself. When there is nothing to do it looks again for a while, and never sleeps: that, and whatever is not
+// as expected (an end, another frame), it leaves to the caller.
 #pragma once
 
 #include <poll.h>
-#include <sys/socket.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -19,7 +20,8 @@
 
 #include "phalanx/frame.hpp"
 #include "phalanx/reduce.hpp"
-#include "phalanx/waiting.hpp"
+#include "phalanx/stream_transfer.hpp"
+#include "phalanx/wait_policy.hpp"
 
 namespace phalanx {
 
@@ -56,8 +58,9 @@ public:
     static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
 
+    // `watched`: the connections whose end is looked for when all is done, one of each other rank at least.
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
-          const std::vector<int>& in, std::uint64_t fingerprint, Dtype dtype, Op op)
+          const std::vector<int>& in, const std::vector<int>& watched, std::uint64_t fingerprint, Dtype dtype, Op op)
         : plan_(std::move(steps)),
           steps_(*plan_),
           chunks_(std::move(chunks)),
@@ -68,15 +71,25 @@ public:
         inbound_.reserve(in.size());
         for (const int fd : out) outbound_.push_back(Outbound{fd});
         for (const int fd : in) inbound_.push_back(Inbound{fd});
-        for (const auto* fds : {&out, &in})
-            for (const int fd : *fds) polled_.push_back({fd, POLLRDHUP, 0});
+        for (const int fd : watched) polled_.push_back({fd, POLLRDHUP, 0});
         begin();
     }
 
-    // Looks at the channels so often before it gives up, and moves up to `piece` bytes at once on each, so that sending and
-    // receiving take turns.
-    Outcome move(int looks, std::size_t piece) {
-        int fruitless = 0;
+    // The same steps once more, with the memory that `chunks` says by now.
+    void restart(std::uint64_t fingerprint, Dtype dtype, Op op) {
+        fingerprint_ = fingerprint;
+        dtype_ = dtype;
+        op_ = op;
+        at_ = 0;
+        begin();
+    }
+
+    // For `restart`: whoever changes their places keeps their sizes.
+    std::vector<Chunk>& chunks() noexcept { return chunks_; }
+
+    // Looks at the channels until there is nothing to do for as long as the wait has patience, and moves up to `piece` bytes
+    // at once on each, so that sending and receiving take turns.
+    Outcome move(Wait& wait, std::size_t piece) {
         std::size_t moved_bytes = 0;
         while (at_ < steps_.size()) {
             std::size_t moved = 0;
@@ -100,21 +113,29 @@ public:
                 if (refused_) return failed(Outcome::refused, i);
                 pending |= from.next < from.frames.size();
             }
+            if (moved > 0 && wait.waits()) wait.end(monotonic_ns());
             if (!pending) {
                 end();
-                fruitless = 0;
                 continue;
             }
             moved_bytes += moved;
             if (moved == 0) {
-                if (++fruitless >= looks) return Outcome::blocked;
-                relax();
-            } else {
-                fruitless = 0;
-                if (moved_bytes >= slice) return Outcome::more;
+                if (!look_again(wait)) return Outcome::blocked;
+            } else if (moved_bytes >= slice) {
+                return Outcome::more;
             }
         }
         return anyone_hung_up() ? Outcome::hung_up : Outcome::done;
+    }
+
+    // Sleeps until something can be moved, but not longer than that.
+    void sleep(int milliseconds) {
+        wanted_.clear();
+        for (std::size_t i = 0; i < inbound_.size(); ++i)
+            if (receives_from(i)) wanted_.push_back({inbound_[i].fd, POLLIN, 0});
+        for (std::size_t i = 0; i < outbound_.size(); ++i)
+            if (sends_to(i)) wanted_.push_back({outbound_[i].fd, POLLOUT, 0});
+        ::poll(wanted_.data(), wanted_.size(), milliseconds);
     }
 
     // Which channel has ended or brought another frame, and the error number, 0 for an orderly end.
@@ -211,7 +232,7 @@ private:
 
     ssize_t push(Outbound& to, std::size_t piece) noexcept {
         iovec parts[16];
-        int count = 0;
+        std::size_t count = 0;
         std::size_t skip = to.sent;
         for (std::size_t i = to.next; i < to.frames.size() && count + 2 <= 16 && piece > 0; ++i) {
             Out& frame = to.frames[i];
@@ -224,10 +245,7 @@ private:
             skip = 0;
             if (from + length < frame.header.payload) break;
         }
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t sent = ::sendmsg(to.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t sent = send_parts(to.fd, parts, count);
         if (sent < 0) return later();
         to.sent += static_cast<std::size_t>(sent);
         while (to.next < to.frames.size()) {
@@ -251,13 +269,10 @@ private:
         std::size_t length = std::min(chunk.size - body, piece);
         if (piecewise) length = std::min(length, from.room - kept);
         iovec parts[2];
-        int count = 0;
+        std::size_t count = 0;
         if (head < sizeof from.header) parts[count++] = {reinterpret_cast<std::byte*>(&from.header) + head, sizeof from.header - head};
         if (length > 0) parts[count++] = {room_, length};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t got = ::recvmsg(from.fd, &message, MSG_DONTWAIT);
+        const ssize_t got = receive_parts(from.fd, parts, count);
         if (got == 0) {
             error_ = 0;
             return -1;
@@ -322,6 +337,7 @@ private:
     std::vector<Inbound> inbound_;
     std::vector<Late> late_;
     std::vector<pollfd> polled_;
+    std::vector<pollfd> wanted_;
     std::uint64_t fingerprint_;
     Dtype dtype_;
     Op op_;

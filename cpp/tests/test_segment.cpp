@@ -359,7 +359,7 @@ int main() {
         for (const int ranks : {1, 2, 3, 4, 7})
             for (const Layout& layout : {small, large})
                 world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
-    const Thresholds by_address{1};
+    const Thresholds by_address{.copy_once_from = 1};
     for (const int ranks : {1, 2, 3, 4, 7})
         for (const Layout& layout : {small, large})
             world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_address);

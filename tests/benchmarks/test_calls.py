@@ -27,6 +27,7 @@ from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
 
 from phalanx.cli.bench.contenders import Missing, Site
+from phalanx.cli.bench.machine import MachineLimits
 from phalanx.cli.bench.measure import Measuring
 from phalanx.cli.bench.plan import Cell
 from phalanx.cli.bench.plot import draw
@@ -191,7 +192,7 @@ def measuring(
     tmp_path: Path, found: list[CallContender], *names: str, step: Callable[[Any], None] = lambda step: None
 ) -> Measuring:
     plan = RemoteCallPlan(names=names or tuple(CELLS), contenders=found, rounds=3, round_seconds=0.001, limit=30)
-    return Measuring(plan, site=Site(), folder=tmp_path, bandwidth=[], step=step)
+    return Measuring(plan, site=Site(), folder=tmp_path, limits=MachineLimits(), step=step)
 
 
 def peer(name: str, **changes: Any) -> CallContender:
@@ -381,7 +382,7 @@ def report(**changes: Any) -> BenchReport:
         "date": "2026-01-02",
         "command": "python -m benchmarks rpc",
         "version": "1.2",
-        "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 1e10, 1e10)]),
+        "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 64 << 20, 1e10, 1e10)]),
         "columns": [
             column("phalanx", "Phalanx"),
             column("phalanx-tcp", "Phalanx TCP"),

@@ -180,7 +180,7 @@ def test_a_rank_that_stops_for_a_while(worlds: Worlds) -> None:
         3,
         BEGIN
         + """
-if world.rank == 0:
+if world.rank != 1:
     hold_up(READ_PEER, hold)
 world.all_to_all(x, out)
 x[:] = -2
@@ -188,11 +188,13 @@ say("done", right=bool(np.array_equal(out, expected)))
 """,
     )
     world[0].wait("held")
+    world[2].wait("held")
     world[2].stop()
     world[0].tell()
     world[0].wait_asleep()
     assert not world[0].said("done")
     world[2].signal(signal.SIGCONT)
+    world[2].tell()
     for rank in world:
         assert rank.wait("done")["right"]
     assert world.finish() == [0, 0, 0]

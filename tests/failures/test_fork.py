@@ -12,15 +12,19 @@ from phalanx import _native
 from phalanx.transports.waker import Waker
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize("ending", ["os._exit(0)", "world.close(); sys.exit(0)"])
-def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str) -> None:
+def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str, transport: str) -> None:
     world = worlds(
         2,
         """
         world = init()
         half = world.subgroup([0, 1])
-        half.barrier()
         x = np.ones(3)
+        for _ in range(3):  # the fast paths are in use
+            half.all_reduce(x)
+            world.barrier()
+            world.sendrecv(x, 1 - world.rank, src=1 - world.rank)
         pid = os.fork()
         if pid == 0:
             for call in (
@@ -43,6 +47,7 @@ def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str) 
             world.sendrecv(x, 1 - world.rank, src=1 - world.rank)
         say("went on")
         """.replace("{ending}", ending),
+        env={"PHALANX_TRANSPORT": transport},
     )
     for rank in world:
         for count in range(1, 9):

@@ -35,7 +35,7 @@ from phalanx.transports.tcp import free_port
 SIZE = 4
 DEADLINE = 30.0
 """Seconds in which the world must form, under fire."""
-LIMIT = 120.0
+LIMIT = 90.0
 """Seconds that nothing here needs."""
 MEMORY = 16 << 20
 """Bytes by which the peak of a rank under fire may be above its peak in peace."""
@@ -81,9 +81,12 @@ class Rank:
         except queue.Empty:
             raise RuntimeError(f"rank {self.rank}: waited {LIMIT:g} s for {event!r}") from None
         if said["event"] != event:
-            last = "\n".join(line for line in self.log.read_text().splitlines() if not DROPPED.search(line))
-            raise RuntimeError(f"rank {self.rank} is {said['event']} where it should be {event}:\n{last[-3000:]}")
+            raise RuntimeError(f"rank {self.rank} is {said['event']} where it should be {event}:\n{self._last_words()}")
         return said
+
+    def _last_words(self) -> str:
+        last = "\n".join(line for line in self.log.read_text().splitlines() if not DROPPED.search(line))
+        return last[-3000:]
 
     def tell(self, order: str) -> None:
         """Gives an order."""
@@ -94,7 +97,13 @@ class Rank:
 
     def ports(self, count: int) -> list[int]:
         """Its listening ports, once there are so many."""
-        wait_until(lambda: len(listening_ports(self.pid)) >= count, f"rank {self.rank} to listen")
+
+        def listens_or_ended() -> bool:
+            return len(listening_ports(self.pid)) >= count or self.process.poll() is not None
+
+        wait_until(listens_or_ended, f"rank {self.rank} to listen")
+        if self.process.poll() is not None:
+            raise RuntimeError(f"rank {self.rank} ended before it listened:\n{self._last_words()}")
         return listening_ports(self.pid)
 
 

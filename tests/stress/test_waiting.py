@@ -52,6 +52,9 @@ def test_a_deadline_holds_while_other_messages_pour_in(backend: str) -> None:
 @pytest.mark.parametrize("backend", KINDS)
 def test_nobody_is_kept_out_by_one_who_sends_much(backend: str) -> None:
     with groups(3, backend) as (here, much, little):
+        for other in (much, little):  # now both are connected
+            other.send(np.zeros(1), 0)
+            here.recv(src=other.rank)
         # All of it is on its way before anything is received.
         for number in range(1000):
             much.send(np.full(1, number), 0)

@@ -24,7 +24,7 @@ def _no_rings(group: px.Group) -> None:
         group.send(x, peer)
         group.recv(x, peer)
     assert streams(group, peer) == ("Stream", "Stream")
-    assert group._fast_messages is None
+    assert type(group._fast_messages).__name__ != "FastMessages"
 
 
 @pytest.mark.parametrize("variables", [{"PHALANX_TRANSPORT": "tcp"}, {"PHALANX_PURE": "1"}])

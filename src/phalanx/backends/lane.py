@@ -27,7 +27,7 @@ from .lane_thread import LaneThread
 from .polling import sleep
 
 if TYPE_CHECKING:
-    from .._core import FastMessages, Recorder
+    from .._core import FastMessages, Recorder, StreamMessages, WaitPolicy
     from .control_plane import ControlPlane
 
 __all__ = ["Lane", "payload_size"]
@@ -102,7 +102,19 @@ class Lane(ABC):
         """Messages that are queued and not yet sent."""
         return []
 
-    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | None:
+    wait_policy: WaitPolicy | None = None
+    """How the core waits for the other members, where it moves the frames of this lane."""
+
+    def plain_channels(
+        self, writes: Sequence[int], reads: Sequence[int]
+    ) -> tuple[list[Outbound], list[Inbound]] | None:
+        """The channels to and from these members, which the core may use by their descriptors.
+
+        None unless all are there, and are plain TCP as long as they last.
+        """
+        return None
+
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
         """The fast path of simple messages, where the lane has one. It notes them in `recorder`."""
         return None
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from .detect import Launch, detect, four_variables, started_as
 from .environment import (
     backend_of_choice,
+    cache_dir,
     inherited,
     log_level,
     pure,
     runtime_dir,
     snapshot,
     torch_hooks_wanted,
+    tuning_of_choice,
     unknown_variables,
 )
 from .options import Options, TlsOptions, options_of
@@ -30,6 +32,7 @@ __all__ = [
     "Variable",
     "adopt",
     "backend_of_choice",
+    "cache_dir",
     "detect",
     "four_variables",
     "inherited",
@@ -41,5 +44,6 @@ __all__ = [
     "started_as",
     "timeouts",
     "torch_hooks_wanted",
+    "tuning_of_choice",
     "unknown_variables",
 ]

@@ -14,12 +14,14 @@ from .variables import VARIABLES, VARIABLES_BY_NAME
 
 __all__ = [
     "backend_of_choice",
+    "cache_dir",
     "inherited",
     "log_level",
     "pure",
     "runtime_dir",
     "snapshot",
     "torch_hooks_wanted",
+    "tuning_of_choice",
     "unknown_variables",
 ]
 
@@ -80,6 +82,12 @@ def log_level(env: Mapping[str, str] | None = None) -> int | None:
     return _LEVELS[text.lower()]
 
 
+def tuning_of_choice(env: Mapping[str, str] | None = None) -> str | None:
+    """The tuning that `PHALANX_TUNING` asks for: "off", "fresh" or the path of a file; None if it is not set."""
+    text = VariableReader(env).text("PHALANX_TUNING")
+    return text.lower() if text is not None and text.lower() in ("off", "fresh") else text
+
+
 def inherited(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """A copy of the whole environment, for a launcher to build its children's on. Holds the token: never log it."""
     return dict(environment(env))
@@ -131,6 +139,27 @@ def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
     if fault is not None:
         raise ConfigError(f"{folder} cannot hold private files: {fault}{_WAY_OUT}")
     return folder
+
+
+def cache_dir(env: Mapping[str, str] | None = None) -> Path | None:
+    """The folder for what Phalanx keeps between programs, which may not exist yet; None if there is none.
+
+    That is `phalanx` in `XDG_CACHE_HOME` or `~/.cache`. Where this user cannot write there, it is `runtime_dir`, which
+    lasts for as long as the machine runs.
+    """
+    preferred = VariableReader(env).text("XDG_CACHE_HOME")
+    try:
+        base = Path(preferred) if preferred is not None and os.path.isabs(preferred) else Path.home() / ".cache"
+        folder = base / "phalanx"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, RuntimeError):  # a home that is read-only, a file in the way, or no home at all
+        pass
+    try:
+        return runtime_dir(env)
+    except ConfigError:
+        return None
 
 
 _WAY_OUT = "; set XDG_RUNTIME_DIR or TMPDIR to a folder of this user with mode 0700"

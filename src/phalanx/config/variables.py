@@ -54,6 +54,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TLS_CERT", _USER, "PEM file with this rank's certificate; turns TLS on", "no TLS"),
     Variable("PHALANX_TLS_KEY", _USER, "PEM file with the certificate's key", "no TLS"),
     Variable("PHALANX_TLS_CA", _USER, "PEM file with the authority that signed every rank's certificate", "no TLS"),
+    Variable("PHALANX_TUNING", _USER, "settings of the shared memory: off, fresh or a file", "measured once and kept"),
     Variable("PHALANX_PURE", _USER, "1: do without the native core", "0"),
     Variable("PHALANX_LOG", _USER, "log level: debug, info, warning, error or critical", "as the program sets it"),
     # -- torchrun's, which phalanx run sets as well ------------------------------------------------------------------
@@ -98,6 +99,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SLURM_TASK_PID", _SLURM, "set in everything that Slurm starts, batch scripts too", "none"),
     # -- the system --------------------------------------------------------------------------------------------------
     Variable("XDG_RUNTIME_DIR", _SYSTEM, "folder for this user's private files", "a private folder in TMPDIR"),
+    Variable("XDG_CACHE_HOME", _SYSTEM, "folder for what this user's programs keep", "the folder ~/.cache"),
     Variable("TMPDIR", _SYSTEM, "folder for temporary files", "the folder /tmp"),
 )
 

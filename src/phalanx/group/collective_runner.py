@@ -57,7 +57,12 @@ class CollectiveRunner(GroupCore):
             if group is not None:
                 group._fast_path_failed(outcome, sequence, blamed, interrupt)
 
-        self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed)
+        def go_on(rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None) -> None:
+            group = reference()
+            assert group is not None, "a verb of the group calls its fast path"
+            group._go_on(rest, sequence, interrupt)
+
+        self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed, go_on)
         self._device_path: DeviceFastPath | None = device_fast_path(backend, run)
         self._fast_path = self._device_path
 
@@ -98,6 +103,25 @@ class CollectiveRunner(GroupCore):
             self._check()  # another thread has closed the group meanwhile
 
         self._guarded(fail, entry, self._deadline(None))
+
+    def _go_on(self, rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None) -> None:
+        """Runs the rest of a collective that lasts longer than the fast path waits, or that has gone wrong there.
+
+        Args:
+            sequence: The operation's number.
+            interrupt: What a signal handler has raised meanwhile.
+        """
+        entry = self._journal.at(sequence)
+        assert entry is not None
+        deadline = self._deadline(None)
+        deadline.at = entry.began + self._timeout
+
+        def job() -> None:
+            if interrupt is not None:
+                raise interrupt
+            rest(RunningCollective(entry, deadline, self._peers, entry.fingerprint))
+
+        self._guarded(job, entry, deadline)
 
     def _wait_for_receivers(self) -> None:
         """Waits for others to come to what this rank did not wait for, before the group is closed."""

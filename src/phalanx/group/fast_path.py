@@ -6,6 +6,7 @@ Each method does its collective, or returns None before anything has happened. T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from .data.shapes import divided_shape, misfit
 from .tracking.fingerprint import kind_of
 
 if TYPE_CHECKING:
-    from .._core import FastPath, MpiCalls, Recorder, Segment, TurnLock
+    from .._core import FastPath, FastSteps, MpiCalls, Recorder, Segment, StepsLayout, TurnLock
+    from ..backends.lane import Lane
+    from .running_collective import RunningCollective
 
 __all__ = ["AnyFastPath", "DeviceFastPath", "FastPathMaker"]
 
@@ -66,21 +69,27 @@ Failed = Callable[[int, int, list[int], BaseException | int | None], None]
 """Raises the error for an operation that failed: outcome, sequence number, blamed ranks, and the interrupt if any."""
 
 
+GoOn = Callable[["Callable[[RunningCollective], None]", int, "BaseException | None"], None]
+"""Runs the rest of an operation that the fast path has begun: the rest, sequence number, and the interrupt if any."""
+
+
 class FastPathMaker:
-    """Makes the core's fast path, once an engine has set up memory in which all members meet.
+    """Makes the core's fast path, once an engine has set up memory in which all members meet, or has a lane for it.
 
     Args:
         recorder: Gets a record of every operation.
         turn: Held by the collective that runs.
         timeout: Seconds that an operation may take.
         failed: Must not keep the group alive.
+        go_on: The same.
     """
 
-    def __init__(self, recorder: Recorder | None, turn: Any, timeout: float, failed: Failed) -> None:
+    def __init__(self, recorder: Recorder | None, turn: Any, timeout: float, failed: Failed, go_on: GoOn) -> None:
         self._recorder = recorder
         self._turn: TurnLock = turn
         self._timeout = timeout
         self._failed = failed
+        self._go_on = go_on
 
     def make(self, meeting: Segment, calls: MpiCalls | None = None) -> FastPath:
         """The fast path of a group whose members meet in that memory.
@@ -101,6 +110,42 @@ class FastPathMaker:
             _raise_misfit,
             self._timeout,
             calls,
+        )
+        return made
+
+    def make_over_streams(
+        self,
+        lane: Lane,
+        piece: int,
+        lay_out: Callable[[str, int, int, int], StepsLayout | None],
+        finish: Callable[..., None],
+    ) -> FastSteps | None:
+        """The fast path of a group over plain TCP; None where there is no core, or its lane has other channels.
+
+        Args:
+            piece: Bytes that are moved at once.
+            lay_out: Says how an operation on arrays of one size is done; see `NetworkEngine`.
+            finish: Finishes an operation in Python; gets its collective, `steps`, `origin` and `outcome`.
+        """
+        if core is None or lane.wait_policy is None or self._recorder is None:
+            return None
+
+        def go_on(steps: Any, origin: Any, outcome: int, sequence: int, interrupt: BaseException | None) -> None:
+            self._go_on(partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt)
+
+        made: FastSteps = core.FastSteps(
+            lane.rank,
+            lane.size,
+            self._recorder,
+            self._turn,
+            plain_arrays(),
+            _kind_of,
+            lay_out,
+            go_on,
+            lane.mailbox.ahead,
+            self._timeout,
+            lane.wait_policy,
+            piece,
         )
         return made
 

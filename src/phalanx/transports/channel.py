@@ -56,6 +56,8 @@ class Inbound:
         self.src = src
         self.lock: Lock[Any] = threading.RLock()
         self.ended = False
+        self.resting = True
+        """True if the next byte of the stream begins a frame: then the core may read it past this channel."""
         self._mailbox = mailbox
         self._max_message = max_message
         self._max_object = max_object
@@ -156,12 +158,17 @@ class Inbound:
                 self._over = reason
                 self.ended = True
                 self._close_stream()
+            self._note_rest()
             more = more or self._paused
         if self._settled or self._finished or reason is not None:
             self._tell()
         if interrupt is not None:
             raise interrupt
         return more
+
+    def _note_rest(self) -> None:
+        begun = self._arrival is not None or self._header is not None or self._head
+        self.resting = not (begun or self._stop > self._start or self.ended)
 
     def _tell(self) -> None:
         """Tells the waiting threads what was decided under the lock.
@@ -197,6 +204,7 @@ class Inbound:
                         self.stream.say(goodbye)
                 self._close_stream()
             arrival, self._arrival = self._arrival, None
+            self._note_rest()
         if arrival is not None:
             arrival.mailbox.cut(arrival, error)
 

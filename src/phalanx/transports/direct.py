@@ -38,9 +38,7 @@ LONG_PIECE = 1 << 20
 
 def can_receive(channel: Inbound) -> bool:
     """True if the next byte of the stream begins a frame, and nothing before it waits elsewhere."""
-    begun = channel._arrival is not None or channel._header is not None or channel._head
-    ahead = channel._stop > channel._start or channel._mailbox.ahead
-    return not (begun or ahead or channel.ended or channel.stream.exact)
+    return channel.resting and not channel._mailbox.ahead and not channel.stream.exact
 
 
 def can_send(channel: Outbound) -> bool:
@@ -199,6 +197,7 @@ def give_back(channel: Inbound, data: bytes) -> None:
     else:
         channel._buffer[: len(data)] = data
     channel._start, channel._stop = 0, len(data)
+    channel.resting = False
 
 
 def inbound_over(channel: Inbound, ended: StreamEnded) -> BaseException:
@@ -206,6 +205,7 @@ def inbound_over(channel: Inbound, ended: StreamEnded) -> BaseException:
     with channel.lock:
         if not channel.ended:
             channel.ended = True
+            channel.resting = False
             channel._close_stream()
     return channel._on_end(channel, ended, channel._goodbye)
 

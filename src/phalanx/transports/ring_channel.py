@@ -20,9 +20,10 @@ from .._native import core
 from ..errors import ProtocolError
 from ..wire.frames import FrameKind
 from .channel import Inbound, Outbound, OutgoingFrame
+from .direct import give_back
 from .mailbox import Arrival, BufferSink, Envelope, Mailbox, PendingTransfer, Receive
 from .ring import SWITCH, InboundRing, RingOffer
-from .stream import Buffer, Stream
+from .stream import Buffer, Stream, StreamEnded
 
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
@@ -108,10 +109,15 @@ class RingInbound(Inbound):
         view = _bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
-        assert isinstance(self.stream, InboundRing)
-        self.stream.ring.resting = False
+        self.resting = False
+        if isinstance(self.stream, InboundRing):
+            self.stream.ring.resting = False
         _local.operation = receive
         return receive
+
+    def give_back(self, data: bytes) -> None:
+        """Bytes that the fast path has read, and that are not what it waits for. Called with the lock held."""
+        give_back(self, data)
 
     def _close_stream(self) -> None:
         if self._offered is not None:
@@ -119,7 +125,8 @@ class RingInbound(Inbound):
         super()._close_stream()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of everything without a word."""
+        """In a forked child: lets go of everything without a word. Its fast path finds the channel ended."""
+        self.ended, self.resting = True, False
         if self._offered is not None:
             self._offered.abandon()
         self.stream.abandon()
@@ -177,9 +184,14 @@ class RingOutbound(Outbound):
         """The bytes that are still to be sent."""
         return self._queue
 
-    def hand_over(self, array: npt.NDArray[Any], sent: int) -> OutgoingFrame:
-        """Goes on with a message of which the fast path has sent a part. Called with the lock held."""
-        outgoing = OutgoingFrame([_bytes_of(array)[sent:]], self)
+    def hand_over(self, array: npt.NDArray[Any], sent: int, head: bytes = b"") -> OutgoingFrame:
+        """Goes on with a message of which the fast path has sent a part. Called with the lock held.
+
+        Args:
+            sent: Bytes of the array that are on their way.
+            head: The rest of what comes before the array.
+        """
+        outgoing = OutgoingFrame([head, _bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)
         _local.operation = outgoing
@@ -191,7 +203,8 @@ class RingOutbound(Outbound):
         super()._close_stream()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of everything without a word."""
+        """In a forked child: lets go of everything without a word. Its fast path finds the channel ended."""
+        self._ended = StreamEnded("this process was forked")
         if self._offer is not None:
             self._offer.close()
         self.stream.abandon()

@@ -20,7 +20,7 @@ def report(**changes: Any) -> BenchReport:
         "date": "2026-01-02",
         "command": "phalanx bench",
         "version": "1.2",
-        "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 1e10, 1e10)]),
+        "machine": Machine(2, "A chip", "Linux 6.1", "3.11.1", "2.0", [Bandwidth(1, 64 << 20, 1e10, 1e10)]),
         "columns": [
             Column("phalanx", "Phalanx", True, False, "1.2"),
             Column("phalanx-empty", "Phalanx, empty()", True, True, "1.2"),

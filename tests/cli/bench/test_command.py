@@ -20,8 +20,10 @@ from click.testing import CliRunner
 from tests.lateness import bound
 from tests.launchers.starting import mpirun, needs_mpirun, needs_torch
 
+from phalanx import _native
 from phalanx.cli import app
 from phalanx.cli.bench.contenders import Contender, Site, ours
+from phalanx.cli.bench.machine import MachineLimits
 from phalanx.cli.bench.measure import Measuring
 from phalanx.cli.bench.plan import BenchPlan, Cell
 from phalanx.cli.bench.results import BenchReport
@@ -193,17 +195,18 @@ def test_a_failing_phalanx_gives_exit_code_1_and_its_error() -> None:
 
 
 def measuring(tmp_path: Path, contenders: list[Contender], step: Callable[[Any], None], **changes: Any) -> Measuring:
-    plan = BenchPlan(
-        operations=["all_reduce"],
-        sizes=[8, 64],
-        dtypes=["float32"],
-        ranks=[2],
-        contenders=contenders,
-        rounds=3,
-        round_seconds=0.001,
-        **changes,
-    )
-    return Measuring(plan, site=Site(), folder=tmp_path, bandwidth=[], step=step)
+    limits = changes.pop("limits", MachineLimits())
+    values: dict[str, Any] = {
+        "operations": ["all_reduce"],
+        "sizes": [8, 64],
+        "dtypes": ["float32"],
+        "ranks": [2],
+        "contenders": contenders,
+        "rounds": 3,
+        "round_seconds": 0.001,
+    }
+    plan = BenchPlan(**{**values, **changes})
+    return Measuring(plan, site=Site(), folder=tmp_path, limits=limits, step=step)
 
 
 def test_a_failing_peer_is_shown_and_the_others_go_on(tmp_path: Path) -> None:
@@ -217,6 +220,42 @@ def test_a_failing_peer_is_shown_and_the_others_go_on(tmp_path: Path) -> None:
         (good, bad) = cell.timings
         assert good.seconds
         assert bad.error
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_who_is_faster_than_the_limit_fails_the_benchmark(tmp_path: Path, below: bool) -> None:
+    """Once the limit was tried again: it may have been measured in a busy moment."""
+    tries: list[float] = []
+
+    def time_movement(*arguments: object) -> float:
+        tries.append(100.0 if below or len(tries) < 12 else 1e-9)
+        return tries[-1]
+
+    run = measuring(
+        tmp_path, [ours("auto")], lambda step: None, sizes=[1 << 20], limits=MachineLimits(time_movement, 2)
+    )
+    run.run()
+    assert run.limit_broken == below
+    assert [("less than the limit of 100 s: the limit is wrong" in error) for error in run.errors] == [True] * below
+    assert run.cells[0].limit == (100.0 if below else 1e-9)
+    assert not run.ours_failed
+
+
+def test_the_calibration_is_shown_and_kept(tmp_path: Path) -> None:
+    if not _native.available:
+        done = bench("--calibrate")
+        assert done.returncode == 2
+        assert "there is no native core" in done.stderr
+        return
+    done = bench("--calibrate", XDG_CACHE_HOME=str(tmp_path), PHALANX_TUNING="off")
+    assert done.returncode == 0, done.stderr
+    assert "reduced_by_all" in done.stdout
+    assert (
+        "PHALANX_TUNING=off: programs do not use this, but reduced_by_all 16384, spins 2000, copy_once_from 49152"
+        in done.stdout
+    )
+    (kept,) = (tmp_path / "phalanx").iterdir()
+    assert f"kept in: {kept}" in done.stdout
 
 
 def test_a_contender_whose_rank_dies_is_started_again_for_the_next_cell(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import itertools
+import math
 import mmap
 import re
 import stat
@@ -18,12 +19,12 @@ from tests.cli.bench.sample_report import report
 import phalanx as px
 from phalanx.cli.bench import contenders
 from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, find_peer, ours
-from phalanx.cli.bench.machine import describe, limit, measure_bandwidth
+from phalanx.cli.bench.machine import WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
 from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
 from phalanx.cli.bench.plot import check_plot, draw
-from phalanx.cli.bench.results import Bandwidth, BenchReport, Timing
+from phalanx.cli.bench.results import BenchReport, Timing
 from phalanx.cli.bench.show import all_errors, show, tables
 from phalanx.cli.bench.sizes import parse_sizes, show_bytes, show_ratio, show_seconds, show_size
 from phalanx.cli.bench.summary import geometric_mean, standings, summary
@@ -232,18 +233,70 @@ def test_nothing_of_another_job_reaches_the_ranks(monkeypatch: pytest.MonkeyPatc
 # -- the machine -----------------------------------------------------------------------------------------------------
 
 
-def test_bandwidth_and_limits() -> None:
-    found = measure_bandwidth(1)
-    assert 1e8 < found.copy < 1e12
-    assert 1e8 < found.add < 1e12
-    both = Bandwidth(cores=2, copy=2e9, add=1e9)
-    ordinary = limit("all_reduce", 1_000_000_000, 2, [found, both])
-    assert ordinary == pytest.approx(2.0)
-    assert limit("all_reduce", 1_000_000_000, 2, [found, both], in_segment=True) == pytest.approx(1.5)
-    assert limit("broadcast", 1_000_000_000, 4, [found, both]) == pytest.approx(2.0)
-    machine = describe([found])
+class FakeMachine:
+    """Moves bytes as fast as it is told, by the way of moving them."""
+
+    def __init__(self, *speeds: float) -> None:
+        self.speeds = speeds
+        self.tried: list[tuple[int, int]] = []
+
+    def __call__(
+        self, size: int, reads: int, writes: int, in_place: bool, mover: int, threads: int, rounds: int, budget: float
+    ) -> float:
+        self.tried.append((mover, threads))
+        return size * (reads + writes) / self.speeds[mover]
+
+
+def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
+    machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9)
+    limits = MachineLimits(machine, 4)
+    movement = Movement(1_000_000, 1, 1, False)
+    assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
+    assert machine.tried == [(mover, 2) for mover in range(4)]
+    machine.tried.clear()
+    machine.speeds = (1e9, 1e9, 1e9, 1e9)  # a busy moment makes no limit higher
+    assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
+    assert machine.tried == [(1, 2), (3, 2)], "ways that are far behind are not tried again"
+    machine.speeds = (1e9, 1e9, 1e9, 8e9)
+    assert limits.measure(movement, 2) == pytest.approx(0.25e-3)
+    assert limits.measure(movement, 16) is not None
+    assert machine.tried[-1][1] == 4, "no more threads than cores"
+
+
+def test_no_limit_where_it_cannot_be_measured() -> None:
+    def no_memory(*arguments: object) -> float:
+        raise MemoryError
+
+    assert MachineLimits(no_memory, 2).measure(Movement(8, 1, 1, False), 2) is None
+    assert MachineLimits(lambda *arguments: math.inf, 2).measure(Movement(8, 1, 1, False), 2) is None
+
+
+def test_bandwidth_by_working_set() -> None:
+    found = measure_bandwidth(2, FakeMachine(3e9, 6e9, 1e9, 1e9))
+    assert [(row.cores, row.size) for row in found] == [(2, size) for size in WORKING_SETS]
+    assert {(round(row.copy / 1e9, 3), round(row.add / 1e9, 3)) for row in found} == {(3.0, 2.0)}
+    machine = describe(found)
     assert machine.cores > 0
     assert machine.model
+
+
+@pytest.mark.parametrize(
+    ("operation", "movement"),
+    [
+        ("all_reduce", Movement(1 << 20, 4, 4, True)),
+        ("reduce", Movement(1 << 20, 4, 1, True)),
+        ("reduce_scatter", Movement(1 << 20, 4, 1, False)),
+        ("broadcast", Movement(1 << 20, 1, 3, False)),
+        ("all_gather", Movement(1 << 20, 1, 4, False)),
+        ("gather", Movement(1 << 20, 1, 1, False)),
+        ("all_to_all", Movement(4 << 20, 1, 1, False)),
+        ("barrier", None),
+    ],
+)
+def test_what_an_operation_must_move(operation: str, movement: Movement | None) -> None:
+    assert plan().least(Cell(operation, "float32", 4, 1 << 20)) == movement
+    assert plan().least(Cell(operation, "float32", 4, 8)) is None, "a matter of latency"
+    assert plan(contenders=[ours("tcp")]).least(Cell(operation, "float32", 4, 1 << 20)) is None
 
 
 def test_memory_is_seen() -> None:

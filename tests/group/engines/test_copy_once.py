@@ -14,8 +14,8 @@ from tests.failures.system_calls import READ_PEER, forbid, refuse, secret_memory
 
 import phalanx as px
 from phalanx import _native
-from phalanx.group.engines import segment_setup
 from phalanx.testing import run_ranks
+from phalanx.tuning import DEFAULTS, Tuning, lookup
 
 pytestmark = [
     pytest.mark.skipif(not _native.available, reason="the segment needs the core (PHALANX_PURE is set)"),
@@ -36,7 +36,7 @@ def by_address(group: px.Group) -> bool:
 
 def copy_once_from(size: int) -> None:
     """Before the first collective: from which size this rank's segments do."""
-    segment_setup.COPY_ONCE_FROM = size
+    lookup._known[:] = [Tuning(copy_once_from=size)]
 
 
 def move(group: px.Group, count: int, out: bool = True) -> None:
@@ -73,7 +73,7 @@ def move(group: px.Group, count: int, out: bool = True) -> None:
 
 
 def of_all_sizes(group: px.Group) -> list[bool]:
-    limit = segment_setup.COPY_ONCE_FROM // 4
+    limit = DEFAULTS.copy_once_from // 4
     for out in (True, False):
         for count in (1, limit - 1, limit, limit + 1, 300_001):
             move(group, count, out)

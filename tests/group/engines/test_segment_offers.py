@@ -14,6 +14,7 @@ from phalanx import _native
 from phalanx.group.engines import segment_setup
 from phalanx.transports import shared_memory
 from phalanx.transports.shared_memory import NotTheMemory, make_memory, open_memory
+from phalanx.tuning import DEFAULTS
 
 pytestmark = pytest.mark.skipif(not _native.available, reason="the segment needs the core (PHALANX_PURE is set)")
 
@@ -27,11 +28,17 @@ def size() -> int:
 
 
 def offer(
-    fd: int, nonce: bytes = NONCE, slot: int = segment_setup.SLOT, heap: int = HEAP, pid: int | None = None
+    fd: int,
+    nonce: bytes = NONCE,
+    slot: int = segment_setup.SLOT,
+    heap: int = HEAP,
+    reduced_by_all: int = DEFAULTS.reduced_by_all,
+    spins: int = DEFAULTS.spins,
+    copy_once_from: int = DEFAULTS.copy_once_from,
+    pid: int | None = None,
 ) -> bytes:
-    return segment_setup._OFFER.pack(
-        True, os.getpid() if pid is None else pid, fd, slot, heap, segment_setup.COPY_ONCE_FROM, nonce
-    )
+    maker = os.getpid() if pid is None else pid
+    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, reduced_by_all, spins, copy_once_from, nonce)
 
 
 def _unsealed() -> int:
@@ -80,7 +87,7 @@ def open_files() -> set[str]:
 
 
 def test_what_is_meant_is_mapped() -> None:
-    fd, words = segment_setup._make(2, HEAP)
+    fd, words = segment_setup._make(2, HEAP, DEFAULTS)
     with held(lambda: fd):
         assert segment_setup._open(words, 1, 2) is not None
 
@@ -122,6 +129,9 @@ def test_memory_of_another_user_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -
         ({"fd": 2**60}, "No such file"),
         ({"fd": 3, "slot": 4096}, "invalid sizes: slots of 4096"),
         ({"fd": 3, "heap": 2**60}, "invalid sizes"),
+        ({"fd": 3, "reduced_by_all": 2**40}, "invalid tuning: reduced_by_all"),
+        ({"fd": 3, "spins": 0}, "invalid tuning: spins"),
+        ({"fd": 3, "copy_once_from": 0}, "invalid tuning: copy_once_from"),
     ],
 )
 def test_an_offer_that_cannot_be_is_an_error_of_the_system(words: dict[str, int], problem: str) -> None:

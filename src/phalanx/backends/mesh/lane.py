@@ -18,7 +18,7 @@ from ..._native import core, plain_arrays
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
 from ...rendezvous.error_codec import encode_error, shorten_error
-from ...transports.channel import Inbound
+from ...transports.channel import Inbound, Outbound
 from ...transports.direct import outbound_over
 from ...transports.mailbox import PendingTransfer
 from ...transports.ring import open_offer
@@ -31,7 +31,7 @@ from ..lane import Lane, payload_size
 from .world import MeshWorld
 
 if TYPE_CHECKING:
-    from ..._core import FastMessages, Recorder, RingIn, RingOut
+    from ..._core import FastMessages, Recorder, RingIn, RingOut, StreamMessages
 
 __all__ = ["MeshLane"]
 
@@ -58,8 +58,11 @@ class MeshLane(Lane):
         self._inbound: dict[int, RingInbound] = {}
         self._outbound: dict[int, RingOutbound] = {}
         self._fast_messages: FastMessages | None = None
+        self._stream_messages: StreamMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
         self.oversubscribed = world.oversubscribed
+        if core is not None:
+            self.wait_policy = core.WaitPolicy(self.oversubscribed)
         world.add_lane(self._key, self)
 
     def attach(self, world_rank: int, stream: Stream) -> None:
@@ -83,6 +86,7 @@ class MeshLane(Lane):
             taken = src in self._inbound or self.error is not None
             if not taken:
                 self._inbound[src] = channel
+                self._receives_by_stream(channel)
         if taken:
             # A member opens one channel. A second one is an error of the member.
             logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
@@ -142,6 +146,7 @@ class MeshLane(Lane):
                 with self._guard:
                     if self.error is None:
                         self._outbound[dst] = channel
+                        self._sends_by_stream(channel)
                 if self.error is not None:
                     stream.close()
                     raise self.error
@@ -203,8 +208,9 @@ class MeshLane(Lane):
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
         self._world.remove_lane(self._key, broken=not goodbye)
-        if self._fast_messages is not None:
-            self._fast_messages.close()
+        for fast in (self._fast_messages, self._stream_messages):
+            if fast is not None:
+                fast.close()
         if goodbye:
             word = pack_header(FrameKind.GOODBYE, 0, 0, 0)
         else:
@@ -236,15 +242,52 @@ class MeshLane(Lane):
             raise ProtocolError("it offered shared memory, but it cannot share memory with this rank")
         return open_offer(description, self._world.roster[self.members[src]].pid, stream)
 
-    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | None:
-        if core is None or not any(map(self._shares_memory_with, range(self.size))):
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
+        if core is None:
             return None
         world = self._world
+        if not any(map(self._shares_memory_with, range(self.size))):
+            limit = world.options.max_message
+            with self._guard:
+                self._stream_messages = core.StreamMessages(
+                    self.size, self.mailbox, plain_arrays(), recorder, timeout, limit, self.oversubscribed
+                )
+                for channel in self._inbound.values():  # those that were here first
+                    self._receives_by_stream(channel)
+            return self._stream_messages
         spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
         self._fast_messages = core.FastMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )
         return self._fast_messages
+
+    # -- plain TCP -----------------------------------------------------------------------------------------------------
+
+    def _stays_plain(self, peer: int, stream: Stream) -> bool:
+        """True if a channel is TCP without TLS, and will not go over to a ring."""
+        return type(stream) is Stream and not self._shares_memory_with(peer)
+
+    def plain_channels(
+        self, writes: Sequence[int], reads: Sequence[int]
+    ) -> tuple[list[Outbound], list[Inbound]] | None:
+        with self._guard:
+            outbound = [self._outbound[peer] for peer in writes if peer in self._outbound]
+            inbound = [self._inbound[peer] for peer in reads if peer in self._inbound]
+        if len(outbound) < len(writes) or len(inbound) < len(reads):
+            return None
+        plain = all(self._stays_plain(sender.dst, sender.stream) for sender in outbound)
+        plain = plain and all(self._stays_plain(channel.src, channel.stream) for channel in inbound)
+        return ([*outbound], [*inbound]) if plain else None
+
+    def _receives_by_stream(self, channel: RingInbound) -> None:
+        if self._stream_messages is not None and self._stays_plain(channel.src, channel.stream):
+            self._stream_messages.open_in(channel.src, channel)
+
+    def _sends_by_stream(self, channel: RingOutbound) -> None:
+        if self._stream_messages is not None and self._stays_plain(channel.dst, channel.stream):
+            self._stream_messages.open_out(channel.dst, channel, channel.queue)
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _receives_by_ring(self, channel: RingInbound, ring: RingIn) -> None:
         if self._fast_messages is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from .calibration import show_calibration
 from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
 from .operations import DTYPES, OPERATIONS
 from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
@@ -35,6 +36,7 @@ Examples:
   phalanx bench all_reduce --in-segment all_reduce --sizes 64M
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
   phalanx bench --backend mpi --against mpich
+  phalanx bench --calibrate
 """
 
 BACKENDS = ("mesh", "mpi")
@@ -107,6 +109,9 @@ _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--openmpi", metavar="PATH", type=_MPIRUN, help="Open MPI's mpirun, if it is not found by its name.")
 @click.option("--mpich", metavar="PATH", type=_MPIRUN, help="MPICH's mpirun, if it is not found by its name.")
+@click.option(
+    "--calibrate", is_flag=True, help="Measure only the settings of shared memory on this machine, anew, and keep them."
+)
 @click.option("--memory", is_flag=True, help="Also measure the extra memory of an all_reduce of the largest size.")
 @of_every_run()
 def command(
@@ -120,6 +125,7 @@ def command(
     against: list[str],
     openmpi: Path | None,
     mpich: Path | None,
+    calibrate: bool,
     memory: bool,
     rounds: int,
     round_ms: float,
@@ -130,9 +136,12 @@ def command(
     """Measure OPERATIONs of Phalanx on this machine, and those of its peers in the same run.
 
     The contenders take turns in short rounds, so that a noisy moment meets all of them. The exit code is 1 if Phalanx
-    failed anywhere.
+    failed anywhere, or if a contender was faster than the limit, which then is none.
     """
     end_on_signals()
+    if calibrate:
+        show_calibration(sys.stdout)
+        return
     if plot_file is not None:
         check_plot(plot_file)
     unused = [name for name in in_segment if name not in operations]

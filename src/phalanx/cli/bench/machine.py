@@ -1,33 +1,61 @@
-"""This machine, and the speed of its memory: no collective on one machine can be faster than that allows."""
+"""This machine: what it is, how fast its memory is, and the least time that an operation can take on it.
+
+A limit is measured, not computed. Threads of this process do what the operation cannot do without: they read every
+byte of its inputs once and write every byte of its outputs once, each an even part of them, at the same time. No thread
+waits for another, nothing is copied that need not be, and every array lies where all can reach it. The fastest of
+several ways and of all tries is the limit: no way between processes does less.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import platform
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from phalanx._native import core
 from phalanx.cli.run.plan import cores
+from phalanx.tuning.store import cpu_model
 
-from .operations import find_operation
 from .results import Bandwidth, Machine
 
-__all__ = ["LARGE", "describe", "limit", "measure_bandwidth"]
+__all__ = ["MOVERS", "MachineLimits", "Movement", "describe", "measure_bandwidth"]
 
-LARGE = 32 << 20
-"""Bytes from which on arrays of several ranks fit no cache, so that the estimate of a limit means something."""
-_BYTES = 64 << 20
-_ROUNDS = 9
+MOVERS = ("memcpy by tiles", "memcpy", "non-temporal stores", "process_vm_readv")
+"""The ways in which bytes are moved, by their numbers in cpp/phalanx/machine.hpp."""
+WORKING_SETS = (128 << 10, 4 << 20, 64 << 20)
+"""Bytes of a core's array for which the bandwidth is shown: of the inner caches, the outer one, and the memory."""
+_ROUNDS = 15
+_BUDGET = 0.25
+"""Seconds for one way of one try."""
+_NEAR = 1.25
+"""A way that was slower than the best by this factor is not tried again."""
+
+
+class Movement(NamedTuple):
+    """The bytes that an operation must read and write at least, all ranks together."""
+
+    bytes: int
+    """Of each array."""
+    reads: int
+    """Arrays that are read, and combined into one."""
+    writes: int
+    """Arrays that are written."""
+    in_place: bool
+    """Whether those that are written are among those that are read."""
+
+
+TimeMovement = Callable[..., float]
 
 
 def describe(bandwidth: list[Bandwidth]) -> Machine:
     """This machine, with its measured bandwidth."""
     return Machine(
         cores=cores(),
-        model=_model(),
+        model=cpu_model(),
         kernel=f"{platform.system()} {platform.release().split('-')[0]}",
         python=platform.python_version(),
         numpy=np.__version__,
@@ -35,58 +63,46 @@ def describe(bandwidth: list[Bandwidth]) -> Machine:
     )
 
 
-_ARM = {"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2"}
+def measure_bandwidth(threads: int, time_movement: TimeMovement | None = None) -> list[Bandwidth]:
+    """The bandwidth of so many cores at once, each with arrays of its own, by their size. Empty without the core."""
+    limits = MachineLimits(time_movement, threads)
+    found = []
+    for size in WORKING_SETS:
+        copy = limits.measure(Movement(threads * size, 1, 1, False), threads)
+        add = limits.measure(Movement(threads * size, 2, 1, True), threads)
+        if copy is not None and add is not None:
+            found.append(Bandwidth(cores=threads, size=size, copy=threads * size / copy, add=threads * size / add))
+    return found
 
 
-def _model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = fields.get("model name") or _ARM.get(fields.get("CPU part", ""), "")
-    return f"{name} ({platform.machine()})" if name else platform.machine()
+class MachineLimits:
+    """The least times that were seen for movements, over all tries.
 
-
-def measure_bandwidth(threads: int) -> Bandwidth:
-    """The bandwidth of so many threads at once, each with arrays of its own. NumPy lets go of the GIL for both."""
-    pairs = [(np.zeros(_BYTES // 4, np.float32), np.ones(_BYTES // 4, np.float32)) for _ in range(threads)]
-    copy = _seconds([lambda x=x, y=y: np.copyto(x, y) for x, y in pairs])  # type: ignore[misc]
-    for x, _ in pairs:
-        x.fill(0)
-    add = _seconds([lambda x=x, y=y: np.add(x, y, out=x) for x, y in pairs])  # type: ignore[misc]
-    return Bandwidth(cores=threads, copy=threads * _BYTES / copy, add=threads * _BYTES / add)
-
-
-def _seconds(calls: list[Callable[[], object]]) -> float:
-    """The best of the rounds, in each of which all calls run at once."""
-    gate = threading.Barrier(len(calls))
-    times: list[list[float]] = [[] for _ in calls]
-
-    def work(call: Callable[[], object], found: list[float]) -> None:
-        call()
-        for _ in range(_ROUNDS):
-            gate.wait()
-            begin = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - begin)
-
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(calls, times, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    slowest: list[float] = [max(together) for together in zip(*times, strict=True)]
-    return min(slowest)  # a limit is what the machine can do undisturbed
-
-
-def limit(operation: str, size: int, ranks: int, bandwidth: list[Bandwidth], *, in_segment: bool = False) -> float:
-    """Seconds that copying and adding take at least if all cores share the work and nothing else costs anything.
-
-    An estimate, by what must be moved through shared memory: an array of one process is copied before another can read
-    it. In the segment, what would have been published is there already.
+    Args:
+        time_movement: As the core's function of that name, which it is by default.
+        available: Cores, by default those of this process.
     """
-    found = find_operation(operation)
-    cost = (found.shared_cost if in_segment else found.cost)(ranks)
-    speed = max(bandwidth, key=lambda found: found.cores if found.cores <= ranks else 0)
-    return cost.copied * size / speed.copy + cost.added * size / speed.add
+
+    def __init__(self, time_movement: TimeMovement | None = None, available: int | None = None) -> None:
+        self._time = time_movement or getattr(core, "time_movement", None)
+        self._cores = available or cores()
+        self._best: dict[tuple[Movement, int], dict[int, float]] = {}
+
+    def measure(self, movement: Movement, ranks: int) -> float | None:
+        """Tries a movement once more. Returns the seconds of the best try so far; None without the core, or memory."""
+        if self._time is None:
+            return None
+        threads = min(ranks, self._cores)
+        seen = self._best.setdefault((movement, threads), {})
+        fastest = min(seen.values(), default=math.inf)
+        for mover in range(len(MOVERS)):
+            if seen.get(mover, 0.0) > _NEAR * fastest:
+                continue
+            time_once = functools.partial(self._time, *movement, mover, threads)
+            try:
+                seconds = time_once(_ROUNDS, _BUDGET)
+            except MemoryError:
+                return None
+            seen[mover] = min(seconds, seen.get(mover, math.inf))
+        best = min(seen.values())
+        return best if math.isfinite(best) else None

@@ -19,7 +19,7 @@ __all__ = [
     "OPERATIONS",
     "ROOT",
     "Arrays",
-    "Cost",
+    "LeastWork",
     "MeasuredOperation",
     "add_operations",
     "element_count",
@@ -65,11 +65,17 @@ class Arrays(NamedTuple):
     out: Array | None
 
 
-class Cost(NamedTuple):
-    """Bytes that all ranks together must copy and add, in parts of the size."""
+class LeastWork(NamedTuple):
+    """The arrays that all ranks together must read and write at least."""
 
-    copied: float
-    added: float
+    sizes: int
+    """Bytes of each array, in sizes."""
+    reads: int
+    """Arrays that are read, and combined into one."""
+    writes: int
+    """Arrays that are written."""
+    in_place: bool = False
+    """Whether those that are written are among those that are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +95,8 @@ class MeasuredOperation:
     """Fills `x`."""
     after: Callable[[int, int, Array, Array | None], bool]
     """Whether `x` and `out` hold what one call must leave there."""
-    cost: Callable[[int], Cost]
-    """n -> the least work through shared memory with ordinary arrays, which are copied there first."""
-    shared_cost: Callable[[int], Cost]
-    """The same with arrays that lie in shared memory."""
+    least: Callable[[int], LeastWork] | None = None
+    """n -> what no way to do it can do without; None if that is unknown, or nothing."""
 
 
 def element_count(operation: MeasuredOperation, size: int, dtype: str, n: int) -> int:
@@ -142,25 +146,22 @@ _ALL = [
         shape=lambda rank, n, count: (count, None),
         before=_mine,
         after=lambda rank, n, x, out: _is(x, _total(n)),
-        # Each rank publishes what others reduce, reduces its own part, and fetches the others' parts.
-        cost=lambda n: Cost(2 * (n - 1), n - 1),
-        shared_cost=lambda n: Cost(n - 1, n - 1),
+        # Every array is read, and every array is written.
+        least=lambda n: LeastWork(1, n, n, in_place=True),
     ),
     MeasuredOperation(
         name="reduce",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
         after=lambda rank, n, x, out: rank != ROOT or _is(x, _total(n)),
-        cost=lambda n: Cost(n - 1 + (n - 1) / n, n - 1),
-        shared_cost=lambda n: Cost((n - 1) / n, n - 1),
+        least=lambda n: LeastWork(1, n, 1, in_place=True),
     ),
     MeasuredOperation(
         name="broadcast",
         shape=lambda rank, n, count: (count, None),
         before=_mine,
         after=lambda rank, n, x, out: _is(x, ROOT + 1),
-        cost=lambda n: Cost(n, 0),
-        shared_cost=lambda n: Cost(n - 1, 0),
+        least=lambda n: LeastWork(1, 1, n - 1),
     ),
     MeasuredOperation(
         name="all_gather",
@@ -168,8 +169,8 @@ _ALL = [
         shape=lambda rank, n, count: (count // n, count),
         before=_mine,
         after=lambda rank, n, x, out: _parts(out, n, lambda source: source % 4 + 1),
-        cost=lambda n: Cost(1 + n, 0),
-        shared_cost=lambda n: Cost(n, 0),
+        # The inputs are one array together.
+        least=lambda n: LeastWork(1, 1, n),
     ),
     MeasuredOperation(
         name="gather",
@@ -177,8 +178,7 @@ _ALL = [
         shape=lambda rank, n, count: (count // n, count if rank == ROOT else None),
         before=_mine,
         after=lambda rank, n, x, out: rank != ROOT or _parts(out, n, lambda source: source % 4 + 1),
-        cost=lambda n: Cost(1 + (n - 1) / n, 0),
-        shared_cost=lambda n: Cost(1, 0),
+        least=lambda n: LeastWork(1, 1, 1),
     ),
     MeasuredOperation(
         name="scatter",
@@ -186,8 +186,7 @@ _ALL = [
         shape=lambda rank, n, count: (count if rank == ROOT else 0, count // n),
         before=lambda rank, n, x: _by_target(rank, n, x) if rank == ROOT else None,
         after=lambda rank, n, x, out: _is(out, ROOT % 4 + rank % 4),
-        cost=lambda n: Cost(1 + (n - 1) / n, 0),
-        shared_cost=lambda n: Cost(1, 0),
+        least=lambda n: LeastWork(1, 1, 1),
     ),
     MeasuredOperation(
         name="reduce_scatter",
@@ -195,8 +194,8 @@ _ALL = [
         shape=lambda rank, n, count: (count, count // n),
         before=_by_target,
         after=lambda rank, n, x, out: _is(out, sum(source % 4 for source in range(n)) + n * (rank % 4)),
-        cost=lambda n: Cost(n - 1, n - 1),
-        shared_cost=lambda n: Cost(0, n - 1),
+        # The outputs are one array together.
+        least=lambda n: LeastWork(1, n, 1),
     ),
     MeasuredOperation(
         name="all_to_all",
@@ -204,8 +203,7 @@ _ALL = [
         shape=lambda rank, n, count: (count, count),
         before=_by_target,
         after=lambda rank, n, x, out: _parts(out, n, lambda source: source % 4 + rank % 4),
-        cost=lambda n: Cost(2 * (n - 1) + 1, 0),
-        shared_cost=lambda n: Cost(n, 0),
+        least=lambda n: LeastWork(n, 1, 1),
     ),
     MeasuredOperation(
         name="barrier",
@@ -213,8 +211,6 @@ _ALL = [
         shape=lambda rank, n, count: (0, None),
         before=_nothing,
         after=lambda rank, n, x, out: True,
-        cost=lambda n: Cost(0, 0),
-        shared_cost=lambda n: Cost(0, 0),
     ),
     MeasuredOperation(
         name="pingpong",
@@ -223,8 +219,7 @@ _ALL = [
         before=_mine,
         # Rank 0 gets its own message back, rank 1 has seen it; the others take no part.
         after=lambda rank, n, x, out: rank > 1 or _is(out, 1),
-        cost=lambda n: Cost(2, 0),
-        shared_cost=lambda n: Cost(1, 0),
+        least=lambda n: LeastWork(1, 1, 1),
     ),
 ]
 

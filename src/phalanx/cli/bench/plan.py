@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .contenders import Contender
-from .machine import LARGE, limit
+from .machine import Movement
 from .operations import element_count, find_operation
 from .orders import PrepareOrder
-from .results import Bandwidth
 
 __all__ = ["DEFAULT_OPERATIONS", "BenchPlan", "Cell", "Entrant"]
 
@@ -20,9 +19,13 @@ DEFAULT_OPERATIONS = (
     "reduce_scatter",
     "all_to_all",
     "broadcast",
+    "gather",
+    "scatter",
     "barrier",
     "pingpong",
 )
+_FROM = 64 << 10
+"""Bytes from which on a limit is shown. Below, a call is a matter of latency, and memory says nothing about it."""
 
 
 class Cell(NamedTuple):
@@ -93,9 +96,11 @@ class BenchPlan:
         """The messages of a call, by which its time is divided: a ping-pong has two."""
         return 2 if find_operation(cell.operation).halved else 1
 
-    def least(self, cell: Cell, bandwidth: list[Bandwidth]) -> float | None:
-        """The fewest seconds that a cell can take on this machine; None if unknown."""
-        # Over TCP the kernel copies as it likes; the estimate is of shared memory.
-        if cell.size < LARGE or self.contenders[0].name != "phalanx":
+    def least(self, cell: Cell) -> Movement | None:
+        """The bytes that the cell's operation must move; None if the memory says little about its time."""
+        operation = find_operation(cell.operation)
+        # Over TCP the kernel copies as it likes: a limit of shared memory would be far from what can be done.
+        if cell.size < _FROM or self.contenders[0].name != "phalanx" or operation.least is None:
             return None
-        return limit(cell.operation, cell.size, cell.ranks, bandwidth)
+        work = operation.least(cell.ranks)
+        return Movement(work.sizes * cell.size, work.reads, work.writes, work.in_place)

@@ -27,6 +27,11 @@ class Timing(msgspec.Struct, frozen=True):
         return statistics.median(self.rounds) if self.rounds else None
 
     @property
+    def best(self) -> float | None:
+        """Per call, the fastest of the rounds."""
+        return min(self.rounds, default=None)
+
+    @property
     def spread(self) -> float:
         """Half the distance between the quartiles, in parts of the median."""
         if len(self.rounds) < 2:
@@ -44,7 +49,7 @@ class CellResult(msgspec.Struct, frozen=True):
     size: int
     timings: list[Timing]
     limit: float | None = None
-    """The fewest seconds that the machine's memory allows, by an estimate; only where no cache helps."""
+    """The fewest seconds that the machine's memory allows: nothing can be faster."""
 
     def of(self, entrant: str) -> Timing | None:
         """The timing of one contender, if it took part."""
@@ -72,9 +77,10 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 
 class Bandwidth(msgspec.Struct, frozen=True):
-    """Bytes per second of 64 MiB arrays: of what is copied, and of `x` in `x += y`."""
+    """Bytes per second of arrays of this size, one or two for each core: of what is copied, and of `x` in `x += y`."""
 
     cores: int
+    size: int
     copy: float
     add: float
 

@@ -12,7 +12,7 @@ import phalanx
 from phalanx.cli.run.plan import cores
 
 from .contenders import Missing, Site
-from .machine import describe, measure_bandwidth
+from .machine import MachineLimits, describe, measure_bandwidth
 from .measure import Measuring
 from .plan import BenchPlan
 from .progress import progress
@@ -24,12 +24,17 @@ __all__ = ["run"]
 def run(
     plan: BenchPlan, *, missing: Sequence[Missing] = (), command: str = "", site: Site | None = None
 ) -> tuple[BenchReport, bool]:
-    """Measures a plan. Returns the report, and whether Phalanx failed anywhere. Leaves no process or file behind."""
+    """Measures a plan. Leaves no process or file behind.
+
+    Returns:
+        The report; and whether it cannot be relied on, because Phalanx failed somewhere or a limit was none.
+    """
     cells = sum(1 for ranks in plan.ranks for _ in plan.cells(ranks))
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder, progress(sys.stderr, cells) as step:
         step("the memory's speed")
-        bandwidth = [measure_bandwidth(count) for count in sorted({1, min(cores(), max(plan.ranks))})]
-        measuring = Measuring(plan, site=site or Site(), folder=Path(folder), bandwidth=bandwidth, step=step)
+        teams = sorted({1, min(cores(), max(plan.ranks))})
+        bandwidth = [found for count in teams for found in measure_bandwidth(count)]
+        measuring = Measuring(plan, site=site or Site(), folder=Path(folder), limits=MachineLimits(), step=step)
         measuring.run()
     columns = [
         Column(
@@ -52,4 +57,4 @@ def run(
         memory=measuring.memory,
         errors=measuring.errors,
     )
-    return report, measuring.ours_failed
+    return report, measuring.ours_failed or measuring.limit_broken

@@ -18,6 +18,7 @@ __all__ = ["FOOTNOTES", "Drawn", "ResultTable", "all_errors", "left_out", "prese
 FOOTNOTES = (
     "Time per call: median over rounds of the slowest rank's loop; ± is half the distance between the quartiles.",
     "Size: that of the largest array that a rank holds. Ping-pong: half of a round trip.",
+    "Limit: the best time for reading every input and writing every output once, by threads that share all memory.",
 )
 
 
@@ -85,7 +86,8 @@ def _more(report: BenchReport) -> Iterator[tuple[str, str]]:
         yield name, f"{text}, for an all_reduce of {show_size(row.size)}"
     for found in report.machine.bandwidth:
         which = "one core" if found.cores == 1 else f"{found.cores} cores"
-        yield f"memory bandwidth, {which}", f"copy {found.copy / 1e9:.1f} GB/s, x += y {found.add / 1e9:.1f} GB/s of x"
+        name = f"memory bandwidth, {which}, {show_size(found.size)} each"
+        yield name, f"copy {found.copy / 1e9:.1f} GB/s, x += y {found.add / 1e9:.1f} GB/s of x"
     yield from left_out(report)
 
 

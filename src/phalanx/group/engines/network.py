@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,15 @@ from ...algorithms import bruck, chunk_bounds, select
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
 from ..data.reduction import Reduction
+from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
 from .base import Engine, EngineSetup, Flat, split
-from .steps.run import Chunks, run
+from .steps.fast_path import prepare
+from .steps.layout import Origin, cut, lay_out
+from .steps.run import Chunks, go_on, piece_of, run
+
+if TYPE_CHECKING:
+    from ..._core import StepsLayout, StepsRun
 
 __all__ = ["NetworkEngine", "start"]
 
@@ -52,6 +59,35 @@ class NetworkEngine(Engine):
     def among(self, members: Sequence[int]) -> NetworkEngine:
         """The same for some ranks of the lane."""
         return NetworkEngine(self._lane, is_star=False, members=members, algorithm=self._algorithm)
+
+    # -- the fast path -------------------------------------------------------------------------------------------------
+
+    def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
+        if self.size == 1 or self._members is not None or self._topology == "star":
+            return None
+        return maker.make_over_streams(self._lane, piece_of(self._lane), self._lay_out, self._go_on)
+
+    def _lay_out(self, verb: str, root: int, items: int, item: int) -> StepsLayout | None:
+        """The layout of an operation on arrays of that size for the core; None if it goes the general way.
+
+        Args:
+            items: Elements of its largest array.
+            item: Bytes of an element.
+        """
+        nbytes = items * item
+        name = self._choose(verb, nbytes)
+        if name == "star":  # also where it is asked for: rank 0 passes on what the others have for each other
+            return None
+        prepared = prepare(select.schedule(verb, name, self.rank, self.size, root=root, nbytes=nbytes))
+        found = cut(verb, name, self.rank, self.size, root, items, item)
+        return lay_out(prepared, found, self._lane.plain_channels, _salt(name))
+
+    def _go_on(self, running: RunningCollective, steps: StepsRun, origin: Origin, outcome: int) -> None:
+        fingerprint = running.fingerprint ^ origin.salt
+        fast_run = partial(origin.fast_run, steps)
+        go_on(fast_run, outcome, self._lane, fingerprint, running.deadline, check_peers=running.check_peers)
+
+    # -- the collectives -----------------------------------------------------------------------------------------------
 
     def _choose(self, operation: str, nbytes: int) -> str:
         return select.choose(operation, self.size, nbytes, topology=self._topology, overrides=self._overrides)

@@ -27,6 +27,7 @@ from ...algorithms import Recv, Schedule, Send, Step
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...transports.shared_memory import make_memory, open_memory
+from ...tuning import Tuning, current
 from ..running_collective import RunningCollective
 from ..tracking.fingerprint import fingerprint_of
 from .base import EngineSetup
@@ -50,15 +51,11 @@ LARGEST_HEAP = 1 << 40
 """The largest heap that is accepted, in bytes: far from where the sizes of all ranks together could overflow."""
 FEW = 8
 """The most ranks that use long slots."""
-COPY_ONCE_FROM = 48 << 10
-"""Bytes from one rank to another from which they are read where they lie: a system call more, but a copy less.
-
-The value of the rank that makes the segment counts on all of its ranks."""
-PATIENCE = (2000, 1000)
-"""Looks at the other ranks, and then yields of the core, before a rank sleeps."""
+YIELDS = 1000
+"""Yields of the core before a rank sleeps, after its looks at the other ranks."""
 LITTLE_PATIENCE = (20, 4)
-"""The same where there are fewer cores than ranks."""
-_OFFER = struct.Struct("<?QQQQQ16s")
+"""Looks and yields where there are fewer cores than ranks."""
+_OFFER = struct.Struct("<?QQQQQQQ16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
@@ -92,7 +89,7 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
         offer = b""
         if lane.rank == neighbours[0] and len(neighbours) > 1:
             try:
-                fd, offer = _make(len(neighbours), heap)
+                fd, offer = _make(len(neighbours), heap, current(sharing.deadline.remaining()))
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
@@ -135,12 +132,13 @@ def end_with_lane(segment: Segment, lane: Lane) -> None:
     lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
 
 
-def _make(ranks: int, heap: int) -> tuple[int, bytes]:
-    """The descriptor of new memory, and what the others need to find it."""
+def _make(ranks: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
+    """The descriptor of new memory, and what the others need to find it and to use it in the same way."""
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, COPY_ONCE_FROM, nonce)
+    settings = tuning.reduced_by_all, tuning.spins, tuning.copy_once_from
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -150,16 +148,21 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, copy_once_from, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, reduced_by_all, spins, copy_once_from, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
         raise OSError(f"invalid sizes: slots of {slot} bytes, heaps of {heap} bytes")
+    try:
+        tuning = Tuning(reduced_by_all=reduced_by_all, spins=spins, copy_once_from=copy_once_from)
+    except ValueError as error:
+        raise OSError(f"invalid tuning: {error}") from error
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         cores = len(os.sched_getaffinity(0))
-        spins, yields = PATIENCE if ranks <= cores else LITTLE_PATIENCE
-        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, spins, yields, copy_once_from)
+        patience = (tuning.spins, YIELDS) if ranks <= cores else LITTLE_PATIENCE
+        thresholds = tuning.reduced_by_all, tuning.copy_once_from
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)
         return segment
     finally:
         os.close(fd)

@@ -22,14 +22,14 @@ from .transfers import Array, Job, StepSink, memory
 if TYPE_CHECKING:
     from ...._core import Plan, StepsRun
 
-__all__ = ["FastRun", "start"]
+__all__ = ["FastRun", "Prepared", "prepare", "start"]
 
 DONE, BLOCKED, MORE, INBOUND_ENDED, OUTBOUND_ENDED, REFUSED, HUNG_UP = range(7)
 KEPT = 256
 """Plans that are kept."""
 
 
-class _Prepared:
+class Prepared:
     """A schedule as the core knows it, and which peers and chunks its numbers mean."""
 
     __slots__ = ("chunks", "plan", "reads", "schedule", "writes")
@@ -51,16 +51,17 @@ class _Prepared:
         self.plan: Plan = core.Plan(numbers)
 
 
-_prepared: dict[int, _Prepared] = {}
+_prepared: dict[int, Prepared] = {}
 """By the identity of the schedule, which each holds: schedules are made once, and comparing them takes longer."""
 
 
-def _prepare(schedule: Schedule) -> _Prepared:
+def prepare(schedule: Schedule) -> Prepared:
+    """The schedule as the core knows it."""
     found = _prepared.get(id(schedule))
     if found is None:
         if len(_prepared) >= KEPT:
             _prepared.clear()
-        found = _prepared[id(schedule)] = _Prepared(schedule)
+        found = _prepared[id(schedule)] = Prepared(schedule)
     return found
 
 
@@ -78,7 +79,7 @@ def start(schedule: Schedule, job: Job) -> FastRun | None:
     """
     if core is None or not hasattr(core, "StepsRun"):
         return None
-    prepared = _prepare(schedule)
+    prepared = prepare(schedule)
     lane = job.lane
     outbound: list[Outbound] = []
     for peer in prepared.writes:
@@ -92,7 +93,28 @@ def start(schedule: Schedule, job: Job) -> FastRun | None:
         if channel is None or type(channel.stream) is not Stream or not can_receive(channel):
             return None
         inbound.append(channel)
-    return FastRun(prepared, job, outbound, inbound)
+    return FastRun(prepared, job, outbound, inbound, _new_run(prepared, job, outbound, inbound))
+
+
+def _new_run(prepared: Prepared, job: Job, outbound: Sequence[Outbound], inbound: Sequence[Inbound]) -> StepsRun:
+    assert core is not None
+    chunks = [job.chunks[chunk] for chunk in prepared.chunks]
+    sources = [job.sources.get(chunk) for chunk in prepared.chunks] if job.sources else [None] * len(chunks)
+    dtype = op = -1
+    if job.op:
+        dtype, op = dtype_code(job.dtype or chunks[0].dtype), op_code(job.op)
+    made: StepsRun = core.StepsRun(
+        prepared.plan,
+        [_plain(chunk) for chunk in chunks],
+        sources,
+        [channel.stream.fd for channel in outbound],
+        [channel.stream.fd for channel in inbound],
+        job.fingerprint,
+        dtype,
+        op,
+        job.lane.wait_policy,
+    )
+    return made
 
 
 class FastRun:
@@ -100,34 +122,26 @@ class FastRun:
 
     __slots__ = ("_enter", "_inbound", "_job", "_leave", "_outbound", "_prepared", "_run")
 
-    def __init__(self, prepared: _Prepared, job: Job, outbound: Sequence[Outbound], inbound: Sequence[Inbound]) -> None:
-        assert core is not None
+    def __init__(
+        self,
+        prepared: Prepared,
+        job: Job,
+        outbound: Sequence[Outbound],
+        inbound: Sequence[Inbound],
+        run: StepsRun,
+    ) -> None:
         self._prepared = prepared
         self._job = job
         self._outbound = outbound
         self._inbound = inbound
+        self._run = run
         locks = [sender.lock for sender in outbound] + [channel.lock for channel in inbound]
         # By hand: a stack of contexts would take longer than all the rest of a short collective.
         self._enter = [lock.__enter__ for lock in locks]
         self._leave = [lock.__exit__ for lock in locks]
-        chunks = [job.chunks[chunk] for chunk in prepared.chunks]
-        sources = [job.sources.get(chunk) for chunk in prepared.chunks] if job.sources else [None] * len(chunks)
-        dtype = op = -1
-        if job.op:
-            dtype, op = dtype_code(job.dtype or chunks[0].dtype), op_code(job.op)
-        self._run: StepsRun = core.StepsRun(
-            prepared.plan,
-            [_plain(chunk) for chunk in chunks],
-            sources,
-            [channel.stream.fd for channel in outbound],
-            [channel.stream.fd for channel in inbound],
-            job.fingerprint,
-            dtype,
-            op,
-        )
 
-    def move(self, looks: int, piece: int) -> int:
-        """Moves what goes now: `DONE`, `BLOCKED` if nothing does, or `MORE`.
+    def move(self, piece: int) -> int:
+        """Moves what goes now: `DONE`, `BLOCKED` if nothing has for a while, or `MORE`.
 
         `HUNG_UP` if all is done, but a rank has closed its connection since.
 
@@ -143,15 +157,19 @@ class FastRun:
                 raise self._job.lane.error
             for sender in self._outbound:
                 sender.halfway = True
-            outcome = run.move(looks, piece)
+            outcome = run.move(piece)
             for number, sender in enumerate(self._outbound):
                 sender.halfway = run.halfway(number)
         finally:
             for leave in self._leave:
                 leave(None, None, None)
+        self.check(outcome)
+        return outcome
+
+    def check(self, outcome: int) -> None:
+        """Raises the error for an outcome that the core cannot go on from."""
         if MORE < outcome < HUNG_UP:
             self._fail(outcome)
-        return outcome
 
     def polled(self) -> list[tuple[int, int]]:
         """The descriptors and events to wait for when nothing can be moved."""

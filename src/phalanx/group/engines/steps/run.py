@@ -15,7 +15,7 @@ from ...outcomes import DeadlinePassed
 from . import fast_path
 from .transfers import Array, Chunks, Flow, Inflow, Job, outflow
 
-__all__ = ["Chunks", "run"]
+__all__ = ["Chunks", "go_on", "piece_of", "run"]
 
 _T = TypeVar("_T", Send, Recv)
 
@@ -27,9 +27,6 @@ Later it asks less and less often.
 LOOKS = 20
 """Looks at the channels before a rank sleeps, where every rank has a core of its own: to be woken takes longer."""
 LOOKS_OVERSUBSCRIBED = 2
-FAST_LOOKS = 100
-FAST_LOOKS_OVERSUBSCRIBED = 2
-"""The same for the core, which looks more quickly."""
 
 
 def run(
@@ -73,14 +70,49 @@ def run(
         job.end()
 
 
+def go_on(
+    fast_run: Callable[[Job], fast_path.FastRun],
+    outcome: int,
+    lane: Lane,
+    fingerprint: int,
+    deadline: Deadline,
+    *,
+    check_peers: Callable[[], None],
+) -> None:
+    """Finishes a collective that the core's fast path has begun.
+
+    Args:
+        fast_run: Makes its steps, where they stand, a part of the job.
+        outcome: Why the fast path did not finish it; see `fast_path`.
+        check_peers: As of `run`.
+
+    Raises:
+        As `run`.
+    """
+    job = Job(lane, (), fingerprint, deadline, None, "", None, check_peers)
+    try:
+        fast = fast_run(job)
+        fast.check(outcome)
+        if outcome == fast_path.HUNG_UP:
+            lane.check_members()
+        else:
+            _run_fast(fast, job)
+    finally:
+        job.end()
+
+
+def piece_of(lane: Lane) -> int:
+    """Bytes that the core moves at once: where ranks share a core, more, so that they take turns less often."""
+    return LONG_PIECE if lane.oversubscribed else PIECE
+
+
 def _run_fast(fast: fast_path.FastRun, job: Job) -> None:
     patience = _Patience(job)
-    # Where ranks share a core, longer pieces mean that they take turns less often.
-    looks, piece = (FAST_LOOKS_OVERSUBSCRIBED, LONG_PIECE) if job.lane.oversubscribed else (FAST_LOOKS, PIECE)
+    piece = piece_of(job.lane)
     while True:
         if job.waker is not None:
             job.waker.clear()
-        outcome = fast.move(looks, piece)
+        outcome = fast.move(piece)
         if outcome == fast_path.DONE:
             return
         if outcome == fast_path.HUNG_UP:

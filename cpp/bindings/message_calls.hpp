@@ -1,0 +1,115 @@
+// What the fast paths of messages have in common: they look at a call of `send` or `recv`, and note it in the journal.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "channel_lock.hpp"
+#include "gil.hpp"
+#include "phalanx/frame.hpp"
+#include "plain_array.hpp"
+#include "recorder.hpp"
+
+namespace phalanx {
+
+namespace nb = nanobind;
+
+class MessageCalls {
+protected:
+    // `mailbox` counts the receives that are posted and the messages that wait, by source; see transports/mailbox.py.
+    MessageCalls(nb::object mailbox, nb::object arrays, nb::object recorder, double timeout, std::size_t max_message)
+        : ahead_(mailbox.attr("ahead")),
+          arrays_object_(std::move(arrays)),
+          arrays_(*nb::cast<PlainArrays*>(arrays_object_)),
+          recorder_object_(std::move(recorder)),
+          recorder_(*nb::cast<Recorder*>(recorder_object_)),
+          longest_ns_(std::min(handover_ns, static_cast<std::int64_t>(std::min(timeout, 1.0) * 1e9))),
+          max_message_(max_message) {}
+
+    struct Turn {
+        explicit Turn(ChannelLock& lock) noexcept : taken(lock.try_enter()), lock_(lock) {}
+        ~Turn() {
+            if (taken) lock_.exit();
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+        const bool taken;
+
+    private:
+        ChannelLock& lock_;
+    };
+
+    struct Message {
+        PlainArray array;
+        ArrayHead head;
+        int peer = -1;
+        std::int64_t tag = 0;
+        std::int64_t began = monotonic_ns();
+    };
+
+    // Of the rank that a call names; null if it is not the number of one.
+    template <class Route>
+    static Route* lookup(std::vector<Route>& routes, nb::handle rank, Message& message) {
+        if (!PyLong_CheckExact(rank.ptr())) return nullptr;
+        const Py_ssize_t index = PyLong_AsSsize_t(rank.ptr());
+        if (index < 0) PyErr_Clear();
+        if (index < 0 || static_cast<std::size_t>(index) >= routes.size()) return nullptr;
+        message.peer = static_cast<int>(index);
+        return &routes[static_cast<std::size_t>(index)];
+    }
+
+    bool describe(Message& message, nb::handle x, nb::handle tag, bool write) const {
+        PlainArray& array = message.array;
+        if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
+        message.tag = PyLong_AsLongLong(tag.ptr());
+        if (message.tag < 0) PyErr_Clear();
+        return message.tag >= 0 && message.head.make(*array.dtype, array.dims, array.shape,
+                                                     static_cast<std::uint64_t>(message.tag), array.bytes);
+    }
+
+    // Whether a receive or a message waits in the mailbox that this receive must not overtake.
+    bool comes_later(nb::handle src) const {
+        return ahead_.size() != 0 && (ahead_.contains(nb::none()) || ahead_.contains(src));
+    }
+
+    // A wait that lasts is handed over: signals are looked at there, and a lost connection is seen.
+    Bound bound_of(const Message& message, const ChannelLock& lock) const {
+        return Bound{message.began + longest_ns_, &lock.wanted(), nullptr};
+    }
+
+    void note(const char* verb, const Message& message) {
+        Record& record = recorder_.begin(verb);
+        record.rank = message.peer;
+        record.tag = message.tag;
+        record.ended_ns = record.began_ns;
+        record.began_ns = message.began;
+    }
+
+    static nb::object waited(nb::object operation, const Message& message) {
+        return nb::make_tuple(operation, static_cast<double>(monotonic_ns() - message.began) * 1e-9);
+    }
+
+    // Calls what must happen, although an interrupt may wait to be raised: Python would raise it first thing in the call.
+    template <class F>
+    static nb::object in_any_case(F call) {
+        if (PyErr_CheckSignals() == 0) return in_interpreter(call);
+        nb::python_error interrupt;
+        in_interpreter(call);
+        throw std::move(interrupt);
+    }
+
+private:
+    static constexpr std::int64_t handover_ns = 50'000'000;
+
+    nb::dict ahead_;
+    nb::object arrays_object_;
+    PlainArrays& arrays_;
+    nb::object recorder_object_;
+    Recorder& recorder_;
+    std::int64_t longest_ns_;
+    std::size_t max_message_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,260 @@
+// What this machine can do, measured by threads of this process: how fast bytes move, what a sleep costs, and how fast the
+// segment's own collectives are with other settings. `phalanx.tuning` decides by it, and `phalanx bench` has its limits
+// from it.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "collectives.hpp"
+#include "reduce.hpp"
+#include "team.hpp"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace phalanx {
+
+// How bytes get from one place to another.
+enum class Mover : int {
+    copy,         // memcpy, a tile at a time: where there are several targets, what is written was just in the cache
+    whole,        // memcpy of everything at once: the C library knows how for long arrays
+    stream,       // stores that bypass the cache
+    by_address,   // process_vm_readv, as from another process
+    through,      // memcpy into a slot of shared memory, and from there to its place
+};
+
+// Bytes that are read from `reads` arrays, combined, and written to `writes` arrays; `in_place` if these are the first ones
+// of those that were read.
+struct Movement {
+    std::size_t bytes = 0;
+    int reads = 1;
+    int writes = 1;
+    bool in_place = false;
+};
+
+namespace detail {
+
+// Memory as large arrays have it, in huge pages where the system gives them; or shared, as a segment has it.
+class Pages {
+public:
+    explicit Pages(std::size_t bytes, bool shared = false) : bytes_(std::max<std::size_t>(bytes, 1)) {
+        constexpr std::size_t huge = 2 << 20;
+        const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* at = mmap(nullptr, bytes_ + huge, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (at == MAP_FAILED) throw std::bad_alloc();
+        mapped_ = static_cast<std::byte*>(at);
+        begin_ = mapped_ + (huge - reinterpret_cast<std::uintptr_t>(at) % huge) % huge;
+        if (!shared && bytes_ >= huge) madvise(begin_, bytes_, MADV_HUGEPAGE);
+    }
+    ~Pages() { munmap(mapped_, bytes_ + (2 << 20)); }
+    Pages(const Pages&) = delete;
+    Pages& operator=(const Pages&) = delete;
+
+    std::byte* begin() const noexcept { return begin_; }
+
+private:
+    std::size_t bytes_;
+    std::byte* mapped_;
+    std::byte* begin_;
+};
+
+constexpr std::size_t tile_bytes = 16 << 10;
+
+inline void stream(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+    std::size_t at = 0;
+    for (; at + 64 <= bytes; at += 64) {
+        const auto* source = reinterpret_cast<const __m128i*>(from + at);
+        auto* target = reinterpret_cast<__m128i*>(to + at);
+        const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+    std::memcpy(to + at, from + at, bytes - at);
+    _mm_sfence();
+#elif defined(__aarch64__)
+    std::size_t at = 0;
+    for (; at + 64 <= bytes; at += 64)
+        asm volatile(
+            "ldp q0, q1, [%0]\n ldp q2, q3, [%0, #32]\n stnp q0, q1, [%1]\n stnp q2, q3, [%1, #32]\n"
+            :
+            : "r"(from + at), "r"(to + at)
+            : "v0", "v1", "v2", "v3", "memory");
+    std::memcpy(to + at, from + at, bytes - at);
+#else
+    std::memcpy(to, from, bytes);
+#endif
+}
+
+inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+    static const pid_t self = getpid();
+    while (bytes > 0) {
+        const iovec local{to, bytes};
+        const iovec remote{const_cast<std::byte*>(from), bytes};
+        const ssize_t moved = process_vm_readv(self, &local, 1, &remote, 1, 0);
+        if (moved <= 0) return false;
+        to += moved;
+        from += moved;
+        bytes -= static_cast<std::size_t>(moved);
+    }
+    return true;
+}
+
+}  // namespace detail
+
+// The fewest seconds in which `threads` threads do a movement, each an even part of it, at the same time. Every byte that
+// must be is read once and written once, and no thread waits for another. Infinite where the mover cannot do it.
+inline double time_movement(const Movement& movement, Mover mover, int threads, const Effort& effort) {
+    const bool one_source = movement.reads == 1 && !movement.in_place;
+    if (mover != Mover::copy && mover != Mover::stream && !one_source) return std::numeric_limits<double>::infinity();
+    constexpr std::size_t line = 64;
+    constexpr std::size_t slot = 1 << 20;
+    const std::size_t stride = (movement.bytes + line - 1) / line * line + 2 * line;  // no two begin at the same set
+    const int arrays = movement.in_place ? std::max(movement.reads, movement.writes) : movement.reads + movement.writes;
+    const detail::Pages memory(stride * arrays);
+    const detail::Pages slots(mover == Mover::through ? slot * threads : 1, true);
+    std::byte* base = memory.begin();
+    const auto target = [&](int i) { return base + (movement.in_place ? i : movement.reads + i) * stride; };
+    std::atomic<bool> refused{false};
+
+    std::vector<char> filled(threads, 0);
+    const auto move = [&](int member) {
+        const std::size_t each = (movement.bytes + threads * line - 1) / (threads * line) * line;
+        const std::size_t begin = std::min(member * each, movement.bytes);
+        const std::size_t end = std::min(begin + each, movement.bytes);
+        if (filled[member] == 0) {  // memory that was never written is one page of zeros, which is always in the cache
+            for (int i = 0; i < arrays; ++i) std::memset(base + i * stride + begin, i + 1, end - begin);
+            filled[member] = 1;
+        }
+        const std::size_t step = mover == Mover::copy || mover == Mover::stream ? detail::tile_bytes
+                                 : mover == Mover::through                     ? slot
+                                                                               : std::max<std::size_t>(each, 1);
+        std::vector<const std::byte*> sources(movement.reads);
+        alignas(64) std::byte total[detail::tile_bytes];
+        for (std::size_t at = begin; at < end; at += step) {
+            const std::size_t bytes = std::min(step, end - at);
+            const std::byte* result = base + at;
+            if (movement.reads > 1) {
+                for (int i = 0; i < movement.reads; ++i) sources[i] = base + i * stride + at;
+                std::byte* to = mover == Mover::stream ? total : target(0) + at;
+                reduce_many(to, sources.data(), movement.reads, bytes / 4, Dtype::float32, Op::sum, 1);
+                result = to;
+            }
+            for (int i = 0; i < movement.writes; ++i) {
+                std::byte* to = target(i) + at;
+                if (to == result) continue;
+                if (mover == Mover::stream) {
+                    detail::stream(to, result, bytes);
+                } else if (mover == Mover::by_address) {
+                    if (!detail::read_by_address(to, result, bytes)) refused.store(true, std::memory_order_relaxed);
+                } else if (mover == Mover::through) {
+                    std::byte* between = slots.begin() + member * slot;
+                    std::memcpy(between, result, bytes);
+                    asm volatile("" ::: "memory");
+                    std::memcpy(to, between, bytes);
+                } else {
+                    std::memcpy(to, result, bytes);
+                }
+            }
+        }
+    };
+    const double seconds = best_round(threads, effort, move);
+    return refused.load() ? std::numeric_limits<double>::infinity() : seconds;
+}
+
+// Seconds of one look at another rank, as a rank that spins takes it.
+inline double time_look(const Effort& effort) {
+    constexpr int looks = 1000;
+    const Shared<std::uint64_t> word{0};
+    return best_round(1, effort, [&](int) {
+               for (int i = 0; i < looks; ++i)
+                   if (word.load(std::memory_order_seq_cst) == 0) relax();
+           }) /
+           looks;
+}
+
+// Seconds from the moment at which one thread wakes another that sleeps until that one runs: the median, because a wait
+// pays what is usual, not what is best.
+inline double time_wake_up(int times, std::int64_t budget_ns) {
+    constexpr std::int64_t asleep_ns = 300'000;  // after which who waits surely sleeps, and an idle core as deeply as it does
+    struct alignas(64) {
+        Bell bell;
+        Shared<int> called{0};
+        Shared<int> answered{0};
+        std::int64_t woken_ns = 0;
+    } shared;
+    const Shared<std::uint32_t> aborted{0};
+    Bound bound;
+    bound.aborted = &aborted;
+    bound.deadline_ns = monotonic_ns() + budget_ns;
+    std::vector<double> found;
+    best_round(2, Effort{1, 0}, [&](int member) {
+        const int begin = member == 0 ? shared.called.load() : shared.answered.load();
+        for (int turn = begin + 1; turn <= begin + times; ++turn) {
+            if (member == 1) {
+                const auto called = [&] { return shared.called.load() >= turn; };
+                if (wait_until(shared.bell, Patience{0, 0}, bound, called) != Outcome::done) return;
+                shared.woken_ns = monotonic_ns();
+                shared.answered.store(turn);
+                continue;
+            }
+            const std::int64_t before = monotonic_ns();
+            while (monotonic_ns() - before < asleep_ns) relax();
+            const std::int64_t call_ns = monotonic_ns();
+            shared.called.store(turn);
+            shared.bell.announce();
+            while (shared.answered.load() < turn)
+                if (monotonic_ns() > bound.deadline_ns) return;
+            found.push_back(static_cast<double>(shared.woken_ns - call_ns) * 1e-9);
+        }
+    });
+    if (found.empty()) return std::numeric_limits<double>::infinity();
+    std::nth_element(found.begin(), found.begin() + found.size() / 2, found.end());
+    return found[found.size() / 2];
+}
+
+// Seconds of an all_reduce of float32 in a segment with these settings, by threads in place of ranks; of a barrier for no
+// bytes. Infinite if they did not come together.
+inline double time_all_reduce(std::size_t bytes, const Layout& layout, const Patience& patience,
+                              const Thresholds& thresholds, int calls, const Effort& effort) {
+    const detail::Pages memory(layout.bytes(), true);
+    const std::size_t stride = (bytes + 4095) / 4096 * 4096 + 192;
+    const detail::Pages arrays(stride * layout.ranks);
+    std::vector<std::unique_ptr<Segment>> segments;
+    std::vector<std::unique_ptr<Collectives>> ranks;
+    for (int r = 0; r < layout.ranks; ++r) {
+        segments.push_back(std::make_unique<Segment>(memory.begin(), layout, r, patience, thresholds));
+        ranks.push_back(std::make_unique<Collectives>(*segments.back()));
+    }
+    const std::int64_t end = monotonic_ns() + 2 * effort.budget_ns + 100'000'000;
+    std::atomic<bool> apart{false};
+    const double seconds = best_round(layout.ranks, effort, [&](int r) {
+        Call call;
+        call.fingerprint = 1;
+        call.bound.deadline_ns = end;
+        const Combine how{Dtype::float32, Op::sum, 1};
+        for (int i = 0; i < calls; ++i) {
+            const Outcome outcome = bytes == 0 ? ranks[r]->barrier(call)
+                                               : ranks[r]->all_reduce(call, arrays.begin() + r * stride, bytes / 4, how);
+            if (outcome == Outcome::done) continue;
+            apart.store(true, std::memory_order_relaxed);
+            return;
+        }
+    });
+    return apart.load() ? std::numeric_limits<double>::infinity() : seconds / calls;
+}
+
+}  // namespace phalanx

@@ -1,0 +1,111 @@
+// How a rank waits for another where it cannot know who else wants its core: look again, give the core away, or sleep.
+//
+// To be woken on a core that has gone idle costs some microseconds on bare metal and up to a hundred on a virtual machine,
+// so looking again is better as long as nothing else needs the core. Nobody says whether something does; a yield that comes
+// back late shows it. Then yielding is the worst choice, because it costs a whole time slice, and sleeping is cheap: the
+// core does not go idle, and a sleeper that is woken goes before whatever is busy. It may be the very rank that is waited
+// for that needs this core. So the rank looks for about as long as an answer takes that is on its way, and sleeps.
+//
+// `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "phalanx/waiting.hpp"
+
+namespace phalanx {
+
+// What the waits of one lane have learnt. Not for two threads at once.
+class WaitPolicy {
+public:
+    static constexpr std::int64_t shortest_ns = 50'000;    // about what being woken on an idle core costs
+    static constexpr std::int64_t contended_ns = 10'000;     // about what an answer takes
+    static constexpr std::int64_t longest_ns = 1'000'000;  // of looking, however often it has paid off
+    static constexpr std::int64_t long_yield_ns = 50'000;
+    // Where ranks share a core: another rank that computes for a moment is no stranger, but a whole time slice is one's.
+    static constexpr std::int64_t long_yield_oversubscribed_ns = 500'000;
+    static constexpr std::int64_t first_pause_ns = 10'000'000;  // without yields, after a long one
+    static constexpr std::int64_t longest_pause_ns = 1'000'000'000;
+
+    explicit WaitPolicy(bool oversubscribed) noexcept : oversubscribed_(oversubscribed) {}
+
+    // True if something else was seen on this core lately.
+    bool contended(std::int64_t now) const noexcept { return now < contended_until_; }
+
+    // How long a wait that begins now would look before it sleeps.
+    std::int64_t patience_ns(std::int64_t now) const noexcept {
+        if (!contended(now)) return patience_ns_;
+        return oversubscribed_ ? 0 : contended_ns;
+    }
+
+    // A yield took so long.
+    void yielded(std::int64_t before, std::int64_t now) noexcept {
+        if (now - before <= (oversubscribed_ ? long_yield_oversubscribed_ns : long_yield_ns)) return;
+        const bool again = before - contended_until_ < pause_ns_;  // the last pause was too short
+        pause_ns_ = again ? std::min(2 * pause_ns_, longest_pause_ns) : first_pause_ns;
+        contended_until_ = now + pause_ns_;
+    }
+
+    // A wait is over: would looking all the time have been worth it?
+    void waited(std::int64_t ns) noexcept {
+        patience_ns_ = ns <= longest_ns ? std::min(2 * patience_ns_, longest_ns) : std::max(patience_ns_ / 2, shortest_ns);
+    }
+
+private:
+    bool oversubscribed_;
+    std::int64_t patience_ns_ = longest_ns;
+    std::int64_t pause_ns_ = first_pause_ns;
+    std::int64_t contended_until_ = -longest_pause_ns;
+};
+
+// One wait, from the first look that found nothing to the first that finds something.
+class Wait {
+public:
+    enum class Next : int { look, yield, sleep };
+
+    explicit Wait(WaitPolicy& policy) noexcept : policy_(policy) {}
+
+    // A look has found nothing: what to do before the next one.
+    Next next(std::int64_t now) noexcept {
+        if (!waits_) {
+            waits_ = true;
+            began_ = now;
+        }
+        if (now - began_ >= policy_.patience_ns(now)) return Next::sleep;
+        return policy_.contended(now) ? Next::look : Next::yield;
+    }
+
+    void yielded(std::int64_t before, std::int64_t now) noexcept { policy_.yielded(before, now); }
+
+    bool waits() const noexcept { return waits_; }
+
+    // A look has found something.
+    void end(std::int64_t now) noexcept {
+        waits_ = false;
+        policy_.waited(now - began_);
+    }
+
+private:
+    WaitPolicy& policy_;
+    bool waits_ = false;
+    std::int64_t began_ = 0;
+};
+
+// A look has found nothing: does what comes before the next one. False if it is time to sleep.
+inline bool look_again(Wait& wait) noexcept {
+    const std::int64_t now = monotonic_ns();
+    switch (wait.next(now)) {
+        case Wait::Next::look: relax(); return true;
+        case Wait::Next::yield:
+            sched_yield();
+            wait.yielded(now, monotonic_ns());
+            return true;
+        case Wait::Next::sleep: break;
+    }
+    return false;
+}
+
+}  // namespace phalanx

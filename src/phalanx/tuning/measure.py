@@ -1,0 +1,89 @@
+"""Measures this machine by the core, within a time. The threads of one process stand for ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .values import DEFAULTS
+
+__all__ = ["BUDGET", "COPIED_SIZES", "REDUCED_SIZES", "Measured", "measure"]
+
+BUDGET = 0.15
+"""Seconds for everything. What was not measured until then keeps its default."""
+REDUCED_SIZES = tuple(4096 << i for i in range(6))
+"""Bytes of the all_reduce that is done both ways."""
+COPIED_SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+"""Bytes that are copied by address, and through shared memory."""
+MOST_RANKS = 8
+"""Threads of the larger team: more of them would take too long, and disturb the ranks that wait."""
+_SLOT, _YIELDS = 1 << 20, 1000
+_BY_ALL, _BY_PARTS = 1 << 30, 0
+_BY_ADDRESS, _THROUGH = 3, 4
+"""`Mover` in cpp/phalanx/machine.hpp."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds; what is missing was not measured."""
+
+    by_all: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(ranks, bytes) -> an all_reduce in which every rank reduces everything."""
+    by_parts: dict[tuple[int, int], float] = field(default_factory=dict)
+    """The same where each rank reduces a part."""
+    by_address: dict[int, float] = field(default_factory=dict)
+    """Bytes -> a copy by process_vm_readv. By one thread: two of one process would wait for each other's pages."""
+    through: dict[int, float] = field(default_factory=dict)
+    """The same by a copy into shared memory and one out of it."""
+    look: float | None = None
+    """One look at another rank."""
+    wake_up: float | None = None
+    """From a call until who slept runs; the median."""
+    seconds: float = 0.0
+    """The whole measurement."""
+
+
+def measure(core: Any, *, cores: int | None = None, clock: Callable[[], float] = time.perf_counter) -> Measured:
+    """Measures as much as the time allows. With one core there is nothing to measure.
+
+    Args:
+        core: The native core, or what measures in its place.
+        cores: By default those that this process may use.
+    """
+    begin = clock()
+    found = len(os.sched_getaffinity(0)) if cores is None else cores
+    if found < 2:
+        return Measured()
+    teams = sorted({2, min(found, MOST_RANKS)})
+    by_all: dict[tuple[int, int], float] = {}
+    by_parts: dict[tuple[int, int], float] = {}
+
+    by_address: dict[int, float] = {}
+    through: dict[int, float] = {}
+
+    def left() -> float:
+        return BUDGET - (clock() - begin)
+
+    look = core.time_look(5, 0.002)
+    wake_up = core.time_wake_up(9, 0.02)
+    # Turn by turn, so that a noisy moment meets all ways; the best turn counts.
+    for _ in range(2):
+        for ranks in teams:
+            for size in REDUCED_SIZES:
+                for times, way in ((by_all, _BY_ALL), (by_parts, _BY_PARTS)):
+                    if left() <= 0:
+                        break
+                    seconds = core.time_all_reduce(
+                        size, ranks, _SLOT, way, DEFAULTS.spins, _YIELDS, 8, 9, min(0.004, left())
+                    )
+                    times[ranks, size] = min(seconds, times.get((ranks, size), seconds))
+        for size in COPIED_SIZES:
+            for copies, mover in ((by_address, _BY_ADDRESS), (through, _THROUGH)):
+                if left() <= 0:
+                    break
+                seconds = core.time_movement(size, 1, 1, False, mover, 1, 9, min(0.002, left()))
+                copies[size] = min(seconds, copies.get(size, seconds))
+    return Measured(by_all, by_parts, by_address, through, look, wake_up, clock() - begin)

@@ -1,0 +1,86 @@
+"""How long a rank looks before it sleeps: the policy's decisions, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx._native import core
+
+if TYPE_CHECKING:
+    from phalanx._core import WaitPolicy
+
+pytestmark = pytest.mark.usefixtures("native")
+
+LOOK, YIELD, SLEEP = range(3)  # Wait::Next in cpp/phalanx/wait_policy.hpp
+US, MS = 1_000, 1_000_000
+
+
+def _policy(*, oversubscribed: bool = False) -> WaitPolicy:
+    assert core is not None
+    made: WaitPolicy = core.WaitPolicy(oversubscribed)
+    return made
+
+
+def _ends_after(policy: WaitPolicy, ns: int, now: int = 0) -> list[int]:
+    """What a wait did that looked every 10 us and ended after so long."""
+    assert core is not None
+    wait = core.Wait(policy)
+    done = [wait.next(at) for at in range(now, now + ns, 10 * US)]
+    wait.end(now + ns)
+    return done
+
+
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_on_a_quiet_machine_a_rank_gives_way_until_its_patience_ends(oversubscribed: bool) -> None:
+    done = _ends_after(_policy(oversubscribed=oversubscribed), 2 * MS)
+    assert done == [YIELD] * 100 + [SLEEP] * 100
+
+
+def test_waits_that_are_too_long_to_look_for_make_it_impatient() -> None:
+    policy = _policy()
+    for _ in range(10):
+        _ends_after(policy, 30 * MS)
+    assert policy.patience_ns(0) == 50 * US  # as long as being woken costs, never less
+
+
+def test_waits_that_would_have_been_worth_looking_make_it_patient_again() -> None:
+    policy = _policy()
+    for _ in range(10):
+        _ends_after(policy, 30 * MS)
+    for _ in range(5):
+        assert SLEEP in _ends_after(policy, 900 * US)  # it sleeps, and learns that it need not have
+    assert SLEEP not in _ends_after(policy, 900 * US)
+
+
+def test_after_a_long_yield_it_keeps_its_core_for_a_moment_only() -> None:
+    policy = _policy()
+    policy.yielded(0, 40 * US)
+    assert not policy.contended(41 * US)
+    policy.yielded(0, 3 * MS)
+    assert policy.contended(4 * MS)
+    assert _ends_after(policy, 100 * US, now=4 * MS) == [LOOK] + [SLEEP] * 9
+
+
+def test_where_ranks_share_cores_it_sleeps_at_once_after_a_yield_of_a_whole_slice() -> None:
+    policy = _policy(oversubscribed=True)
+    policy.yielded(0, 200 * US)  # another rank was busy for a moment
+    assert not policy.contended(201 * US)
+    policy.yielded(0, 3 * MS)
+    assert _ends_after(policy, 20 * US, now=4 * MS) == [SLEEP, SLEEP]
+
+
+def test_it_tries_again_later_and_later_as_long_as_the_core_is_wanted() -> None:
+    policy = _policy()
+    now, pauses = 0, []
+    for _ in range(9):
+        policy.yielded(now, now + 3 * MS)
+        began = now = now + 3 * MS
+        while policy.contended(now):
+            now += MS
+        pauses.append((now - began) // MS)
+    assert pauses == [10, 20, 40, 80, 160, 320, 640, 1000, 1000]
+    now += 10_000 * MS  # it was quiet for long
+    policy.yielded(now, now + 3 * MS)
+    assert not policy.contended(now + 14 * MS)
