@@ -21,6 +21,7 @@ __all__ = [
     "as_seconds",
     "as_shape",
     "as_world_size",
+    "in_units",
     "plain_number",
     "shown",
 ]
@@ -39,6 +40,14 @@ def shown(value: Any) -> str:
     except Exception:
         return f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def in_units(size: int) -> str:
+    """A number of bytes for a person: `1.5 GiB`."""
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << bits:
+            return f"{size / (1 << bits):.4g} {unit}"
+    return f"{size} bytes"
 
 
 def as_index(value: Any, name: str, expected: str = "a whole number") -> int:

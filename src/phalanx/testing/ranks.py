@@ -11,6 +11,7 @@ from ..backends.base import DEFAULT_TIMEOUT
 from ..backends.simulated import SimulatedBackend
 from ..config import Options
 from ..errors import InvalidRank, UsageError
+from ..frames import hides_frames
 from ..group import Group
 from .failures import check_count, noting
 from .processes import run_processes
@@ -20,6 +21,7 @@ from .worlds import Factory
 __all__ = ["run_ranks"]
 
 
+@hides_frames
 def run_ranks(
     n: int,
     fn: Callable[..., Any],

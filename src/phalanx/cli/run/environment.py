@@ -28,6 +28,7 @@ def rank_environment(
     directory: Address,
     token: bytes,
     run_id: str,
+    last_words: str,
     cores: int,
 ) -> dict[str, str]:
     """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
@@ -59,6 +60,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
+        "PHALANX_LAST_WORDS": last_words,
         MARK: run_id,
     }
 
