@@ -148,7 +148,7 @@ _OF_A_GROUP = frozenset(
         "world_size",
     }
 )
-"""What users of other libraries look for in the module."""
+"""Names of a group that users of other libraries look for in the module."""
 _PARTS = frozenset({"backends", "errors", "parallel", "rpc", "testing"})
 
 

@@ -27,7 +27,7 @@ _PLACE = re.compile(r'^  File "(?:.*/)?(.*)", line (\d+), in (.*)$', re.MULTILIN
 
 
 class LastWords(NamedTuple):
-    """What a rank said at its end."""
+    """The text of a rank that ended by an exception."""
 
     text: str
     shared: bool = False
@@ -115,7 +115,7 @@ def offer(folder: str, pid: int) -> None:
 
 
 def read(folder: str, pid: int) -> LastWords | None:
-    """What a rank has left; None if nothing."""
+    """The last words of a rank; None if it has left none."""
     try:
         with open(_path(folder, pid), encoding="utf-8") as file:
             found = json.load(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.run.support import Runner, run, wait_for  # noqa: F401
+from tests.cli.run.support import LIMIT, Runner, run, wait_for  # noqa: F401
 
 RAISES = """
     import phalanx as px
@@ -160,3 +160,4 @@ def test_no_folder_is_left(run: Runner, killed: bool, tmp_path: Path) -> None:
         job.process.kill()
     job.finish()
     wait_for(lambda: not [*folder.iterdir()], "the guardian")
+    run.assert_nothing_left(LIMIT)

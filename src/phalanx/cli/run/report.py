@@ -146,7 +146,7 @@ def failure_report(
 
 
 def _said(failure: JobFailure) -> tuple[str, list[str]]:
-    """What is known of the rank's last output, with a title."""
+    """The last output of the rank, as far as it is known, with a title."""
     if failure.last_words:
         return TRACEBACK, _cut(_lines(failure.last_words.encode()))
     if failure.pid is None:
