@@ -25,7 +25,7 @@ from .config import (
     unknown_variables,
 )
 from .deadline import DEFAULT_TIMEOUT, Deadline
-from .errors import ConfigError, PhalanxError
+from .errors import ConfigError, RendezvousError
 from .exception_text import describe
 from .frames import frames_are_hidden, hide_frames, hides_frames, user_traceback
 from .last_words import say
@@ -89,16 +89,12 @@ def init(
         backend = backend_of_choice()
     timeout = as_seconds(timeout)
     resolved = options_of(options).resolve()
-    try:
-        with naming_limits():
-            made = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
-    except PhalanxError as error:
-        _name_first_world(error)
-        raise
+    with naming_limits():
+        made, formed = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
     from .group import Group
 
     group = Group(made, _owns_backend=True)
-    close_at_exit(group)
+    close_at_exit(group, formed)
     return group
 
 
@@ -111,7 +107,7 @@ def _join(
     auth: Literal["token", "none"],
     timeout: float,
     options: Options,
-) -> LaneBackend:
+) -> tuple[LaneBackend, Formed]:
     if backend == "mpi":
         if rank is not None or world_size is not None:
             raise ConfigError("backend='mpi' takes rank and world size from MPI (leave rank= and world_size= out)")
@@ -121,16 +117,18 @@ def _join(
         _apply_log_level(made.rank)
         if made.rank == 0:
             _warn_of_unknown_variables()
-        return made
+        return made, (backend, made.rank, None, None)
     launch = detect(rank=rank, world_size=world_size, master=master, token=token)
     _apply_log_level(launch.rank)
     if launch.local_rank == 0:
         _warn_of_unknown_variables()
+    _refuse_second(backend, launch)
     meeting = None
     if backend == "mesh" and launch.hosts_directory:
         meeting = arrange(launch, auth=auth, options=options, deadline=Deadline(timeout))
     try:
-        return _backend(backend, launch, auth, timeout, options, meeting)
+        made_here = _backend(backend, launch, auth, timeout, options, meeting)
+        return made_here, (backend, launch.rank, launch.master, launch.directory)
     except BaseException:
         if meeting is not None:
             meeting.close()
@@ -179,17 +177,19 @@ def _backend(
 
 # -- the end of the program --------------------------------------------------------------------------------------------
 
-_worlds: dict[Group, str] = {}
-"""Worlds that are open, and where they were formed. One that nobody holds any more still says goodbye at the end of the
-program."""
+Formed = tuple[str, int, Address | None, Address | None]
+"""The backend of a world, the rank in it, its master and its directory."""
+_worlds: dict[Group, tuple[str, Formed | None]] = {}
+"""Worlds that are open, with the place in the program that formed them, and how. One that nobody holds any more still
+says goodbye at the end of the program."""
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def close_at_exit(group: Group) -> None:
+def close_at_exit(group: Group, formed: Formed | None = None) -> None:
     """Closes the group of a world at the end of the program, and tells its ranks if an exception ends this one."""
     from .group.tracking import call_site
 
-    _worlds[group] = call_site.describe_site(call_site.find())
+    _worlds[group] = (call_site.describe_site(call_site.find()), formed)
     group._closers.append(functools.partial(_forget, group))
     _watch_for_the_end()
 
@@ -223,15 +223,20 @@ def _watch_for_the_end() -> None:
     atexit.register(_close_all)
 
 
-def _name_first_world(error: PhalanxError) -> None:
-    """Says in the error of a second `init` that there is a world already, and where it was formed."""
-    first = next((site for group, site in list(_worlds.items()) if group.world_size > 1), None)
-    if first is not None:
-        error.message += (
-            f" (this process is in a world already, formed by init() at {first}: use the group that it returned, or "
-            "close() it first)"
-        )
-        error.args = (error.message,)
+def _refuse_second(name: str, launch: Launch) -> None:
+    """Refuses to join the world that this process is in, where its rank is taken.
+
+    Raises:
+        RendezvousError: Says where that world was formed.
+    """
+    for group, (site, formed) in list(_worlds.items()):
+        if group.backend.forked:
+            continue  # the parent's
+        if group.world_size > 1 and formed == (name, launch.rank, launch.master, launch.directory):
+            raise RendezvousError(
+                f"this process is in this world already, formed by init() at {site} (use the group that it returned, "
+                "or close() it first)"
+            )
 
 
 @functools.cache  # once per process
