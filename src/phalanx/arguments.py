@@ -43,10 +43,11 @@ def shown(value: Any) -> str:
 
 
 def in_units(size: int) -> str:
-    """A number of bytes for a person: `1.5 GiB`."""
+    """A number of bytes for a person: `1 GiB`, or `1.5 GiB (1610612737 bytes)` where the unit does not say it exactly."""
     for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << bits:
-            return f"{size / (1 << bits):.4g} {unit}"
+            exact = "" if size % (1 << bits) == 0 else f" ({size} bytes)"
+            return f"{size / (1 << bits):.4g} {unit}{exact}"
     return f"{size} bytes"
 
 
