@@ -43,7 +43,7 @@ def shown(value: Any) -> str:
 
 
 def in_units(size: int) -> str:
-    """A number of bytes for a person: `1 GiB`, or `1.5 GiB (1610612737 bytes)` where the unit does not say it exactly."""
+    """A number of bytes for a person: `1 GiB`, or where that is not exact `1.5 GiB (1610612737 bytes)`."""
     for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << bits:
             exact = "" if size % (1 << bits) == 0 else f" ({size} bytes)"
