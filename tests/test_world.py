@@ -13,7 +13,7 @@ from phalanx.config import nearest_variable
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("PHALANX_TIMEOT", None),
+        ("PHALANX_TIMEOT", "PHALANX_TIMEOUT"),
         ("PHALANX_HEARTBEET", "PHALANX_HEARTBEAT"),
         ("PHALANX_TOKN", "PHALANX_TOKEN"),
         ("PHALANX_log", "PHALANX_LOG"),

@@ -79,7 +79,7 @@ def init(
         RendezvousError: The world did not form; names the ranks that are missing.
         OutOfResources: This process has no more descriptors, threads or memory; names the limit.
     """
-    _watch_for_the_end()
+    _watch_exceptions()
     debug()  # refuses a value that it cannot have
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
@@ -192,7 +192,11 @@ def close_at_exit(group: Group, formed: Formed | None = None) -> None:
 
     _worlds[group] = (call_site.describe_site(call_site.find()), formed)
     group._closers.append(functools.partial(_forget, group))
-    _watch_for_the_end()
+    _watch_exceptions()
+    # Once more for each world, because the last function registered runs first: a world closes before what its backend
+    # has registered, which is the end of MPI.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
 
 
 def _forget(group: Group) -> None:
@@ -200,8 +204,8 @@ def _forget(group: Group) -> None:
 
 
 @functools.cache  # once per process
-def _watch_for_the_end() -> None:
-    """Tells the other ranks when an exception leaves this program, and closes what is still open at its end."""
+def _watch_exceptions() -> None:
+    """Tells the other ranks when an exception leaves this program, and shows it without Phalanx's frames."""
     previous: ExceptHook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -221,7 +225,6 @@ def _watch_for_the_end() -> None:
                 previous(kind, error, trace)
 
     sys.excepthook = hook
-    atexit.register(_close_all)
 
 
 def _refuse_second(name: str, launch: Launch) -> None:
