@@ -27,8 +27,8 @@ def name_of(op: str | ReduceOp) -> str:
     except (ValueError, TypeError):  # also of what cannot be hashed
         valid = ", ".join(repr(known.value) for known in ReduceOp)
         meant = _meant(op)
-        hint = f"did you mean {meant!r}? E" if meant else "e"
-        raise UnsupportedOp(f"op={shown(op)} is not a reduction ({hint}xpected one of {valid})") from None
+        hint = f"did you mean {meant!r}? Expected" if meant else "expected"
+        raise UnsupportedOp(f"op={shown(op)} is not a reduction ({hint} one of {valid})") from None
 
 
 _OTHER_NAMES = {

@@ -22,7 +22,7 @@ from ..._native import core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CallSite", "add_installed", "add_library", "describe_site", "find", "lend"]
+__all__ = ["CallSite", "add_installed", "add_library", "describe_site", "find", "is_users", "lend"]
 
 
 class CallSite(Protocol):
@@ -105,6 +105,11 @@ def add_installed(path: str) -> None:
     _kind_of.cache_clear()
     if core is not None:
         core.add_library(path, True)
+
+
+def is_users(filename: str) -> bool:
+    """True for a file of the user's own, False for one of Phalanx or of a library, the standard one included."""
+    return _kind_of(filename) == _USERS
 
 
 def describe_site(site: CallSite) -> str:

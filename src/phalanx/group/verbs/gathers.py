@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...arguments import as_counts
 from ...errors import UsageError
-from ...frames import hide_frames, hides_frames
+from ...frames import hide_frames
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
@@ -116,7 +116,6 @@ class Gathers(CollectiveRunner):
             hide_frames(error)
             raise
 
-    @hides_frames
     def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
 
@@ -130,29 +129,32 @@ class Gathers(CollectiveRunner):
         Raises:
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._fast_path is not None and timeout is None and not async_op:
-            done = self._fast_path.gather(x, dst, out)
-            if done is not None:
-                return None if done is True else done
-        self._check()
-        dst = as_member(dst, self.world_size)
-        source = adapt(x, write=False)
-        target: Adapted | None = None
-        if self.rank == dst:
-            target = target_for(out, source, stacked_shape(source.array, self.world_size))
-            check_gathered("gather", source.array, target.array, self.rank)
-        elif out is not None:
-            raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
+        try:
+            if self._fast_path is not None and timeout is None and not async_op:
+                done = self._fast_path.gather(x, dst, out)
+                if done is not None:
+                    return None if done is True else done
+            self._check()
+            dst = as_member(dst, self.world_size)
+            source = adapt(x, write=False)
+            target: Adapted | None = None
+            if self.rank == dst:
+                target = target_for(out, source, stacked_shape(source.array, self.world_size))
+                check_gathered("gather", source.array, target.array, self.rank)
+            elif out is not None:
+                raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            everything = target.array.reshape(-1) if target is not None else None
-            engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
-            return target.finish() if target is not None else None
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                everything = target.array.reshape(-1) if target is not None else None
+                engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
+                return target.finish() if target is not None else None
 
-        call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
-    @hides_frames
     def scatter(
         self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -166,54 +168,58 @@ class Gathers(CollectiveRunner):
             UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
             As `broadcast`.
         """
-        if self._fast_path is not None and timeout is None and not async_op and out is not None:
-            done = self._fast_path.scatter(x, src, out)
-            if done is not None:
-                return done
-        self._check()
-        src = as_member(src, self.world_size)
-        target = adapt(out, write=True) if out is not None else None
-        source: Adapted | None = None
-        place: int | None = None
-        if self.rank == src:
-            source = adapt(x, write=False)
-            target = target_for(target, source, divided_shape(source.array, self.world_size))
-            place = check_parts("scatter", source.array, target.array, self.world_size)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op and out is not None:
+                done = self._fast_path.scatter(x, src, out)
+                if done is not None:
+                    return done
+            self._check()
+            src = as_member(src, self.world_size)
+            target = adapt(out, write=True) if out is not None else None
+            source: Adapted | None = None
+            place: int | None = None
+            if self.rank == src:
+                source = adapt(x, write=False)
+                target = target_for(target, source, divided_shape(source.array, self.world_size))
+                place = check_parts("scatter", source.array, target.array, self.world_size)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            parts: Parts | None = None
-            if source is not None:
-                shape = divided_shape(source.array, self.world_size)
-                words = Description(source.dtype, list(shape), source.library).pack()
-                parts = Parts(source.array.reshape(-1), source.dtype, words)
-            told: list[tuple[Description, npt.NDArray[Any]]] = []
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                parts: Parts | None = None
+                if source is not None:
+                    shape = divided_shape(source.array, self.world_size)
+                    words = Description(source.dtype, list(shape), source.library).pack()
+                    parts = Parts(source.array.reshape(-1), source.dtype, words)
+                told: list[tuple[Description, npt.NDArray[Any]]] = []
 
-            def receive(words: bytes) -> npt.NDArray[Any]:
-                description = Description.parse(words, None)
-                kind, size = description.dtype, math.prod(description.shape)
-                part = np.empty(description.shape, description.numpy_dtype())
-                # Another rank's part of x, in place, may be read by that rank until all are done.
-                if (
-                    target is not None
-                    and (target.dtype, target.array.size) == (kind, size)
-                    and place in (None, self.rank)
-                ):
-                    part = target.array
-                told.append((description, part))
-                return part.reshape(-1)
+                def receive(words: bytes) -> npt.NDArray[Any]:
+                    description = Description.parse(words, None)
+                    kind, size = description.dtype, math.prod(description.shape)
+                    part = np.empty(description.shape, description.numpy_dtype())
+                    # Another rank's part of x, in place, may be read by that rank until all are done.
+                    if (
+                        target is not None
+                        and (target.dtype, target.array.size) == (kind, size)
+                        and place in (None, self.rank)
+                    ):
+                        part = target.array
+                    told.append((description, part))
+                    return part.reshape(-1)
 
-            engine.scatter_equal(running, parts, src, receive)
-            ((description, part),) = told
-            if target is None:
-                return make(description, part)
-            if target.dtype != description.dtype or target.array.size != part.size:
-                raise misfit(target.description, description, src)
-            if part is not target.array:
-                target.array.reshape(-1)[:] = part.reshape(-1)
-            return target.finish()
+                engine.scatter_equal(running, parts, src, receive)
+                ((description, part),) = told
+                if target is None:
+                    return make(description, part)
+                if target.dtype != description.dtype or target.array.size != part.size:
+                    raise misfit(target.description, description, src)
+                if part is not target.array:
+                    target.array.reshape(-1)[:] = part.reshape(-1)
+                return target.finish()
 
-        call = CollectiveCall("scatter", root=src)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("scatter", root=src)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def all_to_all(
         self,
