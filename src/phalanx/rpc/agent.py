@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..arguments import shown
+from ..arguments import in_units, shown
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
+from ..frames import hide_frames, hides_frames
 from ..group import Group
 from ..wire.codec import Limits
 from .caller import CallerLink, PendingCall
@@ -65,6 +66,7 @@ class Agent:
         Closed: The group is closed.
     """
 
+    @hides_frames
     def __init__(
         self,
         group: Group,
@@ -94,7 +96,9 @@ class Agent:
         world_rank = group.members[group.rank]
         self._timeout = _seconds(timeout, backend.timeout)
         self._max_message = max_message
-        self._limits = Limits(max_head=min(max_message, 64 << 20), max_payload=max_message)
+        self._limits = Limits(
+            max_head=min(max_message, 64 << 20), max_payload=max_message, raised_by="Agent(…, max_message=…)"
+        )
         self._registry = Registry(world_rank)
         self._connections = Connections(
             backend,
@@ -144,6 +148,7 @@ class Agent:
         self._registry.add(name, name_or_function)
         return name_or_function
 
+    @hides_frames
     def unregister(self, name: str) -> None:
         """Undoes `register`; running calls go on.
 
@@ -174,8 +179,13 @@ class Agent:
             Cancelled: The other rank closed its agent first.
             UsageError: An argument cannot be sent.
         """
-        return self._call(dst, name, 0, args, kwargs, timeout, returns)
+        try:
+            return self._call(dst, name, 0, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
@@ -193,8 +203,13 @@ class Agent:
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> Any:
         """As `call`, to be awaited in asyncio. Cancelling it cancels the call."""
-        return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
+        try:
+            return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def notify(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Calls a function on a rank without an answer. Returns once the request is sent.
 
@@ -205,6 +220,7 @@ class Agent:
         """
         self._notify(dst, name, 0, args, kwargs, timeout)
 
+    @hides_frames
     def create(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteObject:
         """Creates an instance of a registered class on a rank. It lives there until the returned handle is gone.
 
@@ -220,6 +236,7 @@ class Agent:
         caller = MethodCaller(self._call, self._call_async, self._acall, self._notify, self._registry)
         return RemoteObject(caller, link, name, number)
 
+    @hides_frames
     def join(self, *, timeout: float | None = None) -> None:
         """Serves until all ranks of the group have called this, so that no more calls can come.
 
@@ -235,6 +252,7 @@ class Agent:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Closes the agent. May be called twice.
 
@@ -372,7 +390,9 @@ class Agent:
     def _check_size(self, outgoing: FrameBody) -> None:
         size = len(outgoing.head) + outgoing.payload
         if size > self._max_message:
-            raise UsageError(f"a call of {size} bytes is too large (max_message is {self._max_message})")
+            raise UsageError(
+                f"a call of {in_units(size)} is too large (max_message here is {in_units(self._max_message)})"
+            )
 
 
 def _seconds(value: float | None, default: float) -> float:

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from typing import Any, Generic, TypeVar
 
+from ..arguments import in_units
 from ..errors import PhalanxError, UsageError
 from ..transports.stream import Stream
 from ..wire.calls import CallKind
@@ -92,7 +93,9 @@ class AnsweringLink(CallLink, Generic[Served]):
         outgoing = encode_value(value, self.limits)
         if outgoing.payload + len(outgoing.head) > self._max_message:
             size = outgoing.payload + len(outgoing.head)
-            raise UsageError(f"a result of {size} bytes is too large (max_message is {self._max_message})")
+            raise UsageError(
+                f"a result of {in_units(size)} is too large (max_message here is {in_units(self._max_message)})"
+            )
         try:
             sent = self.send(kind, call, outgoing.head, outgoing.buffers, outgoing.payload)
         except PhalanxError:

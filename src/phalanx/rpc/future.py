@@ -6,6 +6,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
+from ..frames import hide_frames
 from .caller import CallerLink, PendingCall
 
 __all__ = ["RpcFuture"]
@@ -22,8 +23,12 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer; returns or raises it."""
-        self._wait(timeout)
-        return super().result(self._rest(timeout))
+        try:
+            self._wait(timeout)
+            return super().result(self._rest(timeout))
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the answer; returns what the call raised, or None."""

@@ -58,6 +58,7 @@ class LinkPoller:
         self.add = self._workers.add
         self.add_as_mover = self._workers.add_as_mover
         self.blocking = self._workers.blocking
+        self._workers.start()
 
     # -- from any thread -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
-from ..exception_text import describe, message_of, render_traceback, type_name
+from ..exception_text import describe, message_of, type_name
+from ..frames import user_traceback
 from ..wire.calls import CallKind
 from .answers import LONG, AnsweringLink
 from .context import CallContext, running_call
@@ -152,7 +153,7 @@ class ServedCall:
             return  # the caller has given up
         kind, trace = "raised", ""
         if self._entered:
-            trace = render_traceback(error)
+            trace = user_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
         link.answer_error(self.number, kind, type_name(error), message_of(error), trace)

@@ -64,7 +64,11 @@ class Workers:
         self._watchdog_sleeps = True
         self._watchdog_bell = threading.Event()
         self._stopping = False
-        self._watchdog = BackgroundThread(self._watch, f"{name}-watch").start()
+        self._watchdog = BackgroundThread(self._watch, f"{name}-watch")
+
+    def start(self) -> None:
+        """Starts the first threads. From now on `poll` is called, which needs this object: it is not called before."""
+        self._watchdog.start()
         with self._lock:
             self._start_thread()
 

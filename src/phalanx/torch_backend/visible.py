@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..frames import hide_frames
 from .group_interface import TorchGroup
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
@@ -69,19 +70,23 @@ def visible(operation: Perform) -> Perform:
     through = getattr(dist.ProcessGroup, name)
 
     def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
-        if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
-            return operation(self, *args, **kwargs)
-        if not _are_on_cpu(args, kwargs):  # the group for that device shows it
-            return operation(self, *args, **kwargs)
-        self.prepare_dispatch()
-        outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
-        mine = running.call
         try:
-            found = through(self, *args, **kwargs)
-        finally:
-            running.call = outer
-        # C++ gives back what stands for the work, without its errors and its results.
-        return found if mine.work is None else mine.work
+            if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
+                return operation(self, *args, **kwargs)
+            if not _are_on_cpu(args, kwargs):  # the group for that device shows it
+                return operation(self, *args, **kwargs)
+            self.prepare_dispatch()
+            outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
+            mine = running.call
+            try:
+                found = through(self, *args, **kwargs)
+            finally:
+                running.call = outer
+            # C++ gives back what stands for the work, without its errors and its results.
+            return found if mine.work is None else mine.work
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     # By the name of the function that calls it, torch knows that the method of C++ is meant, not again this one.
     call.__code__ = call.__code__.replace(co_name=name)
