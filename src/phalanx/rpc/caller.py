@@ -41,6 +41,7 @@ GRACE = 1e-3
 that reads them itself, which is faster."""
 
 _REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
+_RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
 _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
     "argument": InvalidArgument,
@@ -143,6 +144,8 @@ class CallerLink(CallLink):
         """Whether the agent's thread will check soon if another thread reads the answers."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
+        self._counting = threading.Lock()
+        """Guards `_unattended`, and what follows from it."""
         self._slots = threading.Condition()
         self._waiting_for_slot = 0
 
@@ -249,7 +252,7 @@ class CallerLink(CallLink):
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
-        if frame.kind is CallKind.RESULT:
+        if frame.kind is _RESULT:
             value = frame.value(self.limits)
             return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
         if frame.kind is CallKind.STREAM:
@@ -345,7 +348,7 @@ class CallerLink(CallLink):
 
     def start_unattended(self, pending: PendingCall, outgoing: FrameBody) -> None:
         """Sends a request whose answer goes to a future; the agent's thread reads it, and watches the deadline."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         try:
             self.start(pending, outgoing, lent=False)
@@ -393,13 +396,13 @@ class CallerLink(CallLink):
 
     def begin_unattended(self) -> None:
         """Notes that something is expected for which no thread waits."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         self.poll_now()
 
     def end_unattended(self) -> None:
         """Notes that something for which no thread waited has come."""
-        with self._slots:
+        with self._counting:
             self._unattended -= 1
             self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
 
@@ -407,7 +410,7 @@ class CallerLink(CallLink):
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is CallKind.RESULT or kind is CallKind.ERROR:
+        if kind is _RESULT or kind is _ERROR:
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # the call was given up

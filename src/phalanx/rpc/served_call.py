@@ -35,6 +35,7 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
 )
 """The errors that can happen before the handler is entered, and how the answer names them."""
 
+_RESULT = int(CallKind.RESULT)  # the core takes a plain int sooner
 _NO_STREAMS = SIMPLE | {bytes, list, dict, tuple, np.ndarray}
 """Types of results that are quickly known to be no generators; to ask an abstract class takes longer."""
 
@@ -132,7 +133,7 @@ class ServedCall:
         if not self.number:
             return
         if self.context is None or not self.context.cancelled:  # nor if its time is over
-            self.link.answer(CallKind.RESULT, self.number, result)
+            self.link.answer(_RESULT, self.number, result)
         self._done()
 
     def _fail(self, error: BaseException) -> None:
