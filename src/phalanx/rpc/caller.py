@@ -175,7 +175,7 @@ class CallerLink(CallLink):
                 if self._unattended:
                     self.moved_by_waiter_at = time.monotonic()
                 self.mover_lock.release()
-                if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended is not None:
+                if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
                     self._after_moving()
         except BaseException:  # Ctrl-C: no thread will ever read the answer
             self.abandon(pending, None)
