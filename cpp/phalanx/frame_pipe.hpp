@@ -32,6 +32,8 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 24);
 
+constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
+
 // What ends a pipe; other values are error numbers of the operating system.
 constexpr int pipe_closed = -1;   // by the other side, in order
 constexpr int pipe_severed = -2;  // as by a network that fails

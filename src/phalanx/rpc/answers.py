@@ -83,18 +83,18 @@ class AnsweringLink(CallLink, Generic[Served]):
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def answer(self, kind: CallKind, call: int, value: Any = None) -> None:
+    def answer(self, kind: int, call: int, value: Any = None) -> None:
         """Sends a result or an item.
 
         Raises:
             UsageError: The value cannot be sent.
         """
-        outgoing = encode_value(value, self.limits)
-        if outgoing.payload + len(outgoing.head) > self._max_message:
-            size = outgoing.payload + len(outgoing.head)
+        head, buffers, payload = encode_value(value, self.limits)
+        if payload + len(head) > self._max_message:
+            size = payload + len(head)
             raise UsageError(f"a result of {size} bytes is too large (max_message is {self._max_message})")
         try:
-            sent = self.send(kind, call, outgoing.head, outgoing.buffers, outgoing.payload)
+            sent = self.send(kind, call, head, buffers, payload)
         except PhalanxError:
             return  # the caller is gone
         if not sent:

@@ -28,9 +28,9 @@ from ..errors import (
 from ..transports.stream import Stream
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
-from .context import CallContext, current_call
+from .context import CallContext, running_call
 from .link import MAX_QUEUED, CallLink, Frame, Waiter
-from .payload import FrameBody, decode_error, encode_value
+from .payload import FrameBody, decode_error, encode_value, read_value
 from .poller import LinkPoller
 from .signature import convert_result
 
@@ -40,6 +40,8 @@ GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
 that reads them itself, which is faster."""
 
+_REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
+_RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
 _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
     "argument": InvalidArgument,
@@ -71,22 +73,21 @@ class ItemReader(ABC):
 class PendingCall(Waiter):
     """A call that has no answer yet."""
 
-    __slots__ = ("deadline", "error", "frame", "name", "number", "on_finish", "opened", "returns", "stream")
+    # Defaults of the class, not set for each call: a call is made more often than most of them change.
+    number = 0
+    frame: Frame | None = None
+    error: BaseException | None = None
+    on_finish: Callable[[], None] | None = None
+    """Called once the call is finished; None if a thread waits for that instead."""
+    stream: weakref.ref[ItemReader] | None = None
+    """The reader of the items, if it still exists."""
+    opened: ItemReader | None = None
+    """Keeps the reader alive until the caller has it."""
 
     def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
-        super().__init__()
         self.name = name
         self.deadline = deadline
         self.returns = returns
-        self.number = 0
-        self.frame: Frame | None = None
-        self.error: BaseException | None = None
-        self.on_finish: Callable[[], None] | None = None
-        """Called once the call is finished; None if a thread waits for that instead."""
-        self.stream: weakref.ref[ItemReader] | None = None
-        """The reader of the items, if it still exists."""
-        self.opened: ItemReader | None = None
-        """Keeps the reader alive until the caller has it."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Finishes the call: its answer is in `frame`, or `error` says why there is none."""
@@ -143,6 +144,8 @@ class CallerLink(CallLink):
         """Whether the agent's thread will check soon if another thread reads the answers."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
+        self._counting = threading.Lock()
+        """Guards `_unattended`, and what follows from it."""
         self._slots = threading.Condition()
         self._waiting_for_slot = 0
 
@@ -154,10 +157,37 @@ class CallerLink(CallLink):
     def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
         self.start(pending, outgoing)
-        context = current_call()
+        context = running_call.get()
         if context is not None:
             return self._call_from_handler(pending, context)
+        if self._spin and not self._unsent and self.mover_lock.acquire(blocking=False):
+            return self._finish_soon(pending)
         return self.finish(pending)
+
+    def _finish_soon(self, pending: PendingCall) -> Any:
+        """As `finish`, for the mover: a short answer that comes at once is taken without a `Frame`."""
+        number, head = pending.number, None
+        try:
+            try:
+                if self._frame is None:
+                    head = self.pipe.answer(number, self._spin)
+            finally:
+                if self._unattended:
+                    self.moved_by_waiter_at = time.monotonic()
+                self.mover_lock.release()
+                if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
+                    self._after_moving()
+        except BaseException:  # Ctrl-C: no thread will ever read the answer
+            self.abandon(pending, None)
+            raise
+        if head is not None and len(head) > self._max_message:
+            self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self._max_message} are allowed)"))
+        if head is None or self.calls.pop(number, None) is None:  # it has not come yet, or the call has ended otherwise
+            return self.finish(pending)
+        if self._waiting_for_slot:
+            self._free_slot()
+        value = read_value(head, self.limits)
+        return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
 
     def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:
@@ -184,9 +214,7 @@ class CallerLink(CallLink):
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
         is_long = outgoing.payload > MAX_QUEUED
         try:
-            if not self.send(
-                CallKind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
-            ):
+            if not self.send(_REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
                 self._wait_for_room(pending)
                 if is_long and not lent:
                     self.copy_unsent(number)
@@ -224,7 +252,7 @@ class CallerLink(CallLink):
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
-        if frame.kind is CallKind.RESULT:
+        if frame.kind is _RESULT:
             value = frame.value(self.limits)
             return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
         if frame.kind is CallKind.STREAM:
@@ -320,7 +348,7 @@ class CallerLink(CallLink):
 
     def start_unattended(self, pending: PendingCall, outgoing: FrameBody) -> None:
         """Sends a request whose answer goes to a future; the agent's thread reads it, and watches the deadline."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         try:
             self.start(pending, outgoing, lent=False)
@@ -368,13 +396,13 @@ class CallerLink(CallLink):
 
     def begin_unattended(self) -> None:
         """Notes that something is expected for which no thread waits."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         self.poll_now()
 
     def end_unattended(self) -> None:
         """Notes that something for which no thread waited has come."""
-        with self._slots:
+        with self._counting:
             self._unattended -= 1
             self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
 
@@ -382,7 +410,7 @@ class CallerLink(CallLink):
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is CallKind.RESULT or kind is CallKind.ERROR:
+        if kind is _RESULT or kind is _ERROR:
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # the call was given up

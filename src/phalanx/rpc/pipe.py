@@ -60,6 +60,16 @@ class Pipe(ABC):
             StreamEnded: The connection has ended.
         """
 
+    def answer(self, call: int, spin: float) -> bytes | None:
+        """The head of the result of a call, if that is the next frame and has no payload; else None.
+
+        What is taken here is not counted by `taken`.
+
+        Args:
+            spin: Seconds to look for bytes again and again.
+        """
+        return None
+
     @abstractmethod
     def fill(self, view: memoryview) -> int:
         """Reads the bytes that follow into `view`; returns their number."""
@@ -119,6 +129,7 @@ class _NativePipe(Pipe):
         self.native = native = core.FramePipe(stream.fd, *rings, READ_AHEAD)
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
+        self.answer = native.answer  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
         self.may_sleep = native.may_sleep  # type: ignore[method-assign]
         self.sleep = native.sleep  # type: ignore[method-assign]

@@ -55,6 +55,7 @@ class LinkPoller:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._workers = Workers(name, workers, self._poll_once, self.wake)
+        self.tasks = self._workers.tasks
         self.add = self._workers.add
         self.add_as_mover = self._workers.add_as_mover
         self.blocking = self._workers.blocking

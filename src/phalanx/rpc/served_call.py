@@ -11,9 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
+import numpy as np
+
 from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
 from ..exception_text import describe, message_of, render_traceback, type_name
 from ..wire.calls import CallKind
+from ..wire.packing import SIMPLE
 from .answers import LONG, AnsweringLink
 from .context import CallContext, running_call
 from .event_loop import soon
@@ -32,23 +35,26 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
 )
 """The errors that can happen before the handler is entered, and how the answer names them."""
 
+_RESULT = int(CallKind.RESULT)  # the core takes a plain int sooner
+_NO_STREAMS = SIMPLE | {bytes, list, dict, tuple, np.ndarray}
+"""Types of results that are quickly known to be no generators; to ask an abstract class takes longer."""
+
 
 class ServedCall:
     """A call that is served, from its arrival until its answer is sent. Calling this object runs the handler."""
 
-    __slots__ = (
-        "_arrived_at",
-        "_credit",
-        "_entered",
-        "_flow",
-        "_frames",
-        "_generator",
-        "_on_credit",
-        "_paused",
-        "context",
-        "link",
-        "number",
-    )
+    # Defaults of the class, not set for each call: only a few kinds of calls change them.
+    context: CallContext | None = None
+    _entered = False
+    """Whether the handler was entered: then an exception is its own."""
+    _generator: Generator[Any, None, Any] | None = None
+    _flow: threading.Lock | None = None
+    """Guards the credit and the pause of a stream; None if this is not a stream."""
+    _credit = 0
+    _paused = False
+    """Whether the generator waits for its reader to grant more credit."""
+    _on_credit: Callable[[], None] | None = None
+    """Wakes an asynchronous generator that waits for credit."""
 
     def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
         self.link = link
@@ -57,17 +63,6 @@ class ServedCall:
         self._frames = [frame]
         """The request. The thread that takes it out decides what happens: the call is run, or cancelled."""
         self._arrived_at = time.monotonic()
-        self.context: CallContext | None = None
-        self._entered = False
-        """Whether the handler was entered: then an exception is its own."""
-        self._generator: Generator[Any, None, Any] | None = None
-        self._flow: threading.Lock | None = None
-        """Guards the credit and the pause of a stream; None if this is not a stream."""
-        self._credit = 0
-        self._paused = False
-        """Whether the generator waits for its reader to grant more credit."""
-        self._on_credit: Callable[[], None] | None = None
-        """Wakes an asynchronous generator that waits for credit."""
 
     def _take(self) -> Frame | None:
         try:
@@ -109,7 +104,7 @@ class ServedCall:
                 running_call.reset(token)
             if target == CREATE:
                 self._keep(registry, name, result, context)
-            elif isinstance(result, Generator):
+            elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
                 self._stream(result)
             else:
                 self._answer(result)
@@ -138,7 +133,7 @@ class ServedCall:
         if not self.number:
             return
         if self.context is None or not self.context.cancelled:  # nor if its time is over
-            self.link.answer(CallKind.RESULT, self.number, result)
+            self.link.answer(_RESULT, self.number, result)
         self._done()
 
     def _fail(self, error: BaseException) -> None:

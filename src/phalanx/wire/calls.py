@@ -98,6 +98,8 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
     kind = _KINDS.get(kind_value)
     if kind is None:
         raise ProtocolError(f"a frame has the unknown kind {kind_value}")
+    if kind in _WITH_PAYLOAD and head + payload <= max_message:
+        return kind
     if head + payload > max_message:
         raise ProtocolError(f"a frame announces {head + payload} bytes (at most {max_message} are allowed)")
     if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
