@@ -119,9 +119,13 @@ public:
         for (bool waited = false;; waited = true) {
             bool whole = false;
             const CallHeader* found = pipe_.front(whole);
-            if (found != nullptr && whole) {
-                const bool right = found->magic[0] == 'P' && found->magic[1] == 'C' && found->zero == 0;
-                if (!right || found->kind != kind_result || found->call != call || found->payload != 0) return nb::none();
+            if (found != nullptr) {
+                const bool valid = found->magic[0] == 'P' && found->magic[1] == 'C' && found->zero == 0;
+                const bool wanted = valid && found->kind == kind_result && found->call == call && found->payload == 0;
+                // One that does not fit fills the buffer: there would be no room to receive more.
+                if (!wanted || !pipe_.fits(found->head)) return nb::none();
+            }
+            if (whole) {
                 nb::bytes head(pipe_.head(), found->head);
                 pipe_.skip(sizeof *found + found->head);
                 return head;

@@ -29,7 +29,7 @@ from ..transports.stream import Stream
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, running_call
-from .link import MAX_QUEUED, CallLink, Frame, Waiter
+from .link import AT_ONCE, MAX_QUEUED, CallLink, Frame, Waiter
 from .payload import FrameBody, decode_error, encode_value, read_value
 from .poller import LinkPoller
 from .signature import convert_result
@@ -144,7 +144,7 @@ class CallerLink(CallLink):
         """Whether the agent's thread will check soon if another thread reads the answers."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
         """Guards `_unattended`, and what follows from it."""
         self._slots = threading.Condition()
         self._waiting_for_slot = 0
@@ -157,37 +157,47 @@ class CallerLink(CallLink):
     def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
         self.start(pending, outgoing)
-        context = running_call.get()
-        if context is not None:
-            return self._call_from_handler(pending, context)
-        if self._spin and not self._unsent and self.mover_lock.acquire(blocking=False):
-            return self._finish_soon(pending)
-        return self.finish(pending)
-
-    def _finish_soon(self, pending: PendingCall) -> Any:
-        """As `finish`, for the mover: a short answer that comes at once is taken without a `Frame`."""
-        number, head = pending.number, None
         try:
-            try:
-                if self._frame is None:
-                    head = self.pipe.answer(number, self._spin)
-            finally:
-                if self._unattended:
-                    self.moved_by_waiter_at = time.monotonic()
+            context = running_call.get()
+            if context is not None:
+                return self._call_from_handler(pending, context)
+            head = self._answer_at_once(pending) if self._spin and not self._unsent else None
+            if head is None:
+                return self.finish(pending)
+        except BaseException:  # Ctrl-C, perhaps: no thread will ever read the answer, nor hand the link over
+            self.abandon(pending, None)
+            self._after_moving()
+            raise
+        value = read_value(head, self.limits)
+        return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
+
+    def _answer_at_once(self, pending: PendingCall) -> bytes | None:
+        """The head of a short result that comes at once, which needs no `Frame`; None if there is none."""
+        moves = False
+        try:
+            [moves] = map(self.mover_lock.acquire, AT_ONCE)
+            # Before this thread got the lock, another may have handled the answer, or ended the link and closed its
+            # socket. And what follows the first frame of a stream is not the answer of its call.
+            if not moves or pending.done or self.ended is not None or self._frame is not None:
+                return None
+            head = self.pipe.answer(pending.number, self._spin)
+            pending.spun = True
+        finally:
+            if moves:
                 self.mover_lock.release()
                 if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
                     self._after_moving()
-        except BaseException:  # Ctrl-C: no thread will ever read the answer
-            self.abandon(pending, None)
-            raise
-        if head is not None and len(head) > self._max_message:
+        if self._unattended:
+            self.moved_by_waiter_at = time.monotonic()
+        if head is None:
+            return None
+        if len(head) > self._max_message:
             self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self._max_message} are allowed)"))
-        if head is None or self.calls.pop(number, None) is None:  # it has not come yet, or the call has ended otherwise
-            return self.finish(pending)
+        if self.calls.pop(pending.number, None) is None:  # the call has ended otherwise
+            return None
         if self._waiting_for_slot:
             self._free_slot()
-        value = read_value(head, self.limits)
-        return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
+        return head
 
     def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:
@@ -238,12 +248,8 @@ class CallerLink(CallLink):
 
     def finish(self, pending: PendingCall) -> Any:
         """Waits for the answer, and returns or raises what it says."""
-        try:
-            if not pending.done and not self.wait(pending, pending.deadline):
-                self.abandon(pending, self.timed_out(pending))
-        except BaseException:  # Ctrl-C: no thread will ever read the answer
-            self.abandon(pending, None)
-            raise
+        if not pending.done and not self.wait(pending, pending.deadline):
+            self.abandon(pending, self.timed_out(pending))
         return self.result(pending)
 
     def result(self, pending: PendingCall) -> Any:

@@ -46,6 +46,10 @@ LONG_COPY = 64 << 10
 SPIN = 100e-6
 """Seconds that a mover looks for bytes again and again before it sleeps."""
 
+AT_ONCE = (False,)
+"""The argument of `mover_lock.acquire`, which `map` calls where a thread waits for an answer. Python runs the handlers
+of signals after its own calls, and so never between taking the lock and noting that it is taken."""
+
 
 class Frame:
     """A frame that was received."""
@@ -95,6 +99,8 @@ class Waiter:
     """A thread that waits for something on a link. `done` says that it has happened."""
 
     done = False
+    spun = False
+    """Whether it has looked for bytes again and again already, and is to sleep at once."""
     _sleep: Any = None
 
     def prepare_to_sleep(self) -> Any:
@@ -462,12 +468,14 @@ class CallLink(ABC):
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
         """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
         while not waiter.done:
-            if self.mover_lock.acquire(blocking=False):
+            [moves] = map(self.mover_lock.acquire, AT_ONCE)
+            if moves:
                 try:
                     self._move_until(waiter, deadline)
                 finally:
+                    self.mover_lock.release()
                     self.moved_by_waiter_at = time.monotonic()
-                    self.hand_over()
+                    self._after_moving()
             else:
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
@@ -483,7 +491,7 @@ class CallLink(ABC):
         return True
 
     def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
-        if self.move(self._spin) and waiter.done:
+        if self.move(0.0 if waiter.spun else self._spin) and waiter.done:
             return
         waker = Waker.take()
         try:
