@@ -75,8 +75,8 @@ public:
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
     // until something comes, there is room to write (if that is wanted), or the waker is set. After a frame with
     // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload: then its
-    // length is added. Returns bytes that are no header as such.
-    nb::object pull(double look, std::size_t most, double wait, int waker, bool writes) {
+    // length is added. Bytes that are no header end the pipe, once the frames before them are taken.
+    nb::list pull(double look, std::size_t most, double wait, int waker, bool writes) {
         nb::list frames;
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
@@ -85,8 +85,10 @@ public:
         while (frames.size() < most) {
             bool whole = false;
             const CallHeader* found = pipe_.front(whole);
-            if (found != nullptr && (found->magic[0] != 'P' || found->magic[1] != 'C' || found->zero != 0))
-                return nb::bytes(found, sizeof *found);
+            if (found != nullptr && (found->magic[0] != 'P' || found->magic[1] != 'C' || found->zero != 0)) {
+                if (frames.size() == 0) pipe_.end_without_frame();
+                break;
+            }
             if (found != nullptr && !whole && !pipe_.fits(found->head)) {
                 pipe_.skip(sizeof *found);
                 ++taken_;
@@ -341,7 +343,8 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("taken", &Pipe::taken)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
-        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait"), nb::arg("waker"), nb::arg("writes"))
+        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
+             nb::arg("writes") = false)
         .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"))
         .def("fill", &Pipe::fill, nb::arg("view"))
         .def("may_sleep", &Pipe::may_sleep)

@@ -101,10 +101,14 @@ def test_other_frames_are_left_for_others(pipe: tuple[Pipe, socket.socket], firs
 
 def test_bytes_that_are_no_frame_are_left(pipe: tuple[Pipe, socket.socket]) -> None:
     ours, theirs = pipe
-    theirs.sendall(bytes(100))
+    theirs.sendall(frame(CallKind.RESULT, 6, b"six") + bytes(100))
+    assert ours.pull(0.0, 64) == [(CallKind.RESULT, 6, b"six", 0)]
+    assert not ours.may_sleep()
     assert ours.answer(7, MOMENT) is None
-    with pytest.raises(px.errors.ProtocolError):
-        ours.pull(0.0, 1)
+    ours.check()
+    assert ours.pull(0.0, 64) == []
+    with pytest.raises(px.errors.ProtocolError, match="expected the header of a frame, got 00000000"):
+        ours.check()
 
 
 def test_an_answer_that_comes_byte_by_byte(pipe: tuple[Pipe, socket.socket]) -> None:

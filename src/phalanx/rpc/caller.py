@@ -191,8 +191,8 @@ class CallerLink(CallLink):
             self.moved_by_waiter_at = time.monotonic()
         if head is None:
             return None
-        if len(head) > self._max_message:
-            self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self._max_message} are allowed)"))
+        if len(head) > self.max_message:
+            self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self.max_message} are allowed)"))
         if self.calls.pop(pending.number, None) is None:  # the call has ended otherwise
             return None
         if self._waiting_for_slot:

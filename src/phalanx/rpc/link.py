@@ -25,7 +25,7 @@ from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
-from ..wire.calls import HEADER_SIZE, CallKind, check_lengths, pack_header
+from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
 from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, plan_call, plan_value, read_value
 from .pipe import open_pipe
@@ -143,7 +143,7 @@ class CallLink(ABC):
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
         """Held by the mover."""
-        self._max_message = max_message
+        self.max_message = max_message
         self.limits = limits
         self._spin = spin
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
@@ -364,7 +364,9 @@ class CallLink(ABC):
         for item in found:
             kind_value, call, head, payload = item[:4]
             size = item[4] if head is None else len(head)
-            kind = check_lengths(kind_value, size, payload, self._max_message)
+            kind = CARRIERS.get(kind_value)
+            if kind is None or size + payload > self.max_message:
+                kind = check_lengths(kind_value, size, payload, self.max_message)
             frame = Frame(kind, call, head, size + payload)
             if not payload and head is not None:
                 frames.append(frame)

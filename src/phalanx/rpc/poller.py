@@ -122,7 +122,8 @@ class LinkPoller:
         if self._changed or self._some_paused:
             self._rebuild()
         if wait:
-            self._waker.clear()
+            if self._waker.is_set:
+                self._waker.clear()
             # From here on a thread that changes something sets the waker. So look for changes after this, not before.
             self._asleep = True
             try:

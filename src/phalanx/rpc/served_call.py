@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -13,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
+from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage, PhalanxError, UsageError
 from ..exception_text import describe, message_of, render_traceback, type_name
 from ..wire.calls import CallKind
 from ..wire.packing import SIMPLE
-from .answers import LONG, AnsweringLink
+from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
 from .link import MAX_QUEUED, WINDOW, Frame
+from .payload import encode_error, encode_value
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -56,7 +58,7 @@ class ServedCall:
     _on_credit: Callable[[], None] | None = None
     """Wakes an asynchronous generator that waits for credit."""
 
-    def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
+    def __init__(self, link: ThrottledLink[ServedCall], frame: Frame, number: int) -> None:
         self.link = link
         self.number = number
         """The number of the call; 0 for a notification, which has no answer."""
@@ -133,7 +135,7 @@ class ServedCall:
         if not self.number:
             return
         if self.context is None or not self.context.cancelled:  # nor if its time is over
-            self.link.answer(_RESULT, self.number, result)
+            self._send(_RESULT, result)
         self._done()
 
     def _fail(self, error: BaseException) -> None:
@@ -150,7 +152,28 @@ class ServedCall:
             trace = render_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
-        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
+        head = encode_error(kind, type_name(error), message_of(error), trace)
+        with contextlib.suppress(PhalanxError):  # the caller is gone
+            if not link.send(CallKind.ERROR, self.number, head):
+                link.ask_poller()
+
+    def _send(self, kind: int, value: Any = None) -> None:
+        """Sends a result or an item.
+
+        Raises:
+            UsageError: The value cannot be sent.
+        """
+        link = self.link
+        head, buffers, payload = encode_value(value, link.limits)
+        if payload + len(head) > link.max_message:
+            size = payload + len(head)
+            raise UsageError(f"a result of {size} bytes is too large (max_message is {link.max_message})")
+        try:
+            sent = link.send(kind, self.number, head, buffers, payload)
+        except PhalanxError:
+            return  # the caller is gone
+        if not sent:
+            link.ask_poller()
 
     def cancel(self) -> None:
         """Cancels the call: its caller has given up, or is gone."""
@@ -176,7 +199,7 @@ class ServedCall:
         self._generator = generator
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(CallKind.STREAM, self.number)
+        self._send(CallKind.STREAM)
         self._send_items()
 
     def _send_items(self) -> None:
@@ -199,7 +222,7 @@ class ServedCall:
                 except StopIteration:
                     self._answer(None)
                     return
-                self.link.answer(CallKind.ITEM, self.number, item)
+                self._send(CallKind.ITEM, item)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -251,7 +274,7 @@ class ServedCall:
         self._on_credit = functools.partial(soon, asyncio.get_running_loop(), granted.set)
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(CallKind.STREAM, self.number)
+        self._send(CallKind.STREAM)
         async for item in items:
             context._renew()
             while self._credit <= 0:
@@ -260,5 +283,5 @@ class ServedCall:
                     await granted.wait()
             with self._flow:
                 self._credit -= 1
-            self.link.answer(CallKind.ITEM, self.number, item)
+            self._send(CallKind.ITEM, item)
         self._answer(None)

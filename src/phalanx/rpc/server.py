@@ -11,7 +11,7 @@ from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
-from .answers import LONG, AnsweringLink
+from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
@@ -26,7 +26,7 @@ logger = logging.getLogger("phalanx.rpc")
 _REQUEST, _NOTIFY = CallKind.REQUEST, CallKind.NOTIFY  # the members of an enum are slow to look up
 
 
-class ServerLink(AnsweringLink[ServedCall]):
+class ServerLink(ThrottledLink[ServedCall]):
     """Serves the calls of one rank.
 
     Args:
@@ -64,7 +64,7 @@ class ServerLink(AnsweringLink[ServedCall]):
         return (
             len(self._tasks) + self.loop.under_way >= self._max_queue
             or self.queued_bytes > MAX_QUEUED
-            or self.waiting_bytes > self._max_message
+            or self.waiting_bytes > self.max_message
         )
 
     # -- what comes ----------------------------------------------------------------------------------------------------
