@@ -184,8 +184,10 @@ private:
         const bool looks = typical_ns_ <= 2 * to_ns(look) || ++unlooked_ % 8 == 0;
         bool came = looks && pipe_.receive(rings, to_ns(look));
         if (came) typical_ns_ = std::min(typical_ns_, to_ns(look));
-        if (!came && wait > 0 && pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
-        came = came || pipe_.receive(rings, 0);
+        if (!came && wait > 0) {
+            if (pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
+            came = pipe_.receive(rings, 0);
+        }
         if (came || wait > 0) {
             const std::int64_t waited = std::min(monotonic_ns() - since, longest_sample_ns);
             typical_ns_ += (waited - typical_ns_) / 4;

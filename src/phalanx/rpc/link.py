@@ -493,7 +493,7 @@ class CallLink(ABC):
         return True
 
     def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
-        if self.move(0.0 if waiter.spun else self._spin) and waiter.done:
+        if self._spin and not waiter.spun and self.move(self._spin) and waiter.done:
             return
         waker = Waker.take()
         try:
