@@ -111,9 +111,9 @@ public:
         return frames;
     }
 
-    // The head of the result of this call, if that is the next frame, or becomes it within so long. Else None, and what came
-    // is for `pull`. What is taken here counts as never taken: no interrupt can come before its only taker has it.
-    nb::object answer(std::uint64_t call, double look) {
+    // The head of the result of this call, if that is the next frame, or becomes it while this looks and then sleeps, as
+    // `pull` does. Else None, and what came is for `pull`. What is taken here counts as never taken: no interrupt can come before its only taker has it.
+    nb::object answer(std::uint64_t call, double look, double wait, int waker) {
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
         const FramePipe::Rings rings = open_rings();
@@ -132,7 +132,7 @@ public:
                 pipe_.skip(sizeof *found + found->head);
                 return head;
             }
-            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, 0, -1, false))) return nb::none();
+            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, wait, waker, false))) return nb::none();
         }
     }
 
@@ -347,7 +347,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)
-        .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"))
+        .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("fill", &Pipe::fill, nb::arg("view"))
         .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)

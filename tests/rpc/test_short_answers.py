@@ -29,6 +29,7 @@ from phalanx.rpc.pipe import READ_AHEAD, Pipe, open_pipe
 from phalanx.testing import run_ranks
 from phalanx.transports.duplex_ring import DuplexRing
 from phalanx.transports.stream import Stream
+from phalanx.transports.waker import Waker
 from phalanx.wire.calls import CallKind
 
 MOMENT = 1e-4
@@ -119,6 +120,25 @@ def test_an_answer_that_comes_byte_by_byte(pipe: tuple[Pipe, socket.socket]) -> 
         assert ours.answer(7, MOMENT) is None
     theirs.sendall(whole[-1:])
     assert ours.answer(7, MOMENT) == b"seven"
+
+
+def test_a_sleep_until_the_answer_or_anything_else_comes(pipe: tuple[Pipe, socket.socket]) -> None:
+    ours, theirs = pipe
+    waker = Waker()
+    began = time.monotonic()
+    timer = threading.Timer(0.05, theirs.sendall, (frame(CallKind.RESULT, 7, b"seven"),))
+    timer.start()
+    assert ours.answer(7, 0.0, 60.0, waker.fd) == b"seven"
+    timer.join()
+    waker.set()
+    assert ours.answer(8, 0.0, 60.0, waker.fd) is None
+    waker.clear()
+    theirs.sendall(frame(CallKind.ERROR, 8, b"eight"))
+    assert ours.answer(8, 0.0, 60.0, waker.fd) is None
+    assert ours.pull(0.0, 1) == [(CallKind.ERROR, 8, b"eight", 0)]
+    theirs.close()
+    assert ours.answer(9, 0.0, 60.0, waker.fd) is None
+    assert time.monotonic() - began < bound(10)
 
 
 @pytest.mark.parametrize("call", [7, 8])

@@ -26,6 +26,7 @@ from ..errors import (
     of_call,
 )
 from ..transports.stream import Stream
+from ..transports.waker import Waker
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, running_call
@@ -161,7 +162,7 @@ class CallerLink(CallLink):
             context = running_call.get()
             if context is not None:
                 return self._call_from_handler(pending, context)
-            head = self._answer_at_once(pending) if self._spin and not self._unsent else None
+            head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
             if head is None:
                 return self.finish(pending)
         except BaseException:  # Ctrl-C, perhaps: no thread will ever read the answer, nor hand the link over
@@ -171,8 +172,8 @@ class CallerLink(CallLink):
         value = read_value(head, self.limits)
         return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
 
-    def _answer_at_once(self, pending: PendingCall) -> bytes | None:
-        """The head of a short result that comes at once, which needs no `Frame`; None if there is none."""
+    def _take_answer(self, pending: PendingCall) -> bytes | None:
+        """Waits for a short result, and returns its head: it needs no `Frame`. None if anything else comes first."""
         moves = False
         try:
             [moves] = map(self.mover_lock.acquire, AT_ONCE)
@@ -182,6 +183,8 @@ class CallerLink(CallLink):
                 return None
             head = self.pipe.answer(pending.number, self._spin)
             pending.spun = True
+            if head is None:
+                head = self._sleep_for_answer(pending)
         finally:
             if moves:
                 self.mover_lock.release()
@@ -198,6 +201,18 @@ class CallerLink(CallLink):
         if self._waiting_for_slot:
             self._free_slot()
         return head
+
+    def _sleep_for_answer(self, pending: PendingCall) -> bytes | None:
+        waker = Waker.take()
+        try:
+            self._waker = waker
+            waker.clear()
+            if pending.done or self._unsent or self.ended is not None:  # just before there was a waker
+                return None
+            return self.pipe.answer(pending.number, 0.0, pending.deadline.remaining(), waker.fd)
+        finally:
+            self._waker = None
+            waker.give_back()
 
     def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:

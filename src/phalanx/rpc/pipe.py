@@ -61,13 +61,13 @@ class Pipe(ABC):
             StreamEnded: The connection has ended.
         """
 
-    def answer(self, call: int, spin: float) -> bytes | None:
+    def answer(self, call: int, spin: float, wait: float = 0.0, waker: int = -1) -> bytes | None:
         """The head of the result of a call, if that is the next frame and has no payload; else None.
 
         What is taken here is not counted by `taken`.
 
         Args:
-            spin: Seconds to look for bytes again and again.
+            spin, wait, waker: As for `pull`.
         """
         return None
 
