@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from ..arguments import in_units, shown
 from ..deadline import Deadline
@@ -22,7 +22,7 @@ from ..group import Group
 from ..wire.codec import Limits
 from .caller import CallerLink, PendingCall
 from .connect import Connections
-from .context import current_call
+from .context import current_call, running_call
 from .future import RpcFuture
 from .payload import FrameBody, encode_call
 from .registry import CREATE, Registry
@@ -36,6 +36,7 @@ __all__ = ["Agent"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 JOIN_TIMEOUT = 86400.0
+_ENDLESS = float("inf")
 
 
 class Agent:
@@ -311,7 +312,8 @@ class Agent:
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         try:
             link = self._connections.link_to(dst, deadline)
-            self._check_size(outgoing)
+            if outgoing.payload + len(outgoing.head) > self._max_message:
+                self._refuse_size(outgoing)
             if returns is None and target == 0:
                 returns = self._registry.result_type(name)
             return link.call(PendingCall(name, deadline, returns), outgoing)
@@ -330,7 +332,8 @@ class Agent:
     ) -> concurrent.futures.Future[Any]:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        self._check_size(outgoing)
+        if outgoing.payload + len(outgoing.head) > self._max_message:
+            self._refuse_size(outgoing)
         if returns is None and target == 0:
             returns = self._registry.result_type(name)
         pending = PendingCall(name, deadline, returns)
@@ -376,7 +379,8 @@ class Agent:
     ) -> None:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        self._check_size(outgoing)
+        if outgoing.payload + len(outgoing.head) > self._max_message:
+            self._refuse_size(outgoing)
         try:
             self._connections.link_to(dst, deadline).notify(name, deadline, outgoing)
         except (Timeout, NoConnection) as error:
@@ -384,20 +388,19 @@ class Agent:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _seconds(timeout, 0.0)
-        context = current_call()
+        context = running_call.get()
         return Deadline(seconds if context is None else min(seconds, context.time_left))
 
-    def _check_size(self, outgoing: FrameBody) -> None:
+    def _refuse_size(self, outgoing: FrameBody) -> NoReturn:
         size = len(outgoing.head) + outgoing.payload
-        if size > self._max_message:
-            raise UsageError(
-                f"a call of {in_units(size)} is too large (max_message here is {in_units(self._max_message)})"
-            )
+        raise UsageError(f"a call of {in_units(size)} is too large (max_message here is {in_units(self._max_message)})")
 
 
 def _seconds(value: float | None, default: float) -> float:
     seconds = default if value is None else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
+    if type(seconds) is float and 0 <= seconds < _ENDLESS:
+        return seconds
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < _ENDLESS:
         raise UsageError(f"timeout={value!r} is not valid (expected seconds, 0 or more)")
     return float(seconds)
 

@@ -12,11 +12,16 @@ from .caller import CallerLink, PendingCall
 __all__ = ["RpcFuture"]
 
 
+_NOTHING: Any = object()
+
+
 class RpcFuture(concurrent.futures.Future[Any]):
     """The answer of a call that was made by `call_async`. `cancel` also tells the other rank."""
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
         super().__init__()
+        self._value: Any = _NOTHING
+        """The result, once it is set: to return it takes no lock."""
         self._link = link
         self._call = pending
         pending.on_finish = self._complete
@@ -25,6 +30,8 @@ class RpcFuture(concurrent.futures.Future[Any]):
         """Waits for the answer; returns or raises it."""
         try:
             self._wait(timeout)
+            if self._value is not _NOTHING:
+                return self._value
             return super().result(self._rest(timeout))
         except BaseException as error:
             hide_frames(error)
@@ -65,7 +72,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def _complete(self) -> None:
         """Sets the result or the exception of the finished call."""
-        if self.cancelled():
+        if self._call.frame is None and self._call.error is None:  # given up, by `cancel`
             self._link.end_unattended()
             return
         try:
@@ -84,6 +91,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         try:
             if error is None:
                 self.set_result(value)
+                self._value = value
             else:
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:  # cancelled just now

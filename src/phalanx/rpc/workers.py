@@ -210,7 +210,7 @@ class Workers:
             except IndexError:  # another thread took it
                 continue
             now = time.monotonic()
-            if not self.run_as_mover(task, me):
+            if not self.run_as_mover(task, me, now):
                 break
             if now - turned > TURN:
                 self._poll(False)
@@ -219,11 +219,11 @@ class Workers:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_as_mover(self, task: Task, me: threading.Thread | None = None) -> bool:
+    def run_as_mover(self, task: Task, me: threading.Thread | None = None, now: float = 0.0) -> bool:
         """Runs a task in the mover's thread; False if it took so long that another thread is the mover now."""
         me = me or threading.current_thread()
         self._begun += 1
-        self._since = time.monotonic()
+        self._since = now or time.monotonic()
         if self._watchdog_sleeps:
             self._watchdog_bell.set()
         self._run(task)
