@@ -278,7 +278,8 @@ void late(Rank& me, int what, std::atomic<int>& given_up) {
     if (what == 1) outcome = me.ops.broadcast(call, bytes_of(x), 4 * count, me.ranks() - 1);
     if (what == 2) outcome = me.ops.all_reduce(call, bytes_of(x), count, sum);
     if (what == 3) outcome = me.ops.all_gather(call, bytes_of(x), bytes_of(all), Lengths(4 * count));
-    CHECK(outcome == (comes_late ? Outcome::broken : Outcome::timed_out));
+    // On a busy machine one of the others may come so late, too.
+    CHECK(outcome == Outcome::broken || (!comes_late && outcome == Outcome::timed_out));
     if (comes_late) CHECK(me.segment.breaker() >= 0 && me.segment.breaker() < me.ranks() - 1);
     if (!comes_late) ++given_up;
 }

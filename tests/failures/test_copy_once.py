@@ -55,6 +55,7 @@ expect(lambda: world.barrier(), "again")
     )
     world[0].wait("held")
     killed = world[2].kill()
+    world[2].finish()  # until then its memory can be read
     world[0].tell()
     for rank in world.but(2):
         assert_lost(rank.wait("raised"), 2, killed)
