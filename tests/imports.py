@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"transports"},
     {"algorithms"},
     {"wire", "tuning"},
-    {"_native", "frames"},
+    {"_native", "frames", "untraced"},
     {"config"},
     {"deadline", "background_thread"},
     {"arguments", "system_limits"},

@@ -15,6 +15,7 @@ from ..backends.control_plane import ControlPlane
 from ..deadline import Deadline
 from ..errors import Closed, PhalanxError, Timeout, copy_for_raise
 from ..rendezvous.control import KnownStatuses
+from ..untraced import leave_calls_alone
 from ..wire import codec
 from .health import Health
 from .tracking.journal import Journal, describe
@@ -37,6 +38,7 @@ class GroupCore:
 
     def __init__(self, backend: LaneBackend) -> None:
         backend.check_usable()
+        leave_calls_alone()
         self._backend = backend
         self._timeout = backend.timeout
         self._context = backend.next_context("group")

@@ -19,6 +19,7 @@ from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..frames import hide_frames, hides_frames
 from ..group import Group
+from ..untraced import leave_calls_alone
 from ..wire.codec import Limits
 from .caller import CallerLink, PendingCall
 from .connect import Connections
@@ -90,6 +91,7 @@ class Agent:
             raise UsageError(f"group={shown(group)} is not valid (expected a phalanx.Group)")
         backend = group._backend
         backend.check_usable()
+        leave_calls_alone()
         self._group = group
         self._backend = backend
         self.rank = group.rank

@@ -21,6 +21,10 @@ def autoload() -> None:
         return
     if NAME not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if "phalanx.group" in sys.modules:  # a group may be there already, made before torch was
+        from ..untraced import leave_calls_alone
+
+        leave_calls_alone()
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -16,6 +16,7 @@ from ..backends.subgroup import SubBackend
 from ..config import torch_hooks_wanted
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
+from ..untraced import leave_alone
 from . import (
     all_to_all,
     barriers,
@@ -34,7 +35,6 @@ from . import (
     visible,
     work,
 )
-from .untraced import leave_alone
 from .work import CombinedWork, FinishedWork, seconds_of
 
 __all__ = ["PhalanxProcessGroup", "part_of"]
