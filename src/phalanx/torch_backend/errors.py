@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch.distributed as dist
 
 from ..errors import Closed, ConfigError, NoConnection, PeerLost, PhalanxError, RendezvousError, Timeout, UsageError
 
-__all__ = ["translated"]
+__all__ = ["raise_translated", "translated"]
 
 
 def translated(error: BaseException) -> BaseException:
@@ -28,3 +30,11 @@ def translated(error: BaseException) -> BaseException:
     shown.__dict__.update(rank=error.rank, peer=error.peer, operation=error.operation)
     shown.__cause__ = error
     return shown
+
+
+def raise_translated(error: BaseException) -> NoReturn:
+    """Raises the error as torch users expect it. Called while it is being handled."""
+    shown = translated(error)
+    if shown is error:
+        raise error
+    raise shown from error
