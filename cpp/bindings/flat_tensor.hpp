@@ -21,9 +21,13 @@ struct FlatTensor {
     Py_ssize_t rows = -1;     // the tensor's length along dim 0; -1 for a scalar
     int number = -1;          // of the dtype that the elements lie in memory as, in `phalanx._native.PLAIN`
     bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
-    int dtype = -1;           // the tensor's own; two are the same if these are
+    int code = -1, bits = 0;  // DLPack's of the tensor's own dtype
     nb::object tensor;        // owns the memory: an operation may outlive what the caller holds
 
+    static constexpr int floating = 2;  // DLPack's code
+
+    bool is_floating() const noexcept { return code == floating; }
+    bool has_dtype_of(const FlatTensor& other) const noexcept { return code == other.code && bits == other.bits; }
     std::size_t bytes() const noexcept { return static_cast<std::size_t>(count * itemsize); }
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -68,12 +72,14 @@ public:
             PyErr_Clear();
             return false;
         }
-        if (tensor.device != cpu || tensor.lanes != 1 || tensor.code >= codes || tensor.bits > most_bits) return false;
+        if (tensor.device != cpu || tensor.lanes != 1) return false;
+        if (tensor.code >= codes || tensor.bits > most_bits || tensor.bits % 8 != 0) return false;
         const Kind kind = kinds_[tensor.code][tensor.bits / 8];
         if (kind.number < 0) return false;
         found.number = kind.number;
         found.is_stand_in = kind.is_stand_in;
-        found.dtype = tensor.code << 8 | tensor.bits;
+        found.code = tensor.code;
+        found.bits = tensor.bits;
         found.itemsize = tensor.bits / 8;
         std::int64_t count = 1;
         for (int i = tensor.dims; i-- > 0;) {

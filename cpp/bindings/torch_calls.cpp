@@ -32,10 +32,10 @@ nb::object vectorcall(nb::handle callable, std::initializer_list<PyObject*> argu
 // What is the same for all groups of a process.
 class TorchAccess {
 public:
-    // `watchers` are functions that say 0, False or None where nothing watches. `finished` is the class of the handle of an
-    // operation that is done, which has a field `_tensors`.
-    TorchAccess(const TensorReader& reader, std::vector<nb::object> watchers, nb::object finished)
-        : reader(reader), watchers_(std::move(watchers)), finished_(std::move(finished)), no_arguments_(nb::steal<nb::tuple>(PyTuple_New(0))) {}
+    // `watchers` are functions that say 0, False or None where nothing watches. `finished(tensors)` makes the handle of an
+    // operation that is done.
+    TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers, nb::object finished)
+        : reader(reader), options(options), watchers_(std::move(watchers)), finished_(std::move(finished)) {}
 
     bool is_watched() const {
         for (const nb::object& watcher : watchers_) {
@@ -46,23 +46,15 @@ public:
         return false;
     }
 
-    // A handle without the C++ object of torch's class: the caller is Python, and waits for it at once.
-    nb::object finished(nb::handle tensors) const {
-        auto* type = reinterpret_cast<PyTypeObject*>(finished_.ptr());
-        nb::object work = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
-        if (!work.is_valid()) throw nb::python_error();
-        nb::setattr(work, field_, tensors);
-        return work;
-    }
+    nb::object finished(nb::handle tensors) const { return vectorcall(finished_, {tensors.ptr()}); }
 
     const TensorReader& reader;
-    OptionsLayout all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, barrier;
+    const OptionsReader& options;
+    OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, barrier;
 
 private:
     std::vector<nb::object> watchers_;
     nb::object finished_;
-    nb::tuple no_arguments_;
-    nb::object field_ = nb::steal(PyUnicode_InternFromString("_tensors"));
 };
 
 // A collective that is ready to run: the name of the Group's method, and its arguments.
@@ -119,10 +111,11 @@ private:
     }
 
     struct Lent {
-        explicit Lent(const CallSite& site) { CallSite::lent() = &site; }
-        ~Lent() { CallSite::lent() = nullptr; }
+        explicit Lent(const CallSite& site) : before(std::exchange(CallSite::lent(), &site)) {}
+        ~Lent() { CallSite::lent() = before; }
         Lent(const Lent&) = delete;
         Lent& operator=(const Lent&) = delete;
+        const CallSite* const before;
     };
 
     nb::object group_, verb_;
@@ -149,34 +142,31 @@ public:
     nb::object all_reduce(nb::handle tensors, nb::handle options) {
         CallOptions asked;
         FlatTensor flat;
-        const nb::handle op = is_open() && torch_.all_reduce.read(options, asked) && look_one(tensors, flat)
-                                  ? reduction(asked, flat)
-                                  : nb::handle();
-        if (!op.is_valid()) return nb::none();
+        if (!reads(torch_.all_reduce, options, asked) || !look_one(tensors, flat) || !is_reducible(flat, asked)) return nb::none();
         const std::size_t size = flat.bytes();
-        return run(asked, {group_, verbs_.all_reduce, {made(flat), nb::borrow(op), {}}, nb::borrow(tensors), size});
+        return run(asked, {group_, verbs_.all_reduce, {made(flat), asked.op, {}}, nb::borrow(tensors), size});
     }
 
     nb::object broadcast(nb::handle tensors, nb::handle options) {
         CallOptions asked;
         FlatTensor flat;
-        if (!is_open() || !torch_.broadcast.read(options, asked) || !look_one(tensors, flat)) return nb::none();
-        return run(asked, {group_, verbs_.broadcast, {made(flat), nb::int_(asked.root), {}}, nb::borrow(tensors), unknown});
+        if (!reads(torch_.broadcast, options, asked) || !look_one(tensors, flat)) return nb::none();
+        const std::size_t size = flat.bytes();
+        return run(asked, {group_, verbs_.broadcast, {made(flat), asked.root, {}}, nb::borrow(tensors), size});
     }
 
     nb::object reduce(nb::handle tensors, nb::handle options) {
         CallOptions asked;
         FlatTensor flat;
-        const nb::handle op = is_open() && torch_.reduce.read(options, asked) && look_one(tensors, flat) ? reduction(asked, flat)
-                                                                                                         : nb::handle();
-        if (!op.is_valid()) return nb::none();
-        return run(asked, {group_, verbs_.reduce, {made(flat), nb::int_(asked.root), nb::borrow(op)}, nb::borrow(tensors), unknown});
+        if (!reads(torch_.reduce, options, asked) || !look_one(tensors, flat) || !is_reducible(flat, asked)) return nb::none();
+        const std::size_t size = flat.bytes();
+        return run(asked, {group_, verbs_.reduce, {made(flat), asked.root, asked.op}, nb::borrow(tensors), size});
     }
 
     nb::object all_gather(nb::handle output, nb::handle input, nb::handle options) {
         CallOptions asked;
         FlatTensor whole, part;
-        if (!is_open() || !torch_.all_gather.read(options, asked) || !look_both(output, whole, input, part)) return nb::none();
+        if (!reads(torch_.all_gather, options, asked) || !look_both(output, whole, input, part)) return nb::none();
         if (whole.count != part.count * world_size_) return nb::none();
         const std::size_t size = whole.bytes();
         return run(asked, {group_, verbs_.all_gather, {made(part), made(whole), {}}, listed(output), size});
@@ -185,27 +175,27 @@ public:
     nb::object reduce_scatter(nb::handle output, nb::handle input, nb::handle options) {
         CallOptions asked;
         FlatTensor whole, part;
-        if (!is_open() || !torch_.reduce_scatter.read(options, asked) || !look_both(output, part, input, whole)) return nb::none();
-        const nb::handle op = whole.count == part.count * world_size_ ? reduction(asked, whole) : nb::handle();
-        if (!op.is_valid()) return nb::none();
+        if (!reads(torch_.reduce_scatter, options, asked) || !look_both(output, part, input, whole)) return nb::none();
+        if (whole.count != part.count * world_size_ || !is_reducible(whole, asked)) return nb::none();
         const std::size_t size = whole.bytes();
-        return run(asked, {group_, verbs_.reduce_scatter, {made(whole), nb::borrow(op), made(part)}, listed(output), size});
+        return run(asked, {group_, verbs_.reduce_scatter, {made(whole), asked.op, made(part)}, listed(output), size});
     }
 
     // Only of parts of one size.
     nb::object all_to_all(nb::handle output, nb::handle input, nb::handle output_sizes, nb::handle input_sizes, nb::handle options) {
         CallOptions asked;
         FlatTensor target, source;
-        if (!is_open() || !torch_.all_to_all.read(options, asked) || !is_empty(output_sizes) || !is_empty(input_sizes)) return nb::none();
+        if (!is_empty(output_sizes) || !is_empty(input_sizes) || !reads(torch_.all_to_all, options, asked)) return nb::none();
         if (!look_both(output, target, input, source) || target.count != source.count || !divides(target) || !divides(source))
             return nb::none();
-        return run(asked, {group_, verbs_.all_to_all, {made(source), made(target), {}}, listed(output), unknown});
+        const std::size_t size = source.bytes();
+        return run(asked, {group_, verbs_.all_to_all, {made(source), made(target), {}}, listed(output), size});
     }
 
     nb::object barrier(nb::handle options) {
         CallOptions asked;
-        if (!is_open() || !torch_.barrier.read(options, asked)) return nb::none();
-        return run(asked, {group_, verbs_.barrier, {}, nb::list(), unknown});
+        if (!reads(torch_.barrier, options, asked)) return nb::none();
+        return run(asked, {group_, verbs_.barrier, {}, nb::list(), 0});
     }
 
     // A short message. The handle of one that is done; otherwise what FastMessages says of one that goes on.
@@ -253,10 +243,12 @@ private:
 
     // Bytes up to which a message is buffered on its way; as in phalanx/torch_backend/messages.py.
     static constexpr std::size_t longest_at_once = 16 << 10;
-    // The size of an operation that is worth a thread of its own at once.
-    static constexpr std::size_t unknown = std::size_t{1} << 62;
 
     bool is_open() const { return !closed && !torch_.is_watched(); }
+
+    bool reads(const OptionsKind& kind, nb::handle options, CallOptions& asked) const {
+        return is_open() && torch_.options.read(kind, options, asked);
+    }
 
     bool look_one(nb::handle tensors, FlatTensor& found) const {
         return PyList_CheckExact(tensors.ptr()) && PyList_GET_SIZE(tensors.ptr()) == 1 &&
@@ -264,17 +256,17 @@ private:
     }
 
     bool look_both(nb::handle one, FlatTensor& found, nb::handle other, FlatTensor& other_found) const {
-        return torch_.reader.look(one, found) && torch_.reader.look(other, other_found) && found.dtype == other_found.dtype;
+        return torch_.reader.look(one, found) && torch_.reader.look(other, other_found) && found.has_dtype_of(other_found);
     }
 
     bool divides(const FlatTensor& flat) const noexcept { return flat.rows >= 0 && flat.rows % world_size_ == 0; }
 
     static bool is_empty(nb::handle sizes) noexcept { return PyList_CheckExact(sizes.ptr()) && PyList_GET_SIZE(sizes.ptr()) == 0; }
 
-    // Phalanx's name of torch's reduction; none where the fast path has not even a chance.
-    nb::handle reduction(const CallOptions& asked, const FlatTensor& flat) const noexcept {
-        if (flat.is_stand_in || asked.op < 0 || asked.op >= static_cast<int>(ops_.size())) return {};
-        return ops_[static_cast<std::size_t>(asked.op)];
+    // Whether the group's reduction on this memory is all that there is to do. Elements that lie there as another dtype are
+    // not reduced as that one, and a mean of integers is rounded as torch does it.
+    bool is_reducible(const FlatTensor& flat, const CallOptions& asked) const noexcept {
+        return !flat.is_stand_in && (asked.op.ptr() != mean_.ptr() || flat.is_floating());
     }
 
     static nb::object made(FlatTensor& flat) { return nb::cast(std::move(flat)); }
@@ -287,7 +279,6 @@ private:
 
     // The handle of an operation that is done, the call for later, or None.
     nb::object run(const CallOptions& asked, PreparedCall&& call) const {
-        if (asked.timeout_ms >= 0) return nb::none();
         if (asked.later) {
             call.note_caller();
             return nb::cast(std::move(call));
@@ -300,10 +291,7 @@ private:
     nb::object group_;
     std::vector<Line> lines_;
     Verbs verbs_;
-    // By torch's numbers.
-    std::array<nb::object, 8> ops_{interned("sum"), interned("mean"), interned("prod"), interned("min"),
-                                   interned("max"), interned("band"), interned("bor"),  interned("bxor")};
-    nb::object fast_messages_ = interned("_fast_messages"), send_ = interned("send");
+    nb::object fast_messages_ = interned("_fast_messages"), send_ = interned("send"), mean_ = interned("mean");
     int world_size_ = 0;
 };
 
@@ -322,12 +310,13 @@ void phalanx::bind_torch_calls(nb::module_& m) {
                 return reader.look(tensor, found) ? nb::cast(std::move(found)) : nb::none();
             },
             nb::arg("tensor").none());
-    nb::class_<OptionsLayout>(m, "OptionsLayout", "Where one of torch's classes of options has its fields.")
-        .def(nb::init<nb::handle, std::array<int, 4>, nb::list>(), nb::arg("kind"), nb::arg("places"), nb::arg("samples"))
-        .def_prop_ro("usable", &OptionsLayout::usable);
+    nb::class_<OptionsKind>(m, "OptionsKind", "One of torch's classes of options.")
+        .def(nb::init<nb::object, bool, bool>(), nb::arg("type"), nb::arg("has_op"), nb::arg("has_root"));
+    nb::class_<OptionsReader>(m, "OptionsReader", "Reads the options of torch's calls.")
+        .def(nb::init<nb::object, const nb::list&>(), nb::arg("unset"), nb::arg("reductions"));
     nb::class_<TorchAccess>(m, "TorchAccess", "How a group's fast calls see torch.")
-        .def(nb::init<const TensorReader&, std::vector<nb::object>, nb::object>(), nb::arg("reader"), nb::arg("watchers"),
-             nb::arg("finished"), nb::keep_alive<1, 2>())
+        .def(nb::init<const TensorReader&, const OptionsReader&, std::vector<nb::object>, nb::object>(), nb::arg("reader"),
+             nb::arg("options"), nb::arg("watchers"), nb::arg("finished"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def_rw("all_reduce", &TorchAccess::all_reduce)
         .def_rw("broadcast", &TorchAccess::broadcast)
         .def_rw("reduce", &TorchAccess::reduce)

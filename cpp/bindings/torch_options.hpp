@@ -1,17 +1,10 @@
-// The options of a call of torch.distributed, read where pybind11 keeps them: to ask torch for the four of them by their
-// names costs more than a short collective.
-//
-// An object of pybind11 has a pointer to its C++ object behind the header of every Python object; the fields lie where
-// torch/csrc/distributed/c10d/Types.hpp puts them. Before they are used, they are compared with what torch says of some
-// options; where that differs, no options are ever read here.
+// The options of a call of torch.distributed, asked for by their names.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
-#include <cstring>
+#include <utility>
 #include <vector>
 
 namespace phalanx {
@@ -19,62 +12,60 @@ namespace phalanx {
 namespace nb = nanobind;
 
 struct CallOptions {
-    bool later = false;              // the call must return before the operation is done
-    std::int64_t timeout_ms = -1;    // below 0: not set
-    int op = -1;                     // torch's number of the reduction
-    std::int64_t root = -1;
+    bool later = false;  // the call must return before the operation is done
+    nb::object op;       // Phalanx's name of the reduction
+    nb::object root;     // an int
 };
 
-// One of torch's classes of options.
-class OptionsLayout {
+// One of torch's classes of options: what it has beside asyncOp and timeout.
+struct OptionsKind {
+    nb::object type;
+    bool has_op = false;
+    bool has_root = false;
+};
+
+// Reads options. Knows nothing of torch but the names of the fields, and what it is given.
+class OptionsReader {
 public:
-    OptionsLayout() = default;
-    // `places` are the offsets of timeout, asyncOp, reduceOp and rootRank, -1 for a field that there is not. `samples` are
-    // pairs of options and these four fields as torch says them.
-    OptionsLayout(nb::handle type, std::array<int, 4> places, nb::list samples) : type_(nb::borrow(type)), places_(places) {
-        usable_ = samples.size() > 0;
-        for (nb::handle pair : samples) {
-            CallOptions found;
-            const nb::object options = pair[0];
-            usable_ = usable_ && has_type(options);
-            if (!usable_) return;
-            fetch(options, found);
-            const auto said = nb::cast<std::array<std::int64_t, 4>>(nb::object(pair[1]));
-            usable_ = said == std::array<std::int64_t, 4>{found.timeout_ms, found.later ? 1 : 0, found.op, found.root};
+    // `unset` is the timeout of a call that has none of its own. `reductions` are pairs of what `hash` says of a reduction of
+    // torch, which is its number, and Phalanx's name of it.
+    OptionsReader(nb::object unset, const nb::list& reductions) : unset_(std::move(unset)) {
+        for (nb::handle pair : reductions) {
+            nb::object name = pair[1];
+            PyObject* text = name.release().ptr();
+            PyUnicode_InternInPlace(&text);  // the fast path knows a reduction by the identity of its name
+            reductions_.push_back({nb::cast<Py_hash_t>(nb::object(pair[0])), nb::steal(text)});
         }
     }
 
-    bool usable() const noexcept { return usable_; }
-
-    // False if these are no such options.
-    bool read(nb::handle options, CallOptions& found) const noexcept {
-        if (!usable_ || !has_type(options)) return false;
-        fetch(options, found);
-        return true;
+    // False for what are no such options, and for a call that has its own timeout, or a reduction that is not known here.
+    bool read(const OptionsKind& kind, nb::handle options, CallOptions& found) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(options.ptr())) != kind.type.ptr()) return false;
+        const nb::object timeout = nb::getattr(options, timeout_);
+        const int is_unset = PyObject_RichCompareBool(timeout.ptr(), unset_.ptr(), Py_EQ);
+        if (is_unset < 0) throw nb::python_error();
+        if (is_unset == 0) return false;
+        found.later = nb::getattr(options, async_).ptr() != Py_False;
+        if (kind.has_root) found.root = nb::getattr(options, root_);
+        if (kind.has_op) found.op = reduction(nb::getattr(options, op_));
+        return !kind.has_op || found.op.is_valid();
     }
 
 private:
-    bool has_type(nb::handle options) const noexcept {
-        return reinterpret_cast<PyObject*>(Py_TYPE(options.ptr())) == type_.ptr();
+    nb::object reduction(const nb::object& op) const {
+        const Py_hash_t number = PyObject_Hash(op.ptr());
+        if (number == -1) throw nb::python_error();
+        for (const auto& [known, name] : reductions_)
+            if (known == number) return name;
+        return {};
     }
 
-    void fetch(nb::handle options, CallOptions& found) const noexcept {
-        const std::byte* fields = nullptr;
-        std::memcpy(&fields, reinterpret_cast<const std::byte*>(options.ptr()) + sizeof(PyObject), sizeof fields);
-        std::uint8_t flag = 0, op = 0;
-        std::memcpy(&found.timeout_ms, fields + places_[0], sizeof found.timeout_ms);
-        std::memcpy(&flag, fields + places_[1], 1);
-        found.later = flag != 0;
-        if (places_[2] >= 0) {
-            std::memcpy(&op, fields + places_[2], 1);
-            found.op = op;
-        }
-        if (places_[3] >= 0) std::memcpy(&found.root, fields + places_[3], sizeof found.root);
-    }
+    static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 
-    nb::object type_;
-    std::array<int, 4> places_{};
-    bool usable_ = false;
+    nb::object unset_;
+    std::vector<std::pair<Py_hash_t, nb::object>> reductions_;
+    nb::object timeout_ = interned("timeout"), async_ = interned("asyncOp"), op_ = interned("reduceOp"),
+               root_ = interned("rootRank");
 };
 
 }  // namespace phalanx

@@ -305,20 +305,23 @@ class TensorReader:
     ) -> None: ...
     def look(self, tensor: Any) -> FlatTensor | None: ...
 
-class OptionsLayout:
-    def __init__(self, kind: Any, places: tuple[int, int, int, int], samples: list[Any]) -> None: ...
-    @property
-    def usable(self) -> bool: ...
+class OptionsKind:
+    def __init__(self, type: Any, has_op: bool, has_root: bool) -> None: ...
+
+class OptionsReader:
+    def __init__(self, unset: Any, reductions: list[tuple[int, str]]) -> None: ...
 
 class TorchAccess:
-    all_reduce: OptionsLayout
-    broadcast: OptionsLayout
-    reduce: OptionsLayout
-    all_gather: OptionsLayout
-    reduce_scatter: OptionsLayout
-    all_to_all: OptionsLayout
-    barrier: OptionsLayout
-    def __init__(self, reader: TensorReader, watchers: list[Any], finished: type) -> None: ...
+    all_reduce: OptionsKind
+    broadcast: OptionsKind
+    reduce: OptionsKind
+    all_gather: OptionsKind
+    reduce_scatter: OptionsKind
+    all_to_all: OptionsKind
+    barrier: OptionsKind
+    def __init__(
+        self, reader: TensorReader, options: OptionsReader, watchers: list[Any], finished: Any
+    ) -> None: ...
 
 class PreparedCall:
     @property

@@ -107,14 +107,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if not HAS_BACKENDS:
             kernels()
 
-    def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
-        """Goes on with a call for which the core has done what it could; returns its handle.
-
-        Args:
-            begun: A collective that is not to run at once.
-        """
-        return self._runner.issue_prepared(begun)
-
     def _open_fast_calls(self) -> None:
         """Lets the core do simple calls, unless each has something about it that the core does not know."""
         if self.fast_calls is not None:

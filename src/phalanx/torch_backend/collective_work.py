@@ -68,7 +68,8 @@ class CollectiveWork(UnfinishedWork):
 
 
 class PreparedWork(UnfinishedWork):
-    """A collective that the core has prepared. As `CollectiveWork`, and with less to say: most are short."""
+    """A collective that the core has prepared. As `CollectiveWork`, with the group's own timeout, and quicker: most are
+    short."""
 
     __slots__ = ("_call", "_default", "_line")
 
@@ -82,6 +83,16 @@ class PreparedWork(UnfinishedWork):
     def begun(self) -> bool:
         """True once the operation has started; a collective has then ended, too."""
         return self._ended
+
+    def wait(self, timeout: Any = None) -> bool:
+        """As the base."""
+        if timeout is not None:
+            return super().wait(timeout)
+        if not self._ended:
+            self._line.drive(self)
+        if self._error is not None:
+            raise self._error
+        return True
 
     def get_future(self) -> Any:
         if not self._ended:

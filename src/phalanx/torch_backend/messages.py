@@ -24,6 +24,7 @@ from .work import FinishedWork
 __all__ = ["TorchMessages"]
 
 FlatTensor = getattr(core, "FlatTensor", None)
+PreparedCall = getattr(core, "PreparedCall", None)
 
 SHORT = 16 << 10
 """Bytes up to which a message is sent in the calling thread: short enough to be buffered on its way."""
@@ -94,16 +95,17 @@ class TorchMessages(GroupBase):
     # ------------------------------------------------------------------------------------------------------------------
 
     def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
-        """As the base; a message as well.
+        """Goes on with a call for which the core has done what it could; returns its handle.
 
         Args:
-            begun: The memory to receive to, or what `FastMessages` says of a send that goes on.
+            begun: A collective that is not to run at once, the memory to receive to, or what `FastMessages` says of a
+                send that goes on.
         """
+        if type(begun) is PreparedCall:
+            return self._runner.issue_prepared(begun)
         if type(begun) is FlatTensor:
             return self._receive_to(begun, *args)
-        if type(begun) is tuple:
-            return self._send_on(begun[0], *args)
-        return super().go_on_with(begun, args)
+        return self._send_on(begun[0], *args)
 
     def _receive_to(self, memory: Any, tensors: Any, src: int, tag: int) -> Any:
         if src == self.group.rank:

@@ -34,6 +34,7 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, tensors: Any) -> None:
         dist.Work.__init__(self)
         self._tensors = tensors
+        self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -54,13 +55,10 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        future = getattr(
-            self, "_future", None
-        )  # not there yet if the core made this object, which sets only what it must
-        if future is None:
-            future = self._future = torch.futures.Future()
-            future.set_result(list(self._tensors))
-        return future
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._future.set_result(list(self._tensors))
+        return self._future
 
     def source_rank(self) -> int:
         raise RuntimeError("only the work of a receive knows a source rank")
