@@ -311,7 +311,7 @@ void phalanx::bind_torch_calls(nb::module_& m) {
             },
             nb::arg("tensor").none());
     nb::class_<OptionsKind>(m, "OptionsKind", "One of torch's classes of options.")
-        .def(nb::init<nb::object, bool, bool>(), nb::arg("type"), nb::arg("has_op"), nb::arg("has_root"));
+        .def(nb::init<nb::object, bool, bool>(), nb::arg("kind"), nb::arg("has_op"), nb::arg("has_root"));
     nb::class_<OptionsReader>(m, "OptionsReader", "Reads the options of torch's calls.")
         .def(nb::init<nb::object, const nb::list&>(), nb::arg("unset"), nb::arg("reductions"));
     nb::class_<TorchAccess>(m, "TorchAccess", "How a group's fast calls see torch.")

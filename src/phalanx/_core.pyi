@@ -306,7 +306,7 @@ class TensorReader:
     def look(self, tensor: Any) -> FlatTensor | None: ...
 
 class OptionsKind:
-    def __init__(self, type: Any, has_op: bool, has_root: bool) -> None: ...
+    def __init__(self, kind: Any, has_op: bool, has_root: bool) -> None: ...
 
 class OptionsReader:
     def __init__(self, unset: Any, reductions: list[tuple[int, str]]) -> None: ...
@@ -319,9 +319,7 @@ class TorchAccess:
     reduce_scatter: OptionsKind
     all_to_all: OptionsKind
     barrier: OptionsKind
-    def __init__(
-        self, reader: TensorReader, options: OptionsReader, watchers: list[Any], finished: Any
-    ) -> None: ...
+    def __init__(self, reader: TensorReader, options: OptionsReader, watchers: list[Any], finished: Any) -> None: ...
 
 class PreparedCall:
     @property

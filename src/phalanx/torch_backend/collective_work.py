@@ -69,7 +69,8 @@ class CollectiveWork(UnfinishedWork):
 
 class PreparedWork(UnfinishedWork):
     """A collective that the core has prepared. As `CollectiveWork`, with the group's own timeout, and quicker: most are
-    short."""
+    short.
+    """
 
     __slots__ = ("_call", "_default", "_line")
 
