@@ -6,6 +6,7 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -77,10 +78,14 @@ public:
         return result;
     }
 
-    // Runs it, in whatever thread, for the place that has asked for it. `seconds`: None for the group's own timeout.
-    void run(nb::handle seconds) const {
+    // Runs it, in whatever thread, for the place that has asked for it. If it has waited for its turn for longer than
+    // `patience`, that counts: it may take what is left of `limit`, else as long as the group's own timeout says. All seconds.
+    void run(double patience, double limit) const {
         const Lent lent(site_);
-        if (seconds.is_none() && !on_fast_path().is_none()) return;
+        const double waited = static_cast<double>(monotonic_ns() - issued_ns_) * 1e-9;
+        if (waited <= patience && !on_fast_path().is_none()) return;
+        nb::object seconds = nb::none();
+        if (waited > patience) seconds = nb::float_(std::max(limit - waited, 0.0));
         std::array<PyObject*, 5> all{group_.ptr()};
         std::size_t count = 1;
         for (const nb::object& argument : arguments_)
@@ -97,8 +102,6 @@ public:
         site_ = CallSite::current(false);
         issued_ns_ = monotonic_ns();
     }
-
-    double waited() const noexcept { return static_cast<double>(monotonic_ns() - issued_ns_) * 1e-9; }
 
 private:
     struct Names {
@@ -327,8 +330,7 @@ void phalanx::bind_torch_calls(nb::module_& m) {
     nb::class_<PreparedCall>(m, "PreparedCall", "A collective that is ready to run; see phalanx.torch_backend.fast_calls.")
         .def_ro("tensors", &PreparedCall::tensors)
         .def_ro("size", &PreparedCall::size)
-        .def_prop_ro("waited", &PreparedCall::waited)
-        .def("__call__", &PreparedCall::run, nb::arg("seconds").none());
+        .def("__call__", &PreparedCall::run, nb::arg("patience"), nb::arg("limit"));
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
         .def(nb::init<const TorchAccess&, nb::object, nb::list>(), nb::arg("torch"), nb::arg("group"), nb::arg("lines"),
              nb::keep_alive<1, 2>())

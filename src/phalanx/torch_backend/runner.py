@@ -113,6 +113,8 @@ class Runner:
                 ran = self._run_next()
             if ran is not None and ran.has_callbacks:
                 ran.call_back()
+            if ran is operation:
+                return
 
     @property
     def idle(self) -> bool:
