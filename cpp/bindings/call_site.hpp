@@ -1,9 +1,12 @@
-// Where in the user's program a call was made: the innermost frame that is not in a library's file. Finding it costs a
-// fraction of a microsecond; names and lines are made of it when an error has to tell them. Used with the GIL held only.
+// Where in the user's program a call was made: the innermost frame that is neither Phalanx's nor an installed library's
+// (phalanx.group.tracking.call_site says which files are). Finding it costs a fraction of a microsecond; names and lines
+// are made of it when an error has to tell them. Used with the GIL held only.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -35,10 +38,13 @@ public:
         return site;
     }
 
-    // Files whose names begin so are not the user's.
-    static std::vector<std::string>& libraries() {
-        static std::vector<std::string> paths;
-        return paths;
+    // Files whose names begin so are not the user's. Those of installed libraries are the place where there is no other.
+    static void add_library(std::string path, bool installed) {
+        libraries().push_back({std::move(path), installed});
+        for (Known& known : cache()) {
+            Py_XDECREF(known.name);
+            known = Known{};
+        }
     }
 
     nb::object code() const { return code_ != nullptr ? nb::borrow<nb::object>(code_) : nb::none(); }
@@ -53,43 +59,79 @@ public:
     }
 
 private:
+    enum class Kind : char { never, installed, users };
+
+    struct Library {
+        std::string path;
+        bool installed;
+    };
+
+    // A file's name is one object for all functions of a module, so that its kind need not be found out by each call.
+    struct Known {
+        PyObject* name = nullptr;  // owned, so that no other object comes to lie there
+        Kind kind = Kind::users;
+    };
+
+    static std::vector<Library>& libraries() {
+        static std::vector<Library> all;
+        return all;
+    }
+
+    static std::array<Known, 256>& cache() {
+        static std::array<Known, 256> known;
+        return known;
+    }
+
     static CallSite here(bool skip_first) {
         CallSite site;
         PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
         while (frame != nullptr) {
             PyCodeObject* code = PyFrame_GetCode(frame);
-            if (!skip_first && !is_library(code)) {
-                site.code_ = reinterpret_cast<PyObject*>(code);
-#if PY_VERSION_HEX >= 0x030b0000
-                site.place_ = PyFrame_GetLasti(frame);
-#else
-                site.place_ = PyFrame_GetLineNumber(frame);
-#endif
-                Py_DECREF(frame);
-                return site;
-            }
+            const Kind kind = skip_first ? Kind::never : kind_of(code->co_filename);
+            if (kind == Kind::users || (kind == Kind::installed && site.code_ == nullptr)) site.set(frame, code);
             skip_first = false;
             Py_DECREF(code);
-            PyFrameObject* back = PyFrame_GetBack(frame);
+            PyFrameObject* back = kind == Kind::users ? nullptr : PyFrame_GetBack(frame);
             Py_DECREF(frame);
             frame = back;
         }
         return site;
     }
 
-    static bool is_library(PyCodeObject* code) {
+    void set(PyFrameObject* frame, PyCodeObject* code) {
+        Py_INCREF(code);
+        Py_XDECREF(code_);
+        code_ = reinterpret_cast<PyObject*>(code);
+#if PY_VERSION_HEX >= 0x030b0000
+        place_ = PyFrame_GetLasti(frame);
+#else
+        place_ = PyFrame_GetLineNumber(frame);
+#endif
+    }
+
+    static Kind kind_of(PyObject* name) {
+        Known& known = cache()[(reinterpret_cast<std::uintptr_t>(name) >> 4) % cache().size()];
+        if (known.name == name) return known.kind;
+        Py_INCREF(name);
+        Py_XDECREF(known.name);
+        known = {name, look_up(name)};
+        return known.kind;
+    }
+
+    static Kind look_up(PyObject* object) {
         Py_ssize_t size = 0;
-        const char* name = PyUnicode_AsUTF8AndSize(code->co_filename, &size);
+        const char* name = PyUnicode_AsUTF8AndSize(object, &size);
         if (name == nullptr) {
             PyErr_Clear();
-            return false;
+            return Kind::users;
         }
-        for (const std::string& path : libraries()) {
-            if (static_cast<std::size_t>(size) >= path.size() && std::memcmp(name, path.data(), path.size()) == 0) {
-                return true;
-            }
+        Kind found = Kind::users;
+        for (const auto& [path, installed] : libraries()) {
+            if (static_cast<std::size_t>(size) < path.size() || std::memcmp(name, path.data(), path.size()) != 0) continue;
+            if (!installed) return Kind::never;
+            found = Kind::installed;
         }
-        return false;
+        return found;
     }
 
     PyObject* code_ = nullptr;  // owned

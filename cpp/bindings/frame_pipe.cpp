@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,10 @@ public:
     // How many bytes of a frame went.
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
         CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
+        if (payload == 0) {  // most frames: no buffers to hold
+            iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
+            return send_held({parts, head.size() != 0 ? 2U : 1U}, sizeof header + head.size());
+        }
         std::vector<iovec> parts;
         parts.push_back({&header, sizeof header});
         if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
@@ -70,8 +75,8 @@ public:
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
     // until something comes, there is room to write (if that is wanted), or the waker is set. After a frame with
     // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload: then its
-    // length is added. Returns bytes that are no header as such.
-    nb::object pull(double look, std::size_t most, double wait, int waker, bool writes) {
+    // length is added. Bytes that are no header end the pipe, once the frames before them are taken.
+    nb::list pull(double look, std::size_t most, double wait, int waker, bool writes) {
         nb::list frames;
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
@@ -80,8 +85,10 @@ public:
         while (frames.size() < most) {
             bool whole = false;
             const CallHeader* found = pipe_.front(whole);
-            if (found != nullptr && (found->magic[0] != 'P' || found->magic[1] != 'C' || found->zero != 0))
-                return nb::bytes(found, sizeof *found);
+            if (found != nullptr && (found->magic[0] != 'P' || found->magic[1] != 'C' || found->zero != 0)) {
+                if (frames.size() == 0) pipe_.end_without_frame();
+                break;
+            }
             if (found != nullptr && !whole && !pipe_.fits(found->head)) {
                 pipe_.skip(sizeof *found);
                 ++taken_;
@@ -98,25 +105,35 @@ public:
             }
             if (received || frames.size() != 0 || rings_closed()) break;
             received = true;
-            bool came = pipe_.receive(rings, 0);
-            if (!came && pipe_.ended() == 0 && (look > 0 || wait > 0)) {
-                const WithoutGil released;
-                const std::int64_t since = monotonic_ns();
-                // To look is worth it only where what is waited for mostly comes that soon. Whoever sleeps is answered
-                // later, too, so it is tried again now and then.
-                const bool looks = typical_ns_ <= 2 * to_ns(look) || ++unlooked_ % 8 == 0;
-                came = looks && pipe_.receive(rings, to_ns(look));
-                if (came) typical_ns_ = std::min(typical_ns_, to_ns(look));
-                if (!came && wait > 0 && pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
-                came = came || pipe_.receive(rings, 0);
-                if (came || wait > 0) {
-                    const std::int64_t waited = std::min(monotonic_ns() - since, longest_sample_ns);
-                    typical_ns_ += (waited - typical_ns_) / 4;
-                }
-            }
+            const bool came = pipe_.receive(rings, 0) || come_later(rings, look, wait, waker, writes);
             if (!came) break;
         }
         return frames;
+    }
+
+    // The head of the result of this call, if that is the next frame, or becomes it while this looks and then sleeps, as
+    // `pull` does. Else None, and what came is for `pull`. What is taken here counts as never taken: no interrupt can come before its only taker has it.
+    nb::object answer(std::uint64_t call, double look, double wait, int waker) {
+        std::optional<RingIn::Stay> stay;
+        if (in_ != nullptr) stay.emplace(*in_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return nb::none();
+        for (bool waited = false;; waited = true) {
+            bool whole = false;
+            const CallHeader* found = pipe_.front(whole);
+            if (found != nullptr) {
+                const bool valid = found->magic[0] == 'P' && found->magic[1] == 'C' && found->zero == 0;
+                const bool wanted = valid && found->kind == kind_result && found->call == call && found->payload == 0;
+                // One that does not fit fills the buffer: there would be no room to receive more.
+                if (!wanted || !pipe_.fits(found->head)) return nb::none();
+            }
+            if (whole) {
+                nb::bytes head(pipe_.head(), found->head);
+                pipe_.skip(sizeof *found + found->head);
+                return head;
+            }
+            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, wait, waker, false))) return nb::none();
+        }
     }
 
     // Until something comes, there is room to write (if that is wanted), or the waker is set.
@@ -157,6 +174,27 @@ public:
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
 private:
+    // Looks for bytes for so long, then sleeps. Without the GIL. True if some came.
+    bool come_later(const FramePipe::Rings& rings, double look, double wait, int waker, bool writes) {
+        if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
+        const WithoutGil released;
+        const std::int64_t since = monotonic_ns();
+        // To look is worth it only where what is waited for mostly comes that soon. Whoever sleeps is answered
+        // later, too, so it is tried again now and then.
+        const bool looks = typical_ns_ <= 2 * to_ns(look) || ++unlooked_ % 8 == 0;
+        bool came = looks && pipe_.receive(rings, to_ns(look));
+        if (came) typical_ns_ = std::min(typical_ns_, to_ns(look));
+        if (!came && wait > 0) {
+            if (pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
+            came = pipe_.receive(rings, 0);
+        }
+        if (came || wait > 0) {
+            const std::int64_t waited = std::min(monotonic_ns() - since, longest_sample_ns);
+            typical_ns_ += (waited - typical_ns_) / 4;
+        }
+        return came;
+    }
+
     void sleep(const FramePipe::Rings& rings, double wait, int waker, bool writes) {
         // With rings, the socket tells of room to write, too.
         const short events = static_cast<short>(POLLIN | (writes && rings.out == nullptr ? POLLOUT : 0));
@@ -170,6 +208,11 @@ private:
             kept.emplace_back(view, PyBUF_SIMPLE);
             if (kept.back().bytes() != 0) parts.push_back({kept.back().data(), kept.back().bytes()});
         }
+        return send_held(parts, total);
+    }
+
+    // Parts whose memory stays until this returns.
+    std::size_t send_held(std::span<iovec> parts, std::size_t total) {
         std::optional<RingOut::Stay> stay;
         if (out_ != nullptr) stay.emplace(*out_);
         const FramePipe::Rings rings = open_rings();
@@ -302,7 +345,9 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("taken", &Pipe::taken)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
-        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait"), nb::arg("waker"), nb::arg("writes"))
+        .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
+             nb::arg("writes") = false)
+        .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("fill", &Pipe::fill, nb::arg("view"))
         .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)

@@ -18,7 +18,7 @@ void phalanx::bind_call_site(nb::module_& m) {
     m.def(
         "lend_call_site", [](const CallSite* site) { CallSite::lent() = site; }, "site"_a.none(),
         "What this thread does from now on is done for that place. The caller keeps it until it says None.");
-    m.def("add_library", [](std::string path) { CallSite::libraries().push_back(std::move(path)); }, "path"_a);
+    m.def("add_library", &CallSite::add_library, "path"_a, "installed"_a);
 }
 
 void phalanx::bind_recorder(nb::module_& m) {
@@ -31,7 +31,7 @@ void phalanx::bind_recorder(nb::module_& m) {
 NB_MODULE(_core, m) {
     m.attr("__doc__") = "The native core. Use phalanx._native, which works without it too.";
     // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
-    m.attr("ABI") = 5;
+    m.attr("ABI") = 7;
     // A thread that never ends may hold a group when the program does: nothing that nanobind should speak of.
     nb::set_leak_warnings(false);
     phalanx::bind_call_site(m);

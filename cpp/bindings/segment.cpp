@@ -3,11 +3,15 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <system_error>
+#include <tuple>
+#include <vector>
 
 #include "buffer.hpp"
 #include "gil.hpp"
@@ -182,6 +186,21 @@ int all_to_all(SharedSegment& s, nb::handle x, nb::handle out, const Counts& siz
     });
 }
 
+Proof proof_of(nb::bytes words) {
+    Proof proof;
+    need(words.size() == proof.size());
+    std::memcpy(proof.data(), words.c_str(), proof.size());
+    return proof;
+}
+
+// Whether this rank can read the proof of every rank: its process, where the proof lies, and what it is.
+bool try_peers(SharedSegment& s, const std::vector<std::tuple<std::int64_t, std::uint64_t, nb::bytes>>& ranks) {
+    need(ranks.size() == static_cast<std::size_t>(s.segment.ranks()));
+    std::vector<Peer> peers;
+    for (const auto& [pid, at, proof] : ranks) peers.push_back({static_cast<pid_t>(pid), at, proof_of(proof)});
+    return s.segment.try_peers(std::move(peers));
+}
+
 int flush(SharedSegment& s, double deadline) {
     return run(s, {}, [&] { return s.ops.flush(call_of(0, deadline).bound); });
 }
@@ -215,11 +234,11 @@ void phalanx::bind_segment(nb::module_& m) {
     nb::class_<SharedSegment>(m, "Segment", "Memory that ranks on one machine share; see cpp/phalanx/segment.hpp.")
         .def("__init__",
              [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins, int yields,
-                std::size_t reduced_by_all) {
+                std::size_t reduced_by_all, std::size_t copy_once_from) {
                  if (ranks >= Verdict::everybody) throw nb::value_error("a segment is for fewer ranks");
                  try {
                      new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields},
-                                              Thresholds{reduced_by_all});
+                                              Thresholds{reduced_by_all, copy_once_from});
                  } catch (const std::system_error& error) {
                      errno = error.code().value();
                      PyErr_SetFromErrno(PyExc_OSError);
@@ -227,7 +246,11 @@ void phalanx::bind_segment(nb::module_& m) {
                  }
              },
              nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"),
-             nb::arg("spins"), nb::arg("yields"), nb::arg("reduced_by_all"))
+             nb::arg("spins"), nb::arg("yields"), nb::arg("reduced_by_all"), nb::arg("copy_once_from"))
+        .def("show_proof", [](SharedSegment& s, nb::bytes proof) { return s.proof.set(proof_of(proof)); })
+        .def("try_peers", &try_peers)
+        .def_prop_rw("reads_peers", [](const SharedSegment& s) { return s.segment.reads_peers(); },
+                     [](SharedSegment& s, bool possible) { s.segment.read_peers(possible); })
         .def("barrier", &barrier)
         .def("broadcast", &broadcast)
         .def("all_reduce", &all_reduce)

@@ -62,8 +62,10 @@ public:
           ops(segment) {}
 
     // After an operation has failed: puts its arrays out of everybody's reach, also of a rank that is stopped in the middle
-    // of writing to them. The group is broken for good, so nobody needs to share them again. False if there is no memory.
+    // of writing to them, or of reading them by their address. The group is broken for good, so nobody needs to share them
+    // again. False if there is no memory.
     bool detach(std::initializer_list<std::pair<std::byte*, std::size_t>> arrays) {
+        proof.erase();
         bool all = true;
         for (const auto& [at, bytes] : arrays)
             if (segment.offset_of(at, bytes) != 0 && !memory->detach(at, bytes)) all = false;
@@ -73,6 +75,7 @@ public:
     std::shared_ptr<SharedMemory> memory;
     Segment segment;
     Collectives ops;
+    OwnProof proof;
 };
 
 }  // namespace phalanx

@@ -15,7 +15,10 @@
 // would not notice it there: so a root claims the step, and the second one finds the first one's claim. What a rank shows
 // next also stands for the broadcasts before, because the others may have taken either of them for the root.
 //
-// An array in the rank's heap is not copied: the others read it where it lies.
+// An array in the rank's heap is not copied: the others read it where it lies. So they do with a long array that lies
+// elsewhere and is only moved, where that is quicker and all can (peer_memory.hpp). Nobody goes on before all have read. At
+// that last step each rank says whether it could. If one could not, all do the operation once more through the slots, and
+// from then on all operations.
 #pragma once
 
 #include <algorithm>
@@ -73,7 +76,7 @@ private:
 
 class Collectives {
 public:
-    explicit Collectives(Segment& segment) : s_(segment), homes_(segment.ranks()) {}
+    explicit Collectives(Segment& segment) : s_(segment), homes_(segment.ranks()), addresses_(segment.ranks()) {}
 
     int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
 
@@ -92,13 +95,16 @@ public:
 
     Outcome barrier(const Call& call) {
         if (const Outcome late = catch_up(call); late != Outcome::done) return late;
-        s_.next_line().offset.store(0, std::memory_order_relaxed);
+        s_.next_line().home.store(0, std::memory_order_relaxed);
         return meet(call);
     }
 
     Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
         if (bytes <= sizeof(Note::data)) return pass_note(call, x, bytes, root);
-        const Shape shape{bytes, s_.layout().slot_bytes, bytes, root};
+        // Through the slots: the root copies while the others do, and they would stand in each other's way in its memory. What
+        // one slot could hold goes in four pieces, so that this is so.
+        const std::size_t slot = s_.layout().slot_bytes;
+        const Shape shape{bytes, bytes <= slot && bytes > worth_cutting ? slot / 4 : slot, bytes, root, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -116,7 +122,9 @@ public:
     Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
-        const Shape shape{longest, s_.layout().slot_bytes, longest, -1};
+        // By address between two ranks only: with more of them an array is read several times, or one rank reads them all,
+        // and each time it costs more than to copy it out of a slot.
+        const Shape shape{longest, s_.layout().slot_bytes, longest, -1, ranks() == 2 && s_.copies_once(longest)};
         const bool receives = root < 0 || rank() == root;
         std::byte* own = receives ? target + counts.sum_before(rank()) : nullptr;
         bool own_done = false;
@@ -146,7 +154,7 @@ public:
         const std::size_t longest = counts.longest();
         const std::size_t total = counts.sum_before(ranks());
         const std::size_t region = region_bytes(1);
-        const Shape shape{longest, region, ranks() * longest, root};
+        const Shape shape{longest, region, ranks() * longest, root, parts_by_address(longest)};
         const std::size_t stride = std::min(region, longest);
         return exchange(
             call, shape, source, [total](int) { return total; },
@@ -185,10 +193,11 @@ public:
             const PartsHead head{parts.bytes, parts.kind, parts.words.size()};
             std::memcpy(line.small, &head, sizeof(head));
             copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
-            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes);
-            if (home == 0) show_parts(in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first), 0, parts_window());
+            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes, parts_by_address(parts.bytes));
+            std::byte* to = in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first);
+            if (home == 0) show_parts(to, 0, parts_window());
         }
-        line.offset.store(home, std::memory_order_relaxed);
+        line.home.store(home, std::memory_order_relaxed);
         const Outcome outcome = meet(call);
         if (outcome != Outcome::done) return outcome;
         PartsHead head;
@@ -211,8 +220,9 @@ public:
         const std::size_t window = at_home ? parts.bytes : parts_window();
         const std::size_t region = in_small ? sizeof(PartsHead) + rank() * parts.bytes : rank() * parts_window();
         const bool copies = rank() == root && !at_home;
-        return take_turns(
-            call, {first, parts.bytes, window, in_small, copies},
+        bool again = false;
+        const Outcome outcome = take_turns(
+            call, {first, parts.bytes, window, in_small, copies}, again,
             [&](std::byte* to, std::size_t from, std::size_t size) { show_parts(to, from, size); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 if (target == nullptr) return;
@@ -222,6 +232,7 @@ public:
                 else
                     shown.copy(target + from, root, start, region, size);
             });
+        return again ? scatter(call, source, target, Lengths(parts.bytes), root) : outcome;
     }
 
     // `sizes`: bytes from rank i to rank j, row by row.
@@ -230,7 +241,7 @@ public:
         const std::size_t longest = sizes.longest();
         const std::size_t region = region_bytes(1);
         const std::size_t stride = std::min(region, longest);
-        const Shape shape{longest, region, ranks() * longest, -1};
+        const Shape shape{longest, region, ranks() * longest, -1, parts_by_address(longest)};
         return exchange(
             call, shape, source, [&](int r) { return row(r).sum_before(ranks()); },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -260,7 +271,7 @@ public:
         const std::size_t bytes = count * item;
         const std::size_t region = region_bytes(item);
         const std::size_t stride = std::min(region, bytes);
-        const Shape shape{bytes, region, ranks() * bytes, -1};
+        const Shape shape{bytes, region, ranks() * bytes, -1, false};
         return exchange(
             call, shape, source, [&](int) { return ranks() * bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -280,7 +291,7 @@ public:
     Outcome all_reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how) {
         const std::size_t bytes = count * item_size(how.dtype);
         if (bytes > s_.thresholds().reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
-        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1};
+        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -298,6 +309,8 @@ public:
 
 private:
     static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
+    // From here on what would fit into one slot is cut into pieces.
+    static constexpr std::size_t worth_cutting = 512 << 10;
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
 
@@ -307,6 +320,7 @@ private:
         std::size_t window;     // how much of each part goes into a slot at a time
         std::size_t footprint;  // bytes in a slot, if the parts are short enough for one piece
         int root;               // -1: everybody shows something
+        bool by_address;        // whether arrays that lie elsewhere are read there
     };
 
     // What `tell_parts` shows in the root's line; short parts lie behind it.
@@ -442,45 +456,58 @@ private:
         return outcome;
     }
 
-    // After the first step: whose arrays lie in heaps. True if all that matter do.
+    // After the first step: whose arrays can be read where they lie. True if all that matter can.
     template <class Bytes>
     bool find_homes(Bytes bytes_of, int root) {
         bool all = true;
         for (int r = 0; r < ranks(); ++r) {
-            const std::uint64_t offset = s_.line_of(r, s_.step()).offset.load(std::memory_order_relaxed);
-            homes_[r] = offset != 0 ? s_.at(r, offset, bytes_of(r)) : nullptr;
-            if (homes_[r] == nullptr && (root < 0 || r == root)) all = false;
+            const std::uint64_t home = s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed);
+            addresses_[r] = s_.reads_peers() && Segment::is_address(home) ? home : 0;
+            homes_[r] = home != 0 && addresses_[r] == 0 ? s_.at(r, home, bytes_of(r)) : nullptr;
+            if (homes_[r] == nullptr && addresses_[r] == 0 && (root < 0 || r == root)) all = false;
         }
         return all;
     }
 
     bool any_home() const noexcept {
-        return std::any_of(homes_.begin(), homes_.end(), [](const std::byte* home) { return home != nullptr; });
+        for (int r = 0; r < ranks(); ++r)
+            if (homes_[r] != nullptr || addresses_[r] != 0) return true;
+        return false;
     }
 
     // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot.
-    std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint) const noexcept {
-        return footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
+    std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
+        const std::uint64_t offset = footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
+        return offset == 0 && by_address ? Segment::address_of(array) : offset;
+    }
+
+    // Whether parts of this length, one for each rank, are read from the memory of the rank that has them. More than two ranks
+    // may have to share cores, and then one step more is dear: all parts together have to be long.
+    bool parts_by_address(std::size_t each) const noexcept {
+        return s_.copies_once(each) && (ranks() == 2 || s_.copies_once(ranks() * each / 12));
     }
 
     // One piece of what the others show.
     class Shown {
     public:
-        Shown(const Collectives& ops, std::uint64_t first, std::uint64_t piece, bool in_line) noexcept
+        Shown(Collectives& ops, std::uint64_t first, std::uint64_t piece, bool in_line) noexcept
             : ops_(ops), first_(first), piece_(piece), in_line_(in_line) {}
 
-        // Where rank r's lies: `place` in its array, `region` in its slot.
+        // Where rank r's lies in the segment: `place` in its array, `region` in its slot.
         const std::byte* at(int r, std::size_t place, std::size_t region) const noexcept {
             if (ops_.homes_[r] != nullptr) return ops_.homes_[r] + place;
             return (in_line_ ? ops_.s_.line_of(r, first_).small : ops_.s_.slot(r, first_ + piece_)) + region;
         }
 
         void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes) const noexcept {
-            Collectives::copy(to, at(r, place, region), bytes);
+            if (ops_.addresses_[r] == 0)
+                Collectives::copy(to, at(r, place, region), bytes);
+            else if (!ops_.s_.read(r, to, ops_.addresses_[r] + place, bytes))
+                ops_.unread_ = true;
         }
 
     private:
-        const Collectives& ops_;
+        Collectives& ops_;
         std::uint64_t first_, piece_;
         bool in_line_;
     };
@@ -495,15 +522,20 @@ private:
         const bool in_line = shape.footprint <= sizeof(Line::small);
         const std::uint64_t first = s_.step() + 1;
         Line& line = s_.next_line();
-        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint) : 0;
-        line.offset.store(home, std::memory_order_relaxed);
+        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint, shape.by_address) : 0;
+        line.home.store(home, std::memory_order_relaxed);
         const bool copies = shows && home == 0;
         std::size_t window = std::min(shape.window, shape.longest);
         if (copies && window > 0) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
-        const Outcome outcome = meet(call);
+        Outcome outcome = meet(call);
         if (outcome != Outcome::done || shape.longest == 0) return outcome;
         if (find_homes(bytes_of, shape.root)) window = shape.longest;
-        return take_turns(call, {first, shape.longest, window, in_line, copies}, publish, consume);
+        bool again = false;
+        outcome = take_turns(call, {first, shape.longest, window, in_line, copies}, again, publish, consume);
+        if (!again) return outcome;
+        Shape through_slots = shape;
+        through_slots.by_address = false;
+        return exchange(call, through_slots, mine, bytes_of, publish, consume);
     }
 
     // What is left of an operation once all have met, and have shown its first piece.
@@ -515,9 +547,11 @@ private:
         bool copies;  // whether this rank writes the other pieces into its slots
     };
 
+    // `again`: whether all have to do the operation once more, because one could not read another's memory.
     template <class Publish, class Consume>
-    Outcome take_turns(const Call& call, const Rest& rest, Publish publish, Consume consume) {
+    Outcome take_turns(const Call& call, const Rest& rest, bool& again, Publish publish, Consume consume) {
         const auto [first, longest, window, in_line, copies] = rest;
+        unread_ = false;
         const bool shared = any_home();
         const auto read = [&, this](std::uint64_t piece) {
             const std::size_t from = piece * window;
@@ -537,8 +571,14 @@ private:
         if (outcome != Outcome::done) return outcome;
         read(piece - 1);
         if (!shared) return Outcome::done;
+        s_.next_line().home.store(unread_ ? 1 : 0, std::memory_order_relaxed);
         s_.arrive();  // whose array was read where it lies may change it once everybody has done so
-        return s_.wait(s_.step(), call.bound);
+        outcome = s_.wait(s_.step(), call.bound);
+        if (outcome != Outcome::done) return outcome;
+        for (int r = 0; r < ranks(); ++r)
+            if (s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed) != 0) again = true;
+        if (again) s_.read_peers(false);
+        return outcome;
     }
 
     // Each rank reduces one part of every piece and writes the result to all (or to `root`), into the slot or the heap
@@ -577,7 +617,7 @@ private:
         };
 
         if (count > 0) publish(0);
-        s_.next_line().offset.store(offset, std::memory_order_relaxed);
+        s_.next_line().home.store(offset, std::memory_order_relaxed);
         Outcome outcome = meet(call);
         if (outcome != Outcome::done || count == 0) return outcome;
         if (find_homes([&](int) { return count * item; }, -1)) length = count;
@@ -631,7 +671,9 @@ private:
     std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
     std::uint64_t shown_ = 0;   // the step of the last of them that this rank was the root of
     Telling telling_{nullptr, 0, 0, {}};  // the scatter under way
-    std::vector<std::byte*> homes_;
+    std::vector<std::byte*> homes_;           // arrays in heaps; null for others
+    std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
+    bool unread_ = false;                     // this rank could not read one of them
     std::vector<const std::byte*> sources_;
 };
 

@@ -32,11 +32,14 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 24);
 
+constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
+
 // What ends a pipe; other values are error numbers of the operating system.
-constexpr int pipe_closed = -1;   // by the other side, in order
-constexpr int pipe_severed = -2;  // as by a network that fails
-constexpr int pipe_broken = -3;   // the counters of a ring are not possible
-constexpr int pipe_beside = -4;   // bytes came beside a ring
+constexpr int pipe_closed = -1;    // by the other side, in order
+constexpr int pipe_severed = -2;   // as by a network that fails
+constexpr int pipe_broken = -3;    // the counters of a ring are not possible
+constexpr int pipe_beside = -4;    // bytes came beside a ring
+constexpr int pipe_no_frame = -5;  // the bytes that were read ahead do not begin with a header
 
 // Whether other processes want the cores that this one would look with: seen by a look that took much too long.
 struct Cores {
@@ -55,6 +58,7 @@ public:
     FramePipe(int socket, std::size_t read_ahead) : socket_(socket), buffer_(read_ahead) {}
 
     int ended() const noexcept { return ended_; }  // 0 as long as it goes on
+    void end_without_frame() noexcept { ended_ = pipe_no_frame; }
 
     // The rings of the pipe for the duration of a call; both or none.
     struct Rings {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "jitter.hpp"
+#include "peer_memory.hpp"
 #include "spreading.hpp"
 #include "waiting.hpp"
 
@@ -38,7 +39,7 @@ inline constexpr int depth = 4;
 struct alignas(cache_line) Line {
     Shared<std::uint64_t> step;
     Shared<std::uint64_t> fingerprint;  // the operation's, at its first step
-    Shared<std::uint64_t> offset;       // where the rank's array lies in the segment; 0 if it does not
+    Shared<std::uint64_t> home;         // where the rank's array can be read: `Segment::offset_of` or `address_of`; 0 if it cannot
     Shared<int> core;                   // where the rank ran when it arrived
     std::byte small[36];
 };
@@ -115,8 +116,12 @@ struct Layout {
 
 // From which size something is done in another way: the same on all ranks. `phalanx.tuning` measures it.
 struct Thresholds {
+    static constexpr std::size_t never = std::size_t{1} << 40;  // a size that no array reaches
+
     // Bytes up to which everybody reduces everything in an all_reduce: half the steps are worth twice the work.
     std::size_t reduced_by_all = 16 << 10;
+    // Bytes from one rank to another from which they are read where they lie, in the memory of the other's process.
+    std::size_t copy_once_from = never;
 };
 
 // One rank's view of the segment. Of the threads of a process only one may keep step at a time; `abort` may come from
@@ -124,7 +129,11 @@ struct Thresholds {
 class Segment {
 public:
     Segment(std::byte* base, const Layout& layout, int rank, const Patience& patience, const Thresholds& thresholds = {})
-        : base_(base), layout_(layout), rank_(rank), patience_(patience), thresholds_(thresholds),
+        : base_(base),
+          layout_(layout),
+          rank_(rank),
+          patience_(patience),
+          thresholds_(thresholds),
           spreading_(layout.ranks) {}
 
     int rank() const noexcept { return rank_; }
@@ -153,6 +162,12 @@ public:
         return inside && bytes > 0 ? static_cast<std::uint64_t>(at - base_) : 0;
     }
 
+    // The same for memory that lies elsewhere: its address in this process, and a bit that no address has.
+    static std::uint64_t address_of(const void* memory) noexcept {
+        return reinterpret_cast<std::uintptr_t>(memory) | in_process;
+    }
+    static bool is_address(std::uint64_t home) noexcept { return (home & in_process) != 0; }
+
     // An array of another rank, which must lie in that rank's heap: what was read from shared memory is not trusted.
     std::byte* at(int rank, std::uint64_t offset, std::size_t bytes) const noexcept {
         const auto first = static_cast<std::uint64_t>(heap(rank) - base_);
@@ -160,6 +175,21 @@ public:
                             bytes <= layout_.heap_bytes - (offset - first);
         return inside ? base_ + offset : nullptr;
     }
+
+    // Reads from the memory of another rank's process. False if that was not possible, or the group has ended meanwhile.
+    bool read(int rank, std::byte* to, std::uint64_t home, std::size_t bytes) const noexcept {
+        return peers_.read(rank, to, home & ~in_process, bytes, [this] { return aborted(); });
+    }
+
+    // Whether this rank can read the memory of all ranks' processes. Where that is never wanted, it is not tried.
+    bool try_peers(std::vector<Peer> peers) {
+        return thresholds_.copy_once_from < Thresholds::never && peers_.open(std::move(peers));
+    }
+    // Whether arrays are shown by their address: only while all ranks have found that they can read them.
+    bool reads_peers() const noexcept { return reads_peers_; }
+    void read_peers(bool possible) noexcept { reads_peers_ = possible; }
+    // The same for so many bytes from one rank to another.
+    bool copies_once(std::size_t bytes) const noexcept { return reads_peers_ && bytes >= thresholds_.copy_once_from; }
 
     // What this rank shows at its next step; others see it once it has arrived there.
     Line& next_line() const noexcept { return line(rank_, step_ + 1); }
@@ -268,6 +298,7 @@ public:
 
 private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
+    static constexpr std::uint64_t in_process = std::uint64_t{1} << 63;
 
     // For the ranks from `first` up to `last`.
     template <class Hopeless>
@@ -365,6 +396,8 @@ private:
     int rank_;
     Patience patience_;
     Thresholds thresholds_;
+    PeerMemory peers_;
+    bool reads_peers_ = false;
     Spreading spreading_;
     std::uint64_t step_ = 0;
     std::uint64_t waited_for_ = 0;

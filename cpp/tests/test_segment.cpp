@@ -1,5 +1,7 @@
 // The collectives inside a segment, without Python: ranks are threads here. Run under the sanitizers by `make sanitize`.
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -21,10 +23,11 @@ constexpr std::int64_t second = 1'000'000'000;
 
 struct Rank {
     Segment& segment;
+    OwnProof& proof;
     Collectives ops;
     std::uint64_t sequence = 0;
 
-    explicit Rank(Segment& s) : segment(s), ops(s) {}
+    Rank(Segment& s, OwnProof& p) : segment(s), proof(p), ops(s) {}
     int rank() const { return segment.rank(); }
     int ranks() const { return segment.ranks(); }
 
@@ -36,19 +39,32 @@ struct Rank {
     }
 };
 
-// Runs `program` on that many ranks, each a thread, in one segment.
-void world(int ranks, const Layout& sizes, const Patience& patience, const std::function<void(Rank&)>& program) {
+// Runs `program` on that many ranks, each a thread, in one segment. All are in one process here, whose memory it may always
+// read.
+void world(int ranks, const Layout& sizes, const Patience& patience, const std::function<void(Rank&)>& program,
+           const Thresholds& thresholds = {}) {
     Layout layout = sizes;
     layout.ranks = ranks;
     const std::size_t bytes = layout.bytes();
     std::unique_ptr<std::byte, void (*)(void*)> memory(static_cast<std::byte*>(std::aligned_alloc(page, bytes)), std::free);
     std::memset(memory.get(), 0, bytes);
     std::vector<std::unique_ptr<Segment>> segments;
-    for (int r = 0; r < ranks; ++r) segments.push_back(std::make_unique<Segment>(memory.get(), layout, r, patience));
+    std::vector<OwnProof> proofs(ranks);
+    std::vector<Peer> peers;
+    for (int r = 0; r < ranks; ++r) {
+        segments.push_back(std::make_unique<Segment>(memory.get(), layout, r, patience, thresholds));
+        Proof proof;
+        proof.fill(static_cast<std::byte>(r + 1));
+        peers.push_back({getpid(), proofs[r].set(proof), proof});
+    }
+    for (const auto& segment : segments) {
+        segment->read_peers(segment->try_peers(peers));
+        CHECK(segment->reads_peers() == (thresholds.copy_once_from < Thresholds::never));
+    }
     std::vector<std::thread> threads;
     for (int r = 0; r < ranks; ++r)
         threads.emplace_back([&, r] {
-            Rank rank(*segments[r]);
+            Rank rank(*segments[r], proofs[r]);
             program(rank);
         });
     for (auto& thread : threads) thread.join();
@@ -73,6 +89,9 @@ std::vector<std::int32_t> total_of(int ranks, std::size_t count, std::uint64_t s
 }
 
 const Combine sum{Dtype::int32, Op::sum, 1};
+
+// What a program may do with its array as soon as it has it back.
+void wipe(std::vector<std::int32_t>& array) { std::fill(array.begin(), array.end(), -2); }
 
 // A random program, the same on all ranks: lengths from nothing to many pieces, one operation after another.
 void random_program(Rank& me, unsigned seed, int operations) {
@@ -110,6 +129,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             std::vector<std::int32_t> target(expected.size(), -1);
             const int where = what == 4 ? -1 : root;
             CHECK(me.ops.gather(call, bytes_of(source), bytes_of(target), counts, where) == Outcome::done);
+            wipe(source);
             if (where < 0 || where == r) CHECK(target == expected);
         } else if (what == 6) {
             std::vector<std::size_t> counts(n);
@@ -121,6 +141,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             const std::vector<std::int32_t> expected(source.begin() + start, source.begin() + start + counts[r] / 4);
             std::vector<std::int32_t> target(counts[r] / 4, -1);
             CHECK(me.ops.scatter(call, bytes_of(source), bytes_of(target), counts, root) == Outcome::done);
+            wipe(source);
             CHECK(target == expected);
         } else if (what == 7) {
             std::vector<std::size_t> sizes(n * n);
@@ -135,6 +156,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             auto source = values_of(r, 1 + (count + 1) * n, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
             CHECK(me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes) == Outcome::done);
+            wipe(source);
             CHECK(target == expected);
         } else if (what == 8) {  // only the root knows how long the parts are; some take nothing
             auto source = values_of(root, count * n, salt);
@@ -149,6 +171,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             const bool takes = (salt + r) % 5 != 0;
             std::vector<std::int32_t> target(count, -1);
             CHECK(me.ops.take_part(call, takes ? bytes_of(target) : nullptr) == Outcome::done);
+            wipe(source);
             CHECK(target == (takes ? expected : std::vector<std::int32_t>(count, -1)));
         } else {
             auto source = values_of(r, count * n, salt);
@@ -178,6 +201,39 @@ void heap_arrays(Rank& me) {
     }
 }
 
+// One rank's memory cannot be read any more, in the middle of a program: all do the operation again, and go on without.
+void unreadable(Rank& me, unsigned seed) {
+    random_program(me, seed, 20);
+    CHECK(me.segment.reads_peers());
+    if (me.rank() == me.ranks() - 1) me.proof.erase();
+    random_program(me, seed + 1, 40);
+    std::vector<std::int32_t> mine(5000 * me.ranks(), me.rank()), all(5000 * me.ranks(), -1);
+    CHECK(me.ops.all_to_all(me.call(), bytes_of(mine), bytes_of(all), Lengths(4 * 5000)) == Outcome::done);
+    CHECK(!me.segment.reads_peers());
+    for (int r = 0; r < me.ranks(); ++r) CHECK(all[5000 * r] == r && all[5000 * r + 4999] == r);
+}
+
+// Arrays in heaps and by address in one operation.
+void mixed(Rank& me) {
+    const std::size_t count = 50000;
+    const int n = me.ranks();
+    auto* heap = me.segment.heap(me.rank());
+    for (std::uint64_t turn = 0; turn < 6; ++turn) {
+        auto values = values_of(me.rank(), count * n, turn);
+        const bool in_heap = (turn + me.rank()) % 2 == 0;
+        if (in_heap) std::memcpy(heap, values.data(), 4 * count * n);
+        std::vector<std::int32_t> found(count * n, -1);
+        std::byte* at = in_heap ? heap : bytes_of(values);
+        CHECK(me.ops.all_to_all(me.call(), at, bytes_of(found), Lengths(4 * count)) == Outcome::done);
+        std::memset(at, 0xff, 4 * count * n);
+        for (int r = 0; r < n; ++r) {
+            const auto theirs = values_of(r, count * n, turn);
+            CHECK(std::equal(found.begin() + r * count, found.begin() + (r + 1) * count, theirs.begin() + me.rank() * count));
+        }
+        CHECK(me.segment.reads_peers());
+    }
+}
+
 void mismatch(Rank& me) {
     std::vector<std::int32_t> x(1000, 1);
     const bool odd = me.rank() == me.ranks() - 1;
@@ -199,6 +255,8 @@ void two_roots(Rank& me) {
         CHECK(outcome == Outcome::done || outcome == Outcome::broken || outcome == Outcome::timed_out);
     } else if (outcome == Outcome::mismatch) {
         CHECK(me.ops.culprit() == (root == 0 ? last : 0));
+    } else if (outcome == Outcome::broken) {  // the other root was quicker to find out
+        CHECK(me.segment.breaker() == (root == 0 ? last : 0));
     } else {
         CHECK(outcome == Outcome::done);
         CHECK(me.ops.flush(call.bound) == Outcome::broken);
@@ -301,6 +359,19 @@ int main() {
         for (const int ranks : {1, 2, 3, 4, 7})
             for (const Layout& layout : {small, large})
                 world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
+    const Thresholds by_address{.copy_once_from = 1};
+    for (const int ranks : {1, 2, 3, 4, 7})
+        for (const Layout& layout : {small, large})
+            world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_address);
+    for (const int ranks : {2, 3, 4}) {
+        for (unsigned seed = 0; seed < 6; ++seed)
+            world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, by_address);
+        world(ranks, large, Patience{100, 1}, mixed, by_address);
+        world(ranks, large, Patience{100, 1}, heap_arrays, by_address);
+        world(ranks, large, Patience{100, 1}, mismatch, by_address);
+        std::atomic<int> given_up{0};
+        world(ranks, large, Patience{100, 1}, [&](Rank& me) { late(me, 3, given_up); }, by_address);
+    }
     verdicts();
     for (const int ranks : {2, 3, 4}) {
         world(ranks, large, Patience{100, 1}, heap_arrays);

@@ -11,6 +11,7 @@ with px.init() as world:
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -112,19 +113,65 @@ _HOMES = {
     "init": "world",
 }
 """Where the public names live that are neither errors nor parts of the package themselves."""
+_OF_A_GROUP = frozenset(
+    {
+        "abort",
+        "all_gather",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_many",
+        "all_to_all",
+        "barrier",
+        "broadcast",
+        "broadcast_object",
+        "empty",
+        "gather",
+        "gather_object",
+        "hosts",
+        "irecv",
+        "isend",
+        "local_rank",
+        "local_world_size",
+        "members",
+        "rank",
+        "recv",
+        "recv_object",
+        "reduce",
+        "reduce_scatter",
+        "scatter",
+        "scatter_object",
+        "send",
+        "send_object",
+        "sendrecv",
+        "split",
+        "subgroup",
+        "world_size",
+    }
+)
+"""Names of a group that users of other libraries look for in the module."""
 _PARTS = frozenset({"backends", "errors", "parallel", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:
     # Everything is imported when it is first used: torch loads this package with itself, wherever it is installed.
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
+        except AttributeError as error:
+            error.__traceback__ = None  # the line that asked for it says it all
+            raise
     if name in _PARTS:
         found: Any = importlib.import_module(f".{name}", __name__)
     else:
         found = getattr(importlib.import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
     globals()[name] = found
     return found
+
+
+def _unknown(name: str) -> str:
+    if name in _OF_A_GROUP:
+        return f"phalanx.{name} does not exist: {name} belongs to the group that phalanx.init() returns (world.{name})"
+    return f"module {__name__!r} has no attribute {name!r}"
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ __all__ = [
     "as_seconds",
     "as_shape",
     "as_world_size",
+    "in_units",
     "plain_number",
     "shown",
 ]
@@ -39,6 +40,15 @@ def shown(value: Any) -> str:
     except Exception:
         return f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def in_units(size: int) -> str:
+    """A number of bytes for a person: `1 GiB`, or where that is not exact `1.5 GiB (1610612737 bytes)`."""
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << bits:
+            exact = "" if size % (1 << bits) == 0 else f" ({size} bytes)"
+            return f"{size / (1 << bits):.4g} {unit}{exact}"
+    return f"{size} bytes"
 
 
 def as_index(value: Any, name: str, expected: str = "a whole number") -> int:

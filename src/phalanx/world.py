@@ -7,15 +7,29 @@ import contextlib
 import functools
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .arguments import shown
-from .config import Launch, Options, backend_of_choice, detect, log_level, options_of, timeouts
+from .config import (
+    Launch,
+    Options,
+    backend_of_choice,
+    debug,
+    detect,
+    log_level,
+    nearest_variable,
+    options_of,
+    timeouts,
+    unknown_variables,
+)
 from .deadline import Deadline
-from .errors import ConfigError
-from .exception_text import describe, render_traceback
+from .errors import ConfigError, RendezvousError
+from .exception_text import describe
+from .frames import frames_are_hidden, hide_frames, hides_frames, user_traceback
+from .last_words import say
 from .rendezvous.error_codec import lost_peer
 from .rendezvous.meeting import Meeting, arrange
 from .system_limits import naming_limits
@@ -30,6 +44,7 @@ __all__ = ["init"]
 BACKENDS = ("auto", "mesh", "tcp", "mpi")
 
 
+@hides_frames
 def init(
     backend: str = "auto",
     *,
@@ -64,6 +79,8 @@ def init(
         RendezvousError: The world did not form; names the ranks that are missing.
         OutOfResources: This process has no more descriptors, threads or memory; names the limit.
     """
+    _watch_exceptions()
+    debug()  # refuses a value that it cannot have
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
     if not isinstance(auth, str) or auth not in ("token", "none"):
@@ -74,11 +91,11 @@ def init(
         backend = backend_of_choice()
     resolved = options_of(options).resolve()
     with naming_limits():
-        made = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
+        made, formed = _join(backend, rank, world_size, master, token, auth, timeout, resolved)
     from .group import Group
 
     group = Group(made, _owns_backend=True)
-    close_at_exit(group)
+    close_at_exit(group, formed)
     return group
 
 
@@ -91,7 +108,7 @@ def _join(
     auth: Literal["token", "none"],
     timeout: float | None,
     options: Options,
-) -> LaneBackend:
+) -> tuple[LaneBackend, Formed]:
     if backend == "mpi":
         if rank is not None or world_size is not None:
             raise ConfigError("backend='mpi' takes rank and world size from MPI (leave rank= and world_size= out)")
@@ -99,14 +116,20 @@ def _join(
 
         made = MpiBackend(timeout=timeout, options=options, master=master, token=token, auth=auth)
         _apply_log_level(made.rank)
-        return made
+        if made.rank == 0:
+            _warn_of_unknown_variables()
+        return made, (backend, made.rank, None, None)
     launch = detect(rank=rank, world_size=world_size, master=master, token=token)
     _apply_log_level(launch.rank)
+    if launch.local_rank == 0:
+        _warn_of_unknown_variables()
+    _refuse_second(backend, launch)
     meeting = None
     if backend == "mesh" and launch.hosts_directory:
         meeting = arrange(launch, auth=auth, options=options, deadline=Deadline(timeouts(timeout).meeting))
     try:
-        return _backend(backend, launch, auth, timeout, options, meeting)
+        made_here = _backend(backend, launch, auth, timeout, options, meeting)
+        return made_here, (backend, launch.rank, launch.master, launch.directory)
     except BaseException:
         if meeting is not None:
             meeting.close()
@@ -155,36 +178,77 @@ def _backend(
 
 # -- the end of the program --------------------------------------------------------------------------------------------
 
-_worlds: set[Group] = set()
-"""Worlds that are open: one that nobody holds any more still says goodbye at the end of the program."""
+Formed = tuple[str, int, Address | None, Address | None]
+"""The backend of a world, the rank in it, its master and its directory."""
+_worlds: dict[Group, tuple[str, Formed | None]] = {}
+"""Worlds that are open, with the place in the program that formed them, and how. One that nobody holds any more still
+says goodbye at the end of the program."""
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def close_at_exit(group: Group) -> None:
+def close_at_exit(group: Group, formed: Formed | None = None) -> None:
     """Closes the group of a world at the end of the program, and tells its ranks if an exception ends this one."""
-    _worlds.add(group)
-    group._closers.append(functools.partial(_worlds.discard, group))
-    _watch_for_the_end()
+    from .group.tracking import call_site
+
+    _worlds[group] = (call_site.describe_site(call_site.find()), formed)
+    group._closers.append(functools.partial(_forget, group))
+    _watch_exceptions()
+    # Once more for each world, because the last function registered runs first: a world closes before what its backend
+    # has registered, which is the end of MPI.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _forget(group: Group) -> None:
+    _worlds.pop(group, None)
 
 
 @functools.cache  # once per process
-def _watch_for_the_end() -> None:
-    """Tells the other ranks when an exception leaves this program, and closes what is still open at its end."""
+def _watch_exceptions() -> None:
+    """Tells the other ranks when an exception leaves this program, and shows it without Phalanx's frames."""
     previous: ExceptHook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             for group in list(_worlds):
                 with contextlib.suppress(Exception):
+                    from .group.hints import add_hint
+
+                    add_hint(error, type(group))
                     group.backend.check_usable()
-                    group.backend.control.abort(
-                        f"it raised {describe(error)}", render_traceback(error), lost_peer(error)
-                    )
+                    group.backend.control.abort(f"it raised {describe(error)}", user_traceback(error), lost_peer(error))
         finally:
-            previous(kind, error, trace)
+            if frames_are_hidden():
+                hide_frames(error)
+                say(error, lambda: previous(kind, error, error.__traceback__))
+            else:
+                previous(kind, error, trace)
 
     sys.excepthook = hook
-    atexit.register(_close_all)
+
+
+def _refuse_second(name: str, launch: Launch) -> None:
+    """Refuses to join the world that this process is in, where its rank is taken.
+
+    Raises:
+        RendezvousError: Says where that world was formed.
+    """
+    for group, (site, formed) in list(_worlds.items()):
+        if group.backend.forked:
+            continue  # the parent's
+        if group.world_size > 1 and formed == (name, launch.rank, launch.master, launch.directory):
+            raise RendezvousError(
+                f"this process is in this world already, formed by init() at {site} (use the group that it returned, "
+                "or close() it first)"
+            )
+
+
+@functools.cache  # once per process
+def _warn_of_unknown_variables() -> None:
+    for name in unknown_variables():
+        meant = nearest_variable(name)
+        if meant is not None:  # what is like none of them may be another program's; `phalanx doctor` names it
+            warnings.warn(f"nothing reads the environment variable {name} (did you mean {meant}?)", stacklevel=5)
 
 
 def _close_all() -> None:

@@ -46,7 +46,9 @@ def test_the_version_is_the_packages() -> None:
 def test_an_unknown_command_is_refused_with_help() -> None:
     done = phalanx_command("rnu")
     assert done.returncode == 2
-    assert "No such command 'rnu'" in done.stderr
+    assert "there is no command 'rnu' (did you mean 'run'?)" in done.stderr
+    assert "did you mean `phalanx run train.py`?" in phalanx_command("train.py").stderr
+    assert "(expected one of run, doctor, " in phalanx_command("xyzzy").stderr
 
 
 def test_help_imports_no_command() -> None:

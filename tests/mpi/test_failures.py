@@ -63,6 +63,12 @@ def test_a_forked_child_has_no_part_in_it(mpirun: Starter) -> None:
 
 
 @pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
+def test_a_world_closes_before_mpi_also_if_it_is_not_the_first(mpirun: Starter) -> None:
+    job = fail(mpirun, "had another world", ranks=2)
+    assert job.finish() == 0, job.err
+
+
+@pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
 def test_a_rank_that_comes_late_is_named(mpirun: Starter) -> None:
     job = fail(mpirun, "comes late")
     assert job.finish() != 0

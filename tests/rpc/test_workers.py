@@ -1,4 +1,4 @@
-"""The threads of an agent end when they are told, at whatever point they are."""
+"""The threads of an agent begin and end when they are told, at whatever point they are."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class ToldInBetween(Workers):
 def test_a_thread_that_is_told_to_end_just_before_it_sleeps() -> None:
     moved = threading.Event()
     workers = ToldInBetween("test-workers", 4, lambda _may_sleep: moved.set() or time.sleep(1e-3), lambda: None)
+    workers.start()
     assert moved.wait(10), "the first thread is the mover"
     late = workers.late = threading.Thread(target=workers._thread_main, daemon=True)
     began = time.monotonic()
@@ -43,3 +44,12 @@ def test_a_thread_that_is_told_to_end_just_before_it_sleeps() -> None:
     workers.stop(5)
     assert not late.is_alive()
     assert took < bound(1)
+
+
+def test_no_thread_moves_before_its_owner_is_complete() -> None:
+    moved = threading.Event()
+    workers = Workers("test-not-yet", 4, lambda _may_sleep: moved.set() or time.sleep(1e-3), lambda: None)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-not-yet")]
+    workers.start()
+    assert moved.wait(10)
+    workers.stop(5)

@@ -54,8 +54,8 @@ class _Poller:
     """
 
     def __init__(self, at_once: bool) -> None:
-        self._tasks: deque[Callable[[], object]] = deque()
-        self.add = self.add_as_mover = self.run_soon = (lambda task: task()) if at_once else self._tasks.append
+        self.tasks: deque[Callable[[], object]] = deque()
+        self.add = self.add_as_mover = self.run_soon = (lambda task: task()) if at_once else self.tasks.append
 
     def watch(self, _link: CallLink) -> None:
         """All links are moved by hand."""
@@ -71,8 +71,8 @@ class _Poller:
         yield
 
     def run(self) -> None:
-        while self._tasks:
-            self._tasks.popleft()()
+        while self.tasks:
+            self.tasks.popleft()()
 
 
 class Thing:

@@ -358,7 +358,7 @@ class TestRefused:
             encode(dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")))
 
     def test_limits(self) -> None:
-        with pytest.raises(UsageError, match="its structure takes 12 bytes, and 10 are allowed"):
+        with pytest.raises(UsageError, match="its structure takes 12 bytes, and 10 bytes are allowed"):
             encode("x" * 11, limits=Limits(max_head=10))
         with pytest.raises(UsageError, match="has 1 arrays of 80 bytes in all, and .* arrays of 79 bytes"):
             encode(np.zeros(10), limits=Limits(max_payload=79))

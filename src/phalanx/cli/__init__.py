@@ -6,6 +6,7 @@ Each command lives in a module of its own that holds a `click.Command` named `co
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import sys
@@ -48,6 +49,19 @@ class _Commands(click.Group):
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, _COMMANDS, 1, 0.5)
+            if name.endswith(".py"):
+                hint = f"did you mean `phalanx run {name}`?"
+            else:
+                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_COMMANDS)}"
+            ctx.fail(f"there is no command {name!r} ({hint})")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

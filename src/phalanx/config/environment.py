@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import stat
@@ -15,8 +16,11 @@ from .variables import VARIABLES, VARIABLES_BY_NAME
 __all__ = [
     "backend_of_choice",
     "cache_dir",
+    "debug",
     "inherited",
+    "last_words_folder",
     "log_level",
+    "nearest_variable",
     "pure",
     "runtime_dir",
     "snapshot",
@@ -55,6 +59,20 @@ def pure(env: Mapping[str, str] | None = None) -> bool:
         ConfigError: The variable is neither true nor false.
     """
     return VariableReader(env).flag("PHALANX_PURE")
+
+
+def debug(env: Mapping[str, str] | None = None) -> bool:
+    """Whether `PHALANX_DEBUG` asks for everything that an error can show.
+
+    Raises:
+        ConfigError: The variable is neither true nor false.
+    """
+    return VariableReader(env).flag("PHALANX_DEBUG")
+
+
+def last_words_folder(env: Mapping[str, str] | None = None) -> str | None:
+    """The folder where a rank leaves its last traceback for `phalanx run`; None under any other launcher."""
+    return VariableReader(env).text("PHALANX_LAST_WORDS")
 
 
 def torch_hooks_wanted(env: Mapping[str, str] | None = None) -> bool:
@@ -107,6 +125,15 @@ def snapshot(env: Mapping[str, str] | None = None) -> dict[str, str]:
 def unknown_variables(env: Mapping[str, str] | None = None) -> list[str]:
     """Names that start with `PHALANX_` but that nothing reads: most likely misspelt. No values, they may be secret."""
     return sorted(name for name in environment(env) if name.startswith("PHALANX_") and name not in VARIABLES_BY_NAME)
+
+
+def nearest_variable(name: str) -> str | None:
+    """The variable of Phalanx that was most likely meant; None if none is like it."""
+    known = [variable.name for variable in VARIABLES if variable.name.startswith("PHALANX_")]
+    # Without what all have in common, which makes all of them alike.
+    words = {one.removeprefix("PHALANX_"): one for one in known}
+    found = difflib.get_close_matches(name.upper().removeprefix("PHALANX_"), words, 1, 0.6)
+    return words[found[0]] if found else None
 
 
 def runtime_dir(env: Mapping[str, str] | None = None) -> Path:

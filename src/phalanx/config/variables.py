@@ -36,6 +36,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TOKEN_FILE", _USER, "a file with the token in it, readable by this user only", "none"),
     Variable("PHALANX_DIRECTORY", _RUN, "host:port where the launcher hosts the directory", "rank 0 hosts it"),
     Variable("PHALANX_RUN_ID", _RUN, "a name that all ranks of the job share and no other job has", "see the launcher"),
+    Variable("PHALANX_LAST_WORDS", _RUN, "folder where a rank leaves its last traceback for the launcher", "none"),
     Variable("PHALANX_BACKEND", _USER, "what init() uses if the program does not say: mesh, tcp or mpi", "mesh"),
     Variable("PHALANX_TIMEOUT", _USER, "seconds that an operation has, where the program does not say", "600"),
     # -- options -----------------------------------------------------------------------------------------------------
@@ -56,6 +57,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TLS_CA", _USER, "PEM file with the authority that signed every rank's certificate", "no TLS"),
     Variable("PHALANX_TUNING", _USER, "settings of the shared memory: off, fresh or a file", "measured once and kept"),
     Variable("PHALANX_PURE", _USER, "1: do without the native core", "0"),
+    Variable("PHALANX_DEBUG", _USER, "1: errors show Phalanx's own frames, and every rank its own traceback", "0"),
     Variable("PHALANX_LOG", _USER, "log level: debug, info, warning, error or critical", "as the program sets it"),
     # -- torchrun's, which phalanx run sets as well ------------------------------------------------------------------
     Variable("RANK", _TORCH, "this process among all, from 0", "0 in a world of one"),

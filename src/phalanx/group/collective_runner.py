@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from ..backends.base import LaneBackend
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
+from ..frames import user_stack
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
@@ -205,11 +205,8 @@ class CollectiveRunner(GroupCore):
                 self._break(self._lost(limit, entry))
             # The others are in the middle of it: the group cannot go on. Whether the interrupt ends this program or is
             # caught by it, they hear the same.
-            lines = [*traceback.format_stack(), *traceback.format_tb(interrupt.__traceback__)]
-            lines += traceback.format_exception_only(type(interrupt), interrupt)
-            text = f"Traceback (most recent call last):\n{''.join(lines)}"
             words = f"it raised {type(interrupt).__name__} in {entry.name}"
-            reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=text)
+            reason = PeerLost(self._world_rank, words, rank=self._world_rank, remote_traceback=user_stack(interrupt))
             self._health.fail(reason)
             self._control.break_group(self._context, reason)
             raise
@@ -260,9 +257,11 @@ class CollectiveRunner(GroupCore):
         theirs = (
             f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
         )
+        alike = status is not None and status.operation.partition(" of ")[0] == entry.name
+        ragged = _RAGGED if alike and entry.name.startswith(("all_gather ", "gather(")) else ""
         return Desync(
             f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
-            "the same operations, with the same shapes, dtypes, roots and reductions, in the same order",
+            f"the same operations, with the same shapes, dtypes, roots and reductions, in the same order{ragged}",
             mine=mine,
             theirs=theirs,
             rank=self._world_rank,
@@ -278,6 +277,7 @@ def _told(group: weakref.ref[CollectiveRunner]) -> None:
         found._told = True
 
 
+_RAGGED = " (arrays of different lengths: pad them to one length, or use all_gather_object, which takes any)"
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16

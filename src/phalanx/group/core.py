@@ -128,7 +128,7 @@ class GroupCore:
     def _limits(self) -> codec.Limits:
         """The largest object that is sent or received."""
         bound = self._backend.options.max_object
-        return codec.Limits(max_head=bound, max_payload=bound)
+        return codec.Limits(max_head=bound, max_payload=bound, raised_by="Options.max_object or PHALANX_MAX_OBJECT")
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

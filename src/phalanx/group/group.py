@@ -17,10 +17,12 @@ from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
 from ..errors import Desync, PhalanxError, copy_for_raise
-from ..exception_text import describe, render_traceback
+from ..exception_text import describe
+from ..frames import hides_frames, user_traceback
 from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
 from .data.arrays import dtype_of
+from .hints import add_hint
 from .verbs.objects import ObjectCollectives
 from .verbs.point_to_point import PointToPoint
 from .verbs.reductions import Reductions
@@ -53,6 +55,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
 
     # -- more groups ---------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def subgroup(self, ranks: Iterable[int]) -> Group:
         """A group of some of these ranks, sorted. Only they call it; no other rank has to take part.
 
@@ -63,6 +66,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         self._check()
         return Group(SubBackend(self._backend, ranks), _owns_backend=True)
 
+    @hides_frames
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
         """Cuts this group into one group per color, each ordered by key and then by rank. Everybody calls it.
 
@@ -87,6 +91,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """A new NumPy array in memory that the members on this host share: collectives need not copy it.
 
@@ -110,6 +115,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def abort(self, reason: str) -> None:
         """Ends the world for every rank: their operations, now and later, raise `PeerLost` with this reason.
 
@@ -119,6 +125,7 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
         self._backend.check_usable()
         self._control.abort(f"it aborted the world: {reason}", "")
 
+    @hides_frames
     def close(self) -> None:
         """Sends what is still to be sent, says goodbye, and gives everything back. May be called twice.
 
@@ -154,11 +161,13 @@ class Group(PointToPoint, Reductions, ObjectCollectives):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            add_hint(error, type(self))
         ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
         if error is not None and ends_world and not _is_success(error):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()
-                self._control.abort(f"it raised {describe(error)}", render_traceback(error), lost_peer(error))
+                self._control.abort(f"it raised {describe(error)}", user_traceback(error), lost_peer(error))
         if error is None:
             self.close()
         else:

@@ -11,6 +11,7 @@ from typing import Any
 from ..arguments import as_seconds, shown
 from ..deadline import Deadline
 from ..errors import Timeout, UsageError
+from ..frames import hide_frames
 
 __all__ = ["Work"]
 
@@ -53,20 +54,24 @@ class Work:
             Timeout: It is not done yet.
             PhalanxError: Whatever the operation raised.
         """
-        if timeout is not None:
-            as_seconds(timeout)
-        if not self._finished.is_set():
-            # The operation ends itself at its deadline; a little later is still within it.
-            deadline = Deadline.of(timeout, self._deadline.remaining() + 1.0)
-            if self._drive is not None:
-                self._drive(deadline)
-            if not self._finished.wait(deadline.remaining()):
-                raise Timeout(
-                    f"{self._operation} is not done after {deadline.seconds:g} s",
-                    seconds=deadline.seconds,
-                    operation=self._operation,
-                )
-        return self.result()
+        try:
+            if timeout is not None:
+                as_seconds(timeout)
+            if not self._finished.is_set():
+                # The operation ends itself at its deadline; a little later is still within it.
+                deadline = Deadline.of(timeout, self._deadline.remaining() + 1.0)
+                if self._drive is not None:
+                    self._drive(deadline)
+                if not self._finished.wait(deadline.remaining()):
+                    raise Timeout(
+                        f"{self._operation} is not done after {deadline.seconds:g} s",
+                        seconds=deadline.seconds,
+                        operation=self._operation,
+                    )
+            return self.result()
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def done(self) -> bool:
         """True once it has ended, with a result or an error."""
@@ -79,12 +84,16 @@ class Work:
             UsageError: It is not done: call `wait`.
             PhalanxError: Whatever the operation raised.
         """
-        if not self._finished.is_set():
-            raise UsageError(f"{self._operation} is still under way (call wait() first)")
-        if self._error is not None:
-            self._on_told()
-            raise self._error
-        return self._result
+        try:
+            if not self._finished.is_set():
+                raise UsageError(f"{self._operation} is still under way (call wait() first)")
+            if self._error is not None:
+                self._on_told()
+                raise self._error
+            return self._result
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def exception(self) -> BaseException | None:
         """The error it ended with; None if it went well or is still under way."""
@@ -124,8 +133,12 @@ class Work:
                 loop.call_soon_threadsafe(wake)
 
         self.add_done_callback(wake_loop)
-        yield from future.__await__()
-        return self.result()
+        try:
+            yield from future.__await__()
+            return self.result()
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def __repr__(self) -> str:
         state = "under way" if not self.done() else "failed" if self._error is not None else "done"

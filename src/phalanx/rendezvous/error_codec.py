@@ -55,7 +55,7 @@ def lost_peer(error: BaseException | None) -> int | None:
             return error.peer
         if error is None:
             return None
-        error = error.__cause__
+        error = getattr(error, "phalanx_error", None) or error.__cause__  # the first for an error of torch's types
     return None
 
 

@@ -12,16 +12,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
-from ..arguments import shown
+from ..arguments import in_units, shown
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
+from ..frames import hide_frames, hides_frames
 from ..group import Group
 from ..wire.codec import Limits
 from .caller import CallerLink, PendingCall
 from .connect import Connections
-from .context import current_call
+from .context import current_call, running_call
 from .future import RpcFuture
 from .payload import FrameBody, encode_call
 from .registry import CREATE, Registry
@@ -35,6 +36,7 @@ __all__ = ["Agent"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 JOIN_TIMEOUT = 86400.0
+_ENDLESS = float("inf")
 
 
 class Agent:
@@ -65,6 +67,7 @@ class Agent:
         Closed: The group is closed.
     """
 
+    @hides_frames
     def __init__(
         self,
         group: Group,
@@ -94,7 +97,9 @@ class Agent:
         world_rank = group.members[group.rank]
         self._timeout = _seconds(timeout, backend.timeout)
         self._max_message = max_message
-        self._limits = Limits(max_head=min(max_message, 64 << 20), max_payload=max_message)
+        self._limits = Limits(
+            max_head=min(max_message, 64 << 20), max_payload=max_message, raised_by="Agent(…, max_message=…)"
+        )
         self._registry = Registry(world_rank)
         self._connections = Connections(
             backend,
@@ -144,6 +149,7 @@ class Agent:
         self._registry.add(name, name_or_function)
         return name_or_function
 
+    @hides_frames
     def unregister(self, name: str) -> None:
         """Undoes `register`; running calls go on.
 
@@ -174,8 +180,13 @@ class Agent:
             Cancelled: The other rank closed its agent first.
             UsageError: An argument cannot be sent.
         """
-        return self._call(dst, name, 0, args, kwargs, timeout, returns)
+        try:
+            return self._call(dst, name, 0, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
@@ -193,8 +204,13 @@ class Agent:
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> Any:
         """As `call`, to be awaited in asyncio. Cancelling it cancels the call."""
-        return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
+        try:
+            return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def notify(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Calls a function on a rank without an answer. Returns once the request is sent.
 
@@ -205,6 +221,7 @@ class Agent:
         """
         self._notify(dst, name, 0, args, kwargs, timeout)
 
+    @hides_frames
     def create(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteObject:
         """Creates an instance of a registered class on a rank. It lives there until the returned handle is gone.
 
@@ -220,6 +237,7 @@ class Agent:
         caller = MethodCaller(self._call, self._call_async, self._acall, self._notify, self._registry)
         return RemoteObject(caller, link, name, number)
 
+    @hides_frames
     def join(self, *, timeout: float | None = None) -> None:
         """Serves until all ranks of the group have called this, so that no more calls can come.
 
@@ -235,6 +253,7 @@ class Agent:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Closes the agent. May be called twice.
 
@@ -293,7 +312,8 @@ class Agent:
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         try:
             link = self._connections.link_to(dst, deadline)
-            self._check_size(outgoing)
+            if outgoing.payload + len(outgoing.head) > self._max_message:
+                self._refuse_size(outgoing)
             if returns is None and target == 0:
                 returns = self._registry.result_type(name)
             return link.call(PendingCall(name, deadline, returns), outgoing)
@@ -312,7 +332,8 @@ class Agent:
     ) -> concurrent.futures.Future[Any]:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        self._check_size(outgoing)
+        if outgoing.payload + len(outgoing.head) > self._max_message:
+            self._refuse_size(outgoing)
         if returns is None and target == 0:
             returns = self._registry.result_type(name)
         pending = PendingCall(name, deadline, returns)
@@ -358,7 +379,8 @@ class Agent:
     ) -> None:
         deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
-        self._check_size(outgoing)
+        if outgoing.payload + len(outgoing.head) > self._max_message:
+            self._refuse_size(outgoing)
         try:
             self._connections.link_to(dst, deadline).notify(name, deadline, outgoing)
         except (Timeout, NoConnection) as error:
@@ -366,18 +388,19 @@ class Agent:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _seconds(timeout, 0.0)
-        context = current_call()
+        context = running_call.get()
         return Deadline(seconds if context is None else min(seconds, context.time_left))
 
-    def _check_size(self, outgoing: FrameBody) -> None:
+    def _refuse_size(self, outgoing: FrameBody) -> NoReturn:
         size = len(outgoing.head) + outgoing.payload
-        if size > self._max_message:
-            raise UsageError(f"a call of {size} bytes is too large (max_message is {self._max_message})")
+        raise UsageError(f"a call of {in_units(size)} is too large (max_message here is {in_units(self._max_message)})")
 
 
 def _seconds(value: float | None, default: float) -> float:
     seconds = default if value is None else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
+    if type(seconds) is float and 0 <= seconds < _ENDLESS:
+        return seconds
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < _ENDLESS:
         raise UsageError(f"timeout={value!r} is not valid (expected seconds, 0 or more)")
     return float(seconds)
 

@@ -26,11 +26,12 @@ from ..errors import (
     of_call,
 )
 from ..transports.stream import Stream
+from ..transports.waker import Waker
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
-from .context import CallContext, current_call
-from .link import MAX_QUEUED, CallLink, Frame, Waiter
-from .payload import FrameBody, decode_error, encode_value
+from .context import CallContext, running_call
+from .link import AT_ONCE, MAX_QUEUED, CallLink, Frame, Waiter
+from .payload import FrameBody, decode_error, encode_value, read_value
 from .poller import LinkPoller
 from .signature import convert_result
 
@@ -40,6 +41,8 @@ GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
 that reads them itself, which is faster."""
 
+_REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
+_RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
 _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
     "argument": InvalidArgument,
@@ -71,22 +74,21 @@ class ItemReader(ABC):
 class PendingCall(Waiter):
     """A call that has no answer yet."""
 
-    __slots__ = ("deadline", "error", "frame", "name", "number", "on_finish", "opened", "returns", "stream")
+    # Defaults of the class, not set for each call: a call is made more often than most of them change.
+    number = 0
+    frame: Frame | None = None
+    error: BaseException | None = None
+    on_finish: Callable[[], None] | None = None
+    """Called once the call is finished; None if a thread waits for that instead."""
+    stream: weakref.ref[ItemReader] | None = None
+    """The reader of the items, if it still exists."""
+    opened: ItemReader | None = None
+    """Keeps the reader alive until the caller has it."""
 
     def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
-        super().__init__()
         self.name = name
         self.deadline = deadline
         self.returns = returns
-        self.number = 0
-        self.frame: Frame | None = None
-        self.error: BaseException | None = None
-        self.on_finish: Callable[[], None] | None = None
-        """Called once the call is finished; None if a thread waits for that instead."""
-        self.stream: weakref.ref[ItemReader] | None = None
-        """The reader of the items, if it still exists."""
-        self.opened: ItemReader | None = None
-        """Keeps the reader alive until the caller has it."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Finishes the call: its answer is in `frame`, or `error` says why there is none."""
@@ -143,6 +145,8 @@ class CallerLink(CallLink):
         """Whether the agent's thread will check soon if another thread reads the answers."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
+        self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
+        """Guards `_unattended`, and what follows from it."""
         self._slots = threading.Condition()
         self._waiting_for_slot = 0
 
@@ -154,10 +158,61 @@ class CallerLink(CallLink):
     def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
         self.start(pending, outgoing)
-        context = current_call()
-        if context is not None:
-            return self._call_from_handler(pending, context)
-        return self.finish(pending)
+        try:
+            context = running_call.get()
+            if context is not None:
+                return self._call_from_handler(pending, context)
+            head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
+            if head is None:
+                return self.finish(pending)
+        except BaseException:  # Ctrl-C, perhaps: no thread will ever read the answer, nor hand the link over
+            self.abandon(pending, None)
+            self._after_moving()
+            raise
+        value = read_value(head, self.limits)
+        return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
+
+    def _take_answer(self, pending: PendingCall) -> bytes | None:
+        """Waits for a short result, and returns its head: it needs no `Frame`. None if anything else comes first."""
+        moves = False
+        try:
+            [moves] = map(self.mover_lock.acquire, AT_ONCE)
+            # Before this thread got the lock, another may have handled the answer, or ended the link and closed its
+            # socket. And what follows the first frame of a stream is not the answer of its call.
+            if not moves or pending.done or self.ended is not None or self._frame is not None:
+                return None
+            head = self.pipe.answer(pending.number, self._spin)
+            pending.spun = True
+            if head is None:
+                head = self._sleep_for_answer(pending)
+        finally:
+            if moves:
+                self.mover_lock.release()
+                if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
+                    self._after_moving()
+        if self._unattended:
+            self.moved_by_waiter_at = time.monotonic()
+        if head is None:
+            return None
+        if len(head) > self.max_message:
+            self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self.max_message} are allowed)"))
+        if self.calls.pop(pending.number, None) is None:  # the call has ended otherwise
+            return None
+        if self._waiting_for_slot:
+            self._free_slot()
+        return head
+
+    def _sleep_for_answer(self, pending: PendingCall) -> bytes | None:
+        waker = Waker.take()
+        try:
+            self._waker = waker
+            waker.clear()
+            if pending.done or self._unsent or self.ended is not None:  # just before there was a waker
+                return None
+            return self.pipe.answer(pending.number, 0.0, pending.deadline.remaining(), waker.fd)
+        finally:
+            self._waker = None
+            waker.give_back()
 
     def _call_from_handler(self, pending: PendingCall, context: CallContext) -> Any:
         def give_up() -> None:
@@ -184,9 +239,7 @@ class CallerLink(CallLink):
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
         is_long = outgoing.payload > MAX_QUEUED
         try:
-            if not self.send(
-                CallKind.REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long
-            ):
+            if not self.send(_REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
                 self._wait_for_room(pending)
                 if is_long and not lent:
                     self.copy_unsent(number)
@@ -210,12 +263,8 @@ class CallerLink(CallLink):
 
     def finish(self, pending: PendingCall) -> Any:
         """Waits for the answer, and returns or raises what it says."""
-        try:
-            if not pending.done and not self.wait(pending, pending.deadline):
-                self.abandon(pending, self.timed_out(pending))
-        except BaseException:  # Ctrl-C: no thread will ever read the answer
-            self.abandon(pending, None)
-            raise
+        if not pending.done and not self.wait(pending, pending.deadline):
+            self.abandon(pending, self.timed_out(pending))
         return self.result(pending)
 
     def result(self, pending: PendingCall) -> Any:
@@ -224,7 +273,7 @@ class CallerLink(CallLink):
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
         assert frame is not None
-        if frame.kind is CallKind.RESULT:
+        if frame.kind is _RESULT:
             value = frame.value(self.limits)
             return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
         if frame.kind is CallKind.STREAM:
@@ -320,7 +369,7 @@ class CallerLink(CallLink):
 
     def start_unattended(self, pending: PendingCall, outgoing: FrameBody) -> None:
         """Sends a request whose answer goes to a future; the agent's thread reads it, and watches the deadline."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         try:
             self.start(pending, outgoing, lent=False)
@@ -368,13 +417,13 @@ class CallerLink(CallLink):
 
     def begin_unattended(self) -> None:
         """Notes that something is expected for which no thread waits."""
-        with self._slots:
+        with self._counting:
             self._unattended += 1
         self.poll_now()
 
     def end_unattended(self) -> None:
         """Notes that something for which no thread waited has come."""
-        with self._slots:
+        with self._counting:
             self._unattended -= 1
             self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
 
@@ -382,7 +431,7 @@ class CallerLink(CallLink):
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is CallKind.RESULT or kind is CallKind.ERROR:
+        if kind is _RESULT or kind is _ERROR:
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # the call was given up

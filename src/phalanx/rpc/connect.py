@@ -133,15 +133,15 @@ class Connections:
             PeerLost: The rank is gone.
             Closed: This agent is closed.
         """
+        link = self.callers.get(dst)  # type: ignore[arg-type]  # a link is none of its keys
+        if link is not None and type(dst) is not bool and not self.closed and not self._backend.forked:
+            return link
         if isinstance(dst, CallerLink):
             if self._backend.forked:
                 self._backend.check_usable()
             if dst.ended is not None:
                 raise dst.ended
             return dst
-        link = self.callers.get(dst)
-        if link is not None and type(dst) is not bool and not self.closed and not self._backend.forked:
-            return link
         self._backend.check_usable()
         if self.closed:
             raise Closed("this agent was closed", rank=self._world_ranks[self._rank])

@@ -6,9 +6,13 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
+from ..frames import hide_frames
 from .caller import CallerLink, PendingCall
 
 __all__ = ["RpcFuture"]
+
+
+_NOTHING: Any = object()
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
@@ -16,14 +20,22 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
         super().__init__()
+        self._value: Any = _NOTHING
+        """The result, once it is set: to return it takes no lock."""
         self._link = link
         self._call = pending
         pending.on_finish = self._complete
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer; returns or raises it."""
-        self._wait(timeout)
-        return super().result(self._rest(timeout))
+        try:
+            self._wait(timeout)
+            if self._value is not _NOTHING:
+                return self._value
+            return super().result(self._rest(timeout))
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the answer; returns what the call raised, or None."""
@@ -60,7 +72,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def _complete(self) -> None:
         """Sets the result or the exception of the finished call."""
-        if self.cancelled():
+        if self._call.frame is None and self._call.error is None:  # given up, by `cancel`
             self._link.end_unattended()
             return
         try:
@@ -79,6 +91,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         try:
             if error is None:
                 self.set_result(value)
+                self._value = value
             else:
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:  # cancelled just now

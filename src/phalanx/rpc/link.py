@@ -25,9 +25,9 @@ from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
-from ..wire.calls import HEADER_SIZE, CallKind, check_lengths, pack_header
+from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
-from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, fast_value, plan_call, plan_value
+from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, plan_call, plan_value, read_value
 from .pipe import open_pipe
 
 __all__ = ["CallLink", "Frame", "Waiter"]
@@ -46,11 +46,18 @@ LONG_COPY = 64 << 10
 SPIN = 100e-6
 """Seconds that a mover looks for bytes again and again before it sleeps."""
 
+AT_ONCE = (False,)
+"""The argument of `mover_lock.acquire`, which `map` calls where a thread waits for an answer. Python runs the handlers
+of signals after its own calls, and so never between taking the lock and noting that it is taken."""
+
 
 class Frame:
     """A frame that was received."""
 
-    __slots__ = ("call", "error", "head", "kind", "plan", "size", "target")
+    plan: PlannedValue | PlannedCall | None = None
+    target: memoryview | None = None
+    error: InvalidMessage | None = None
+    """Why the head is not valid, if it is not; then the payload was dropped."""
 
     def __init__(self, kind: CallKind, call: int, head: bytes, size: int) -> None:
         self.kind = kind
@@ -58,10 +65,6 @@ class Frame:
         self.head = head
         self.size = size
         """Bytes of the head and the payload."""
-        self.plan: PlannedValue | PlannedCall | None = None
-        self.target: memoryview | None = None
-        self.error: InvalidMessage | None = None
-        """Why the head is not valid, if it is not; then the payload was dropped."""
 
     def value(self, limits: Limits) -> Any:
         """The value in a result or an item.
@@ -73,8 +76,7 @@ class Frame:
             raise self.error
         if self.plan is not None:
             return self.plan.build(self.target)
-        value = fast_value(self.head)
-        return value if value is not NOT_FAST else plan_value(self.head, 0, limits).build()
+        return read_value(self.head, limits)
 
     def request(self, limits: Limits) -> CallFields:
         """Name, target, seconds, arguments and keywords of a call.
@@ -96,11 +98,10 @@ class Frame:
 class Waiter:
     """A thread that waits for something on a link. `done` says that it has happened."""
 
-    __slots__ = ("_sleep", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._sleep: Any = None
+    done = False
+    spun = False
+    """Whether it has looked for bytes again and again already, and is to sleep at once."""
+    _sleep: Any = None
 
     def prepare_to_sleep(self) -> Any:
         """Returns a lock to sleep on; `wake` releases it."""
@@ -142,7 +143,7 @@ class CallLink(ABC):
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
         """Held by the mover."""
-        self._max_message = max_message
+        self.max_message = max_message
         self.limits = limits
         self._spin = spin
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
@@ -360,9 +361,12 @@ class CallLink(ABC):
                 self.pipe.check()
             return frames
         self._unhandled = True
-        for kind_value, call, head, payload, *long_head in found:
-            size = long_head[0] if head is None else len(head)
-            kind = check_lengths(kind_value, size, payload, self._max_message)
+        for item in found:
+            kind_value, call, head, payload = item[:4]
+            size = item[4] if head is None else len(head)
+            kind = CARRIERS.get(kind_value)
+            if kind is None or size + payload > self.max_message:
+                kind = check_lengths(kind_value, size, payload, self.max_message)
             frame = Frame(kind, call, head, size + payload)
             if not payload and head is not None:
                 frames.append(frame)
@@ -466,12 +470,14 @@ class CallLink(ABC):
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
         """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
         while not waiter.done:
-            if self.mover_lock.acquire(blocking=False):
+            [moves] = map(self.mover_lock.acquire, AT_ONCE)
+            if moves:
                 try:
                     self._move_until(waiter, deadline)
                 finally:
+                    self.mover_lock.release()
                     self.moved_by_waiter_at = time.monotonic()
-                    self.hand_over()
+                    self._after_moving()
             else:
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
@@ -487,7 +493,7 @@ class CallLink(ABC):
         return True
 
     def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
-        if self.move(self._spin) and waiter.done:
+        if self._spin and not waiter.spun and self.move(self._spin) and waiter.done:
             return
         waker = Waker.take()
         try:
@@ -504,7 +510,12 @@ class CallLink(ABC):
 
     def hand_over(self) -> None:
         """Hands the link over: to another waiting thread if there is one, else to the agent's thread."""
-        self.stop_moving()
+        self.mover_lock.release()
+        self._after_moving()
+
+    def _after_moving(self) -> None:
+        """Finds the next mover, after this thread has released `mover_lock`."""
+        self._wake_next()
         if self.return_to_poller or self._unsent or self.needs_poller:
             # The agent's thread may sleep on this link, and what would wake it was taken away here.
             self.return_to_poller = False
@@ -513,6 +524,9 @@ class CallLink(ABC):
     def stop_moving(self) -> None:
         """Ends the mover's part, and wakes a waiting thread to take it."""
         self.mover_lock.release()
+        self._wake_next()
+
+    def _wake_next(self) -> None:
         if self.ended is not None:
             self.dispose()
         if self._waiting:

@@ -46,6 +46,7 @@ __all__ = [
     "fast_value",
     "plan_call",
     "plan_value",
+    "read_value",
 ]
 
 MAX_NAME = 1024
@@ -215,6 +216,16 @@ def fast_value(head: bytes | bytearray | memoryview) -> Any:
     except Exception:  # the general path will say what is wrong
         return NOT_FAST
     return value
+
+
+def read_value(head: bytes | bytearray | memoryview, limits: Limits) -> Any:
+    """The value of a head that has no payload.
+
+    Raises:
+        InvalidMessage: The head is malformed, or exceeds the limits.
+    """
+    value = fast_value(head)
+    return value if value is not NOT_FAST else plan_value(head, 0, limits).build()
 
 
 def fast_call(head: bytes | bytearray | memoryview) -> Any:

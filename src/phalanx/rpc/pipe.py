@@ -20,7 +20,7 @@ __all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
 
 READ_AHEAD = 64 << 10
 """Bytes that are read at once where a frame is expected, so that many small frames cost one call."""
-_CLOSED, _SEVERED, _BROKEN, _BESIDE = -1, -2, -3, -4  # see cpp/phalanx/frame_pipe.hpp
+_CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME = -1, -2, -3, -4, -5  # see cpp/phalanx/frame_pipe.hpp
 
 Found = tuple[Any, ...]
 """Kind, call number, head and payload length of a frame. A head that is too long to be read ahead is None, and its
@@ -47,7 +47,8 @@ class Pipe(ABC):
     def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
         """The frames that are there, at most `most`. If there are none, spins and then sleeps.
 
-        After a frame with a payload or a long head, call `fill` until that is complete.
+        After a frame with a payload or a long head, call `fill` until that is complete. If there are none, call
+        `check`.
 
         Args:
             spin: Seconds to look for bytes again and again.
@@ -59,6 +60,16 @@ class Pipe(ABC):
             ProtocolError: The bytes are not a frame.
             StreamEnded: The connection has ended.
         """
+
+    def answer(self, call: int, spin: float, wait: float = 0.0, waker: int = -1) -> bytes | None:
+        """The head of the result of a call, if that is the next frame and has no payload; else None.
+
+        What is taken here is not counted by `taken`.
+
+        Args:
+            spin, wait, waker: As for `pull`.
+        """
+        return None
 
     @abstractmethod
     def fill(self, view: memoryview) -> int:
@@ -100,7 +111,7 @@ class Pipe(ABC):
 
         Raises:
             StreamEnded: The connection has ended.
-            ProtocolError: The other side broke the rules of shared memory.
+            ProtocolError: The other side broke the rules of shared memory, or its bytes are not a frame.
         """
 
 
@@ -119,6 +130,8 @@ class _NativePipe(Pipe):
         self.native = native = core.FramePipe(stream.fd, *rings, READ_AHEAD)
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
+        self.pull = native.pull  # type: ignore[method-assign]
+        self.answer = native.answer  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
         self.may_sleep = native.may_sleep  # type: ignore[method-assign]
         self.sleep = native.sleep  # type: ignore[method-assign]
@@ -143,11 +156,7 @@ class _NativePipe(Pipe):
         raise NotImplementedError
 
     def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
-        assert self.native is not None
-        found = self.native.pull(spin, most, wait, waker, writes)
-        if isinstance(found, bytes):
-            raise ProtocolError(f"protocol error: expected the header of a frame, got {found.hex()}")
-        return found
+        raise NotImplementedError
 
     @property
     def ahead(self) -> bytes:
@@ -173,6 +182,9 @@ class _NativePipe(Pipe):
             raise ProtocolError("corrupt ring: its read and write counters contradict each other")
         if ended == _BESIDE:
             raise ProtocolError("protocol error: bytes on the socket, although a ring was agreed on")
+        if ended == _NO_FRAME:
+            found = self.ahead[:HEADER_SIZE].hex()
+            raise ProtocolError(f"protocol error: expected the header of a frame, got {found}")
         if ended == _SEVERED:
             raise StreamEnded("the connection was reset")
         raise ended_with(0 if ended == _CLOSED else ended)

@@ -55,9 +55,11 @@ class LinkPoller:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._workers = Workers(name, workers, self._poll_once, self.wake)
+        self.tasks = self._workers.tasks
         self.add = self._workers.add
         self.add_as_mover = self._workers.add_as_mover
         self.blocking = self._workers.blocking
+        self._workers.start()
 
     # -- from any thread -----------------------------------------------------------------------------------------------
 
@@ -121,7 +123,8 @@ class LinkPoller:
         if self._changed or self._some_paused:
             self._rebuild()
         if wait:
-            self._waker.clear()
+            if self._waker.is_set:
+                self._waker.clear()
             # From here on a thread that changes something sets the waker. So look for changes after this, not before.
             self._asleep = True
             try:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn
 
+from ..frames import hide_frames, hides_frames
 from .caller import CallerLink
 from .registry import Registry
 
@@ -81,9 +82,14 @@ class RemoteMethod:
 
     def __call__(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """Calls the method and waits for its answer; as `Agent.call`."""
-        remote, returns = self._object, self._type(returns)
-        return remote._caller.call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        try:
+            remote, returns = self._object, self._type(returns)
+            return remote._caller.call(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def call_async(
         self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
@@ -93,14 +99,19 @@ class RemoteMethod:
 
     async def acall(self, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any) -> Any:
         """As `Agent.acall`."""
-        remote, returns = self._object, self._type(returns)
-        return await remote._caller.acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        try:
+            remote, returns = self._object, self._type(returns)
+            return await remote._caller.acall(remote._link, self._name, remote._number, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def _type(self, returns: Any) -> Any:
         """The type of the result: as asked for, else the annotation of the class, if it is registered here, too."""
         remote = self._object
         return returns if returns is not None else remote._caller.registry.method_result_type(remote._name, self._name)
 
+    @hides_frames
     def notify(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """As `Agent.notify`."""
         remote = self._object

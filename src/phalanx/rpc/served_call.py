@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -11,13 +12,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
-from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage
-from ..exception_text import describe, message_of, render_traceback, type_name
+import numpy as np
+
+from ..arguments import in_units
+from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage, PhalanxError, UsageError
+from ..exception_text import describe, message_of, type_name
+from ..frames import user_traceback
 from ..wire.calls import CallKind
-from .answers import LONG, AnsweringLink
+from ..wire.packing import SIMPLE
+from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
 from .link import MAX_QUEUED, WINDOW, Frame
+from .payload import encode_error, encode_value
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -32,42 +39,34 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
 )
 """The errors that can happen before the handler is entered, and how the answer names them."""
 
+_RESULT = int(CallKind.RESULT)  # the core takes a plain int sooner
+_NO_STREAMS = SIMPLE | {bytes, list, dict, tuple, np.ndarray}
+"""Types of results that are quickly known to be no generators; to ask an abstract class takes longer."""
+
 
 class ServedCall:
     """A call that is served, from its arrival until its answer is sent. Calling this object runs the handler."""
 
-    __slots__ = (
-        "_arrived_at",
-        "_credit",
-        "_entered",
-        "_flow",
-        "_frames",
-        "_generator",
-        "_on_credit",
-        "_paused",
-        "context",
-        "link",
-        "number",
-    )
+    # Defaults of the class, not set for each call: only a few kinds of calls change them.
+    context: CallContext | None = None
+    _entered = False
+    """Whether the handler was entered: then an exception is its own."""
+    _generator: Generator[Any, None, Any] | None = None
+    _flow: threading.Lock | None = None
+    """Guards the credit and the pause of a stream; None if this is not a stream."""
+    _credit = 0
+    _paused = False
+    """Whether the generator waits for its reader to grant more credit."""
+    _on_credit: Callable[[], None] | None = None
+    """Wakes an asynchronous generator that waits for credit."""
 
-    def __init__(self, link: AnsweringLink[ServedCall], frame: Frame, number: int) -> None:
+    def __init__(self, link: ThrottledLink[ServedCall], frame: Frame, number: int) -> None:
         self.link = link
         self.number = number
         """The number of the call; 0 for a notification, which has no answer."""
         self._frames = [frame]
         """The request. The thread that takes it out decides what happens: the call is run, or cancelled."""
         self._arrived_at = time.monotonic()
-        self.context: CallContext | None = None
-        self._entered = False
-        """Whether the handler was entered: then an exception is its own."""
-        self._generator: Generator[Any, None, Any] | None = None
-        self._flow: threading.Lock | None = None
-        """Guards the credit and the pause of a stream; None if this is not a stream."""
-        self._credit = 0
-        self._paused = False
-        """Whether the generator waits for its reader to grant more credit."""
-        self._on_credit: Callable[[], None] | None = None
-        """Wakes an asynchronous generator that waits for credit."""
 
     def _take(self) -> Frame | None:
         try:
@@ -109,7 +108,7 @@ class ServedCall:
                 running_call.reset(token)
             if target == CREATE:
                 self._keep(registry, name, result, context)
-            elif isinstance(result, Generator):
+            elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
                 self._stream(result)
             else:
                 self._answer(result)
@@ -138,7 +137,7 @@ class ServedCall:
         if not self.number:
             return
         if self.context is None or not self.context.cancelled:  # nor if its time is over
-            self.link.answer(CallKind.RESULT, self.number, result)
+            self._send(_RESULT, result)
         self._done()
 
     def _fail(self, error: BaseException) -> None:
@@ -152,10 +151,33 @@ class ServedCall:
             return  # the caller has given up
         kind, trace = "raised", ""
         if self._entered:
-            trace = render_traceback(error)
+            trace = user_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)
-        link.answer_error(self.number, kind, type_name(error), message_of(error), trace)
+        head = encode_error(kind, type_name(error), message_of(error), trace)
+        with contextlib.suppress(PhalanxError):  # the caller is gone
+            if not link.send(CallKind.ERROR, self.number, head):
+                link.ask_poller()
+
+    def _send(self, kind: int, value: Any = None) -> None:
+        """Sends a result or an item.
+
+        Raises:
+            UsageError: The value cannot be sent.
+        """
+        link = self.link
+        head, buffers, payload = encode_value(value, link.limits)
+        if payload + len(head) > link.max_message:
+            size = payload + len(head)
+            raise UsageError(
+                f"a result of {in_units(size)} is too large (max_message here is {in_units(link.max_message)})"
+            )
+        try:
+            sent = link.send(kind, self.number, head, buffers, payload)
+        except PhalanxError:
+            return  # the caller is gone
+        if not sent:
+            link.ask_poller()
 
     def cancel(self) -> None:
         """Cancels the call: its caller has given up, or is gone."""
@@ -181,7 +203,7 @@ class ServedCall:
         self._generator = generator
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(CallKind.STREAM, self.number)
+        self._send(CallKind.STREAM)
         self._send_items()
 
     def _send_items(self) -> None:
@@ -204,7 +226,7 @@ class ServedCall:
                 except StopIteration:
                     self._answer(None)
                     return
-                self.link.answer(CallKind.ITEM, self.number, item)
+                self._send(CallKind.ITEM, item)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -256,7 +278,7 @@ class ServedCall:
         self._on_credit = functools.partial(soon, asyncio.get_running_loop(), granted.set)
         self._flow = threading.Lock()
         self._credit = WINDOW
-        self.link.answer(CallKind.STREAM, self.number)
+        self._send(CallKind.STREAM)
         async for item in items:
             context._renew()
             while self._credit <= 0:
@@ -265,5 +287,5 @@ class ServedCall:
                     await granted.wait()
             with self._flow:
                 self._credit -= 1
-            self.link.answer(CallKind.ITEM, self.number, item)
+            self._send(CallKind.ITEM, item)
         self._answer(None)

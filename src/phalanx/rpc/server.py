@@ -11,7 +11,7 @@ from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
-from .answers import LONG, AnsweringLink
+from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
@@ -23,8 +23,10 @@ __all__ = ["ServerLink"]
 
 logger = logging.getLogger("phalanx.rpc")
 
+_REQUEST, _NOTIFY = CallKind.REQUEST, CallKind.NOTIFY  # the members of an enum are slow to look up
 
-class ServerLink(AnsweringLink[ServedCall]):
+
+class ServerLink(ThrottledLink[ServedCall]):
     """Serves the calls of one rank.
 
     Args:
@@ -52,6 +54,7 @@ class ServerLink(AnsweringLink[ServedCall]):
         super().__init__(stream, peer, poller, registry, loop, max_message, limits, spin=spin)
         self._forget = forget
         self._max_queue = max_queue
+        self._tasks = poller.tasks
         self._agreement = None if pid is None else RingAgreement(stream, pid)
         self._agreed = False
 
@@ -59,18 +62,18 @@ class ServerLink(AnsweringLink[ServedCall]):
     def is_paused(self) -> bool:
         """True while the caller does not read its answers, or too much waits here: then no more is read."""
         return (
-            self.queued_bytes > MAX_QUEUED
-            or self.waiting_bytes > self._max_message
-            or self.poller.waiting + self.loop.under_way >= self._max_queue
+            len(self._tasks) + self.loop.under_way >= self._max_queue
+            or self.queued_bytes > MAX_QUEUED
+            or self.waiting_bytes > self.max_message
         )
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
-        if kind is CallKind.REQUEST or kind is CallKind.NOTIFY:
-            call = ServedCall(self, frame, frame.call if kind is CallKind.REQUEST else 0)
-            if kind is CallKind.REQUEST:
+        if kind is _REQUEST or kind is _NOTIFY:
+            call = ServedCall(self, frame, frame.call if kind is _REQUEST else 0)
+            if kind is _REQUEST:
                 if frame.call in self.served or not frame.call:
                     wrong = "a second request with the number" if frame.call else "a request with the number"
                     self.end(ProtocolError(f"protocol error: {wrong} {frame.call}"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..deadline import Deadline
 from ..errors import copy_for_raise, of_call
+from ..frames import hide_frames
 from ..wire.calls import CallKind
 from .caller import CallerLink, ItemReader, PendingCall
 from .link import WINDOW, Frame, Waiter
@@ -55,32 +56,40 @@ class RemoteStream(ItemReader):
         return self
 
     def __next__(self) -> Any:
-        deadline = Deadline(self._seconds)
-        while not self._ready():
-            waiter = self._waiter = PendingCall(self._name, deadline, None)
-            if self._ready():
-                break
-            with self._link.poller.blocking():
-                if not self._link.wait(waiter, deadline):
-                    self.close()
-                    raise self._link.timed_out(waiter)
-        return self._next(StopIteration)
+        try:
+            deadline = Deadline(self._seconds)
+            while not self._ready():
+                waiter = self._waiter = PendingCall(self._name, deadline, None)
+                if self._ready():
+                    break
+                with self._link.poller.blocking():
+                    if not self._link.wait(waiter, deadline):
+                        self.close()
+                        raise self._link.timed_out(waiter)
+            return self._next(StopIteration)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        while not self._ready():
-            self._future = concurrent.futures.Future()
-            self._link.begin_unattended()
-            if self._ready():
-                break
-            try:
-                await asyncio.wait_for(asyncio.wrap_future(self._future), self._seconds)
-            except asyncio.TimeoutError:
-                self.close()
-                raise self._link.timed_out(PendingCall(self._name, Deadline(self._seconds), None)) from None
-        return self._next(StopAsyncIteration)
+        try:
+            while not self._ready():
+                self._future = concurrent.futures.Future()
+                self._link.begin_unattended()
+                if self._ready():
+                    break
+                try:
+                    await asyncio.wait_for(asyncio.wrap_future(self._future), self._seconds)
+                except asyncio.TimeoutError:
+                    self.close()
+                    raise self._link.timed_out(PendingCall(self._name, Deadline(self._seconds), None)) from None
+            return self._next(StopAsyncIteration)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def close(self) -> None:
         """Ends the generator. Wakes another thread that waits for an item."""

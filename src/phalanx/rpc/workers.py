@@ -64,7 +64,11 @@ class Workers:
         self._watchdog_sleeps = True
         self._watchdog_bell = threading.Event()
         self._stopping = False
-        self._watchdog = BackgroundThread(self._watch, f"{name}-watch").start()
+        self._watchdog = BackgroundThread(self._watch, f"{name}-watch")
+
+    def start(self) -> None:
+        """Starts the first threads. From now on `poll` is called, which needs this object: it is not called before."""
+        self._watchdog.start()
         with self._lock:
             self._start_thread()
 
@@ -206,7 +210,7 @@ class Workers:
             except IndexError:  # another thread took it
                 continue
             now = time.monotonic()
-            if not self.run_as_mover(task, me):
+            if not self.run_as_mover(task, me, now):
                 break
             if now - turned > TURN:
                 self._poll(False)
@@ -215,11 +219,11 @@ class Workers:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_as_mover(self, task: Task, me: threading.Thread | None = None) -> bool:
+    def run_as_mover(self, task: Task, me: threading.Thread | None = None, now: float = 0.0) -> bool:
         """Runs a task in the mover's thread; False if it took so long that another thread is the mover now."""
         me = me or threading.current_thread()
         self._begun += 1
-        self._since = time.monotonic()
+        self._since = now or time.monotonic()
         if self._watchdog_sleeps:
             self._watchdog_bell.set()
         self._run(task)

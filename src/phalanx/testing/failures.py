@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import as_index, as_seconds
 from ..errors import PeerLost, PhalanxError, UsageError
+from ..frames import user_traceback
 
 __all__ = [
     "FAILED_AT",
@@ -94,7 +94,7 @@ def _signal_name(number: int) -> str:
 
 def capture(rank: int, at: float, error: BaseException) -> RankFailure:
     """An exception as a failure, on the rank that raised it."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = user_traceback(error)
     first = str(error).split("\n", 1)[0]
     name = type(error).__name__
     echo = error.peer if isinstance(error, PeerLost) else None

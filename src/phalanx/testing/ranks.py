@@ -10,6 +10,7 @@ from ..arguments import as_ranks, shown
 from ..backends.simulated import SimulatedBackend
 from ..config import Options
 from ..errors import InvalidRank, UsageError
+from ..frames import hides_frames
 from ..group import Group
 from .failures import check_count, noting
 from .processes import run_processes
@@ -22,6 +23,7 @@ LONGEST_OPERATION = 30.0
 """Seconds that an operation of a test has at most, unless the test says otherwise."""
 
 
+@hides_frames
 def run_ranks(
     n: int,
     fn: Callable[..., Any],

@@ -86,14 +86,10 @@ class PreparedWork(UnfinishedWork):
         return self._ended
 
     def wait(self, timeout: Any = None) -> bool:
-        """As the base."""
-        if timeout is not None:
-            return super().wait(timeout)
-        if not self._ended:
+        """As the base, in fewer steps where all goes well."""
+        if timeout is None and not self._ended:
             self._line.drive(self)
-        if self._error is not None:
-            raise self._error
-        return True
+        return True if self._ended and self._error is None else super().wait(timeout)
 
     def get_future(self) -> Any:
         if not self._ended:

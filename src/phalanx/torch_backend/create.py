@@ -16,6 +16,7 @@ from ..backends.simulated import SimulatedBackend
 from ..config import Launch, Options, timeouts
 from ..deadline import Deadline
 from ..errors import PhalanxError
+from ..frames import hides_frames
 from ..group import Group
 from ..group.tracking import call_site
 from ..world import close_at_exit
@@ -35,6 +36,7 @@ for _path in (
     call_site.add_library(_path)
 
 
+@hides_frames
 def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
     """The group that `torch.distributed` asks for.
 
@@ -60,7 +62,7 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         else:
             group = part_of(parent.group, list(options.global_ranks_in_group), seconds)
     except PhalanxError as error:
-        raise translated(error) from error
+        raise translated(error) from None
     return PhalanxProcessGroup(group, options.store, str(options.group_id))
 
 

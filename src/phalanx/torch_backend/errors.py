@@ -1,22 +1,20 @@
-"""Phalanx's errors as torch users expect them: torch's types, Phalanx's words, and the original as the cause."""
+"""Phalanx's errors as torch users expect them: torch's types, Phalanx's words, and the original as an attribute."""
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 import torch.distributed as dist
 
 from ..errors import Closed, ConfigError, NoConnection, PeerLost, PhalanxError, RendezvousError, Timeout, UsageError
 
-__all__ = ["raise_translated", "translated"]
+__all__ = ["translated"]
 
 
 def translated(error: BaseException) -> BaseException:
-    """The error to raise instead, `from` the original.
+    """The error to raise instead, `from None`: it says all that the original says, which need not be shown as well.
 
     What is wrong with a call stays as it is: those errors are `ValueError`s, here as with Gloo. A rank or a connection
     that is lost becomes `DistNetworkError`, everything else `DistBackendError`; both are `RuntimeError`s. `rank`,
-    `peer` and `operation` are kept.
+    `peer` and `operation` are kept, and `phalanx_error` is the original.
     """
     if not isinstance(error, PhalanxError):
         return error
@@ -27,14 +25,5 @@ def translated(error: BaseException) -> BaseException:
     # Programs look for torch's words for a deadline that passed, because torch has no type for it.
     words = f"phalanx: Timed out in {error}" if isinstance(error, Timeout) and not network else str(error)
     shown: BaseException = kind(words)
-    shown.__dict__.update(rank=error.rank, peer=error.peer, operation=error.operation)
-    shown.__cause__ = error
+    shown.__dict__.update(rank=error.rank, peer=error.peer, operation=error.operation, phalanx_error=error)
     return shown
-
-
-def raise_translated(error: BaseException) -> NoReturn:
-    """Raises the error as torch users expect it. Called while it is being handled."""
-    shown = translated(error)
-    if shown is error:
-        raise error
-    raise shown from error

@@ -138,7 +138,7 @@ class TorchMessages(GroupBase):
             shown = translated(error)
             if shown is error:
                 raise
-            raise shown from error
+            raise shown from None
 
     def _receive(self, tensor: Any, src: int | None, tag: int) -> Any:
         memory = in_place(tensor)
@@ -163,7 +163,7 @@ class TorchMessages(GroupBase):
             shown = translated(error)
             if shown is error:
                 raise
-            raise shown from error
+            raise shown from None
         if work is None:
             return FinishedWork(tensors)
         message = MessageWork(lines, lambda: work, tensors)

@@ -65,7 +65,7 @@ class Runner:
                 shown = translated(error)
                 if shown is error:
                     raise
-                raise shown from error
+                raise shown from None
             finally:
                 self._turn.release()
             return FinishedWork(tensors)

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._native import core
 from ..errors import PhalanxError
-from .errors import raise_translated
+from ..frames import hide_frames
+from .errors import translated
 from .group_interface import TorchGroup
 from .work import FinishedWork
 
@@ -88,29 +89,33 @@ def visible(operation: Perform) -> Perform:
     count = FAST.get(operation.__name__, -1)
 
     def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
-        if self.fast_calls is not None:
-            if count == 1 and kwargs and not args and "opts" in kwargs:  # as torch calls `barrier`
-                args = (kwargs.pop("opts"),)
-            if len(args) == count and not kwargs:
-                try:
-                    done = fast(self.fast_calls, *args)
-                    if done is not None:
-                        return done if type(done) is FinishedWork else self.go_on_with(done, args)
-                except PhalanxError as error:
-                    raise_translated(error)
-        if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
-            return operation(self, *args, **kwargs)
-        if not _are_on_cpu(args, kwargs):  # the group for that device shows it
-            return operation(self, *args, **kwargs)
-        self.prepare_dispatch()
-        outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
-        mine = running.call
         try:
-            found = through(self, *args, **kwargs)
-        finally:
-            running.call = outer
-        # C++ gives back what stands for the work, without its errors and its results.
-        return found if mine.work is None else mine.work
+            if self.fast_calls is not None:
+                if count == 1 and kwargs and not args and "opts" in kwargs:  # as torch calls `barrier`
+                    args = (kwargs.pop("opts"),)
+                if len(args) == count and not kwargs:
+                    try:
+                        done = fast(self.fast_calls, *args)
+                        if done is not None:
+                            return done if type(done) is FinishedWork else self.go_on_with(done, args)
+                    except PhalanxError as error:
+                        raise translated(error) from None
+            if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
+                return operation(self, *args, **kwargs)
+            if not _are_on_cpu(args, kwargs):  # the group for that device shows it
+                return operation(self, *args, **kwargs)
+            self.prepare_dispatch()
+            outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
+            mine = running.call
+            try:
+                found = through(self, *args, **kwargs)
+            finally:
+                running.call = outer
+            # C++ gives back what stands for the work, without its errors and its results.
+            return found if mine.work is None else mine.work
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     # By the name of the function that calls it, torch knows that the method of C++ is meant, not again this one.
     call.__code__ = call.__code__.replace(co_name=name)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..arguments import LONGEST
+from ..frames import hide_frames
 
 __all__ = ["CombinedWork", "FinishedWork", "Job", "UnfinishedWork", "seconds_of"]
 
@@ -91,10 +92,14 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         Raises:
             DistBackendError, DistNetworkError: It failed, or this wait lasted longer than `timeout`.
         """
-        if not self._ended:
-            self._await(seconds_of(timeout))
-        if self._error is not None:
-            raise self._error
+        try:
+            if not self._ended:
+                self._await(seconds_of(timeout))
+            if self._error is not None:
+                raise self._error
+        except BaseException as error:
+            hide_frames(error)
+            raise
         return True
 
     def synchronize(self) -> None:

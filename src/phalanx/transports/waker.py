@@ -22,10 +22,10 @@ def _spare() -> list[Waker]:
 class Waker:
     """Belongs to one wait. `set` from anywhere makes `fd` readable until its owner calls `clear`."""
 
-    __slots__ = ("_is_set", "_pid", "_write", "fd")
+    __slots__ = ("_pid", "_write", "fd", "is_set")
 
     def __init__(self) -> None:
-        self._is_set = False
+        self.is_set = False
         self._pid = os.getpid()
         if hasattr(os, "eventfd"):
             self.fd = self._write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -59,12 +59,12 @@ class Waker:
         with contextlib.suppress(OSError):
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
         # Only now: a `clear` in between would forget the flag but not the byte, and the owner could sleep no more.
-        self._is_set = True
+        self.is_set = True
 
     def clear(self) -> None:
         """Undoes every `set` so far."""
-        if self._is_set:
-            self._is_set = False
+        if self.is_set:
+            self.is_set = False
             with contextlib.suppress(BlockingIOError):
                 os.read(self.fd, 4096)
 

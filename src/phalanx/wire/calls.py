@@ -22,7 +22,16 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["HEADER_SIZE", "CallHeader", "CallKind", "check_lengths", "pack_header", "parse_header", "split_header"]
+__all__ = [
+    "CARRIERS",
+    "HEADER_SIZE",
+    "CallHeader",
+    "CallKind",
+    "check_lengths",
+    "pack_header",
+    "parse_header",
+    "split_header",
+]
 
 _HEADER = struct.Struct("<2sBBIQQ")
 HEADER_SIZE = _HEADER.size
@@ -60,7 +69,8 @@ class CallKind(enum.IntEnum):
 
 _KINDS = {kind.value: kind for kind in CallKind}
 _BARE = frozenset({CallKind.CANCEL, CallKind.GOODBYE})
-_WITH_PAYLOAD = frozenset({CallKind.REQUEST, CallKind.NOTIFY, CallKind.RESULT, CallKind.ITEM})
+CARRIERS = {kind.value: kind for kind in (CallKind.REQUEST, CallKind.NOTIFY, CallKind.RESULT, CallKind.ITEM)}
+"""The kinds that carry values, by their numbers: their heads and payloads have any length."""
 
 
 class CallHeader(NamedTuple):
@@ -100,7 +110,7 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
         raise ProtocolError(f"a frame has the unknown kind {kind_value}")
     if head + payload > max_message:
         raise ProtocolError(f"a frame announces {head + payload} bytes (at most {max_message} are allowed)")
-    if (payload and kind not in _WITH_PAYLOAD) or (head and kind in _BARE):
+    if (payload and kind not in CARRIERS) or (head and kind in _BARE):
         empty = "both" if kind in _BARE else "the payload"
         raise ProtocolError(
             f"a {kind.name} frame announces a head of {head} and a payload of {payload} bytes (expected 0 for {empty})"

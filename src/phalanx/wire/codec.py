@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
 from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, pack
@@ -85,15 +86,19 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
         raise UsageError(f"cannot send this object: {error}") from None
     if len(head) > limits.max_head:
         raise UsageError(
-            f"cannot send this object: its structure takes {len(head)} bytes, and {limits.max_head} are allowed "
-            "(put large data into arrays)"
+            f"cannot send this object: its structure takes {in_units(len(head))}, and {in_units(limits.max_head)} are "
+            f"allowed (put large data into arrays{_or(limits)})"
         )
     if writer.offset > limits.max_payload or writer.arrays > limits.max_arrays:
         raise UsageError(
-            f"cannot send this object: it has {writer.arrays} arrays of {writer.offset} bytes in all, and "
-            f"{limits.max_arrays} arrays of {limits.max_payload} bytes are allowed"
+            f"cannot send this object: it has {writer.arrays} arrays of {in_units(writer.offset)} in all, and "
+            f"{limits.max_arrays} arrays of {in_units(limits.max_payload)} are allowed (send it in parts{_or(limits)})"
         )
     return Encoded(head, writer.buffers)
+
+
+def _or(limits: Limits) -> str:
+    return f", or raise the limit: {limits.raised_by}" if limits.raised_by else ""
 
 
 class DecodePlan:
@@ -164,8 +169,8 @@ def decode_head(
     head = bytes(head)
     if len(head) > limits.max_head or not 0 <= payload_bytes <= limits.max_payload:
         raise ProtocolError(
-            f"an object of {len(head)} bytes of structure and {payload_bytes} bytes of arrays is too large "
-            f"(at most {limits.max_head} and {limits.max_payload})"
+            f"an object of {in_units(len(head))} of structure and {in_units(payload_bytes)} of arrays is too large "
+            f"(at most {in_units(limits.max_head)} and {in_units(limits.max_payload)}{_or(limits)})"
         )
     reader = HeadReader(limits)
     value = reader.read(head)

@@ -68,6 +68,8 @@ class Limits:
     """Arrays, tensors and long runs of bytes."""
     max_depth: int = 64
     """Containers inside one another."""
+    raised_by: str = ""
+    """How a user can allow more bytes."""
 
 
 class Code:

@@ -56,16 +56,16 @@ def test_the_rank_that_raised_is_blamed(run: Runner, slow: str) -> None:
     assert "phalanx: rank 2 failed: exit code 1" in job.err
     last = tail_after(job.err, "its traceback:")
     assert last[0] == "Traceback (most recent call last):"
-    assert last[-1] == "ValueError: the root"
-    assert not any("PeerLost" in line for line in last)
+    assert last[-2:] == ["ValueError: the root", "phalanx: 3 ranks ended because of it"]
+    assert "PeerLost" not in job.err
 
 
 def test_the_rank_that_was_killed_is_blamed(run: Runner) -> None:
     job = run("-n", "4", run.script(WORLD.format(end="os.kill(os.getpid(), 9)")))
     assert job.process.returncode == 137
     assert "phalanx: rank 2 failed: killed by SIGKILL" in job.err
-    for rank in (0, 1, 3):
-        assert any("PeerLost: rank 2" in line for line in lines_of(job.err, rank)), "there was time to notice"
+    assert job.err.count("PeerLost: rank 2") == 1
+    assert job.err.splitlines()[-1] == "phalanx: 3 ranks ended because of it", "there was time to notice"
 
 
 def test_the_rank_that_aborted_is_blamed(run: Runner) -> None:
@@ -95,13 +95,18 @@ def test_a_rank_that_closes_before_the_others_are_done_is_blamed(run: Runner, ho
 
 
 EARLY = """
-    import os, sys, time
+    import os, pathlib, sys, time
     import phalanx as px
+    init = px.init  # is imported here
     if os.environ["RANK"] == {rank!r}:
+        # The others have one second to raise, which is too short to start Python in on a busy machine.
+        while len([*pathlib.Path().glob("up-*")]) < int(os.environ["WORLD_SIZE"]) - 1:
+            time.sleep(0.01)
         sys.exit(0)
+    pathlib.Path("up-" + os.environ["RANK"]).touch()
     began = time.monotonic()
     try:
-        px.init(timeout=60)
+        init(timeout=60)
     except px.WorldNotFormed as error:
         print("missing", error.missing, "late" if time.monotonic() - began > 30 else "at once")
         raise
@@ -173,10 +178,11 @@ def test_an_exception_that_cannot_be_printed_is_told_to_all(run: Runner, raised:
             raise {raised}
         world.barrier()
     """
-    job = run("-n", "2", run.script(text))
+    job = run("-n", "2", "--log-dir", "logs", run.script(text))
     assert job.process.returncode == 1
     assert "phalanx: rank 1 failed: exit code 1" in job.err
-    assert any(f"PeerLost: rank 1 is lost: {shown}" in line for line in lines_of(job.err, 0)), job.err
+    log = (run.folder / "logs" / "rank-0.stderr.log").read_text()
+    assert f"PeerLost: rank 1 is lost: {shown}" in log
 
 
 def test_a_script_whose_name_is_not_unicode(run: Runner) -> None:

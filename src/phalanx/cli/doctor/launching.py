@@ -103,6 +103,7 @@ def options(situation: Situation) -> Iterator[Finding]:
         check_tls(chosen.tls)
         level = config.log_level(situation.env)
         config.pure(situation.env)
+        config.debug(situation.env)
     except ConfigError as error:
         yield problem(topic, str(error), "Correct the variable, or unset it: every option has a default that works.")
         return
@@ -117,7 +118,7 @@ def options(situation: Situation) -> Iterator[Finding]:
     yield ok(topic, said)
 
 
-_OF_THE_JOB = ("PHALANX_TOKEN", "PHALANX_TOKEN_FILE", "PHALANX_DIRECTORY", "PHALANX_RUN_ID")
+_OF_THE_JOB = ("PHALANX_TOKEN", "PHALANX_TOKEN_FILE", "PHALANX_DIRECTORY", "PHALANX_RUN_ID", "PHALANX_LAST_WORDS")
 
 
 @check("token")

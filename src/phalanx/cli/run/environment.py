@@ -28,6 +28,7 @@ def rank_environment(
     directory: Address,
     token: bytes,
     run_id: str,
+    last_words: str,
     cores: int,
     restarts: int = 0,
 ) -> dict[str, str]:
@@ -60,6 +61,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
+        "PHALANX_LAST_WORDS": last_words,
         MARK: run_id,
     }
 

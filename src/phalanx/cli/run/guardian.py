@@ -3,15 +3,17 @@
 A process belongs to a job if `PHALANX_RUN_ID` in its environment starts with the job's id (a job started inside a job
 adds its own part to the id), or if it descends from one that does. So a grandchild in its own session is found too.
 
-As a program (`python -I -S guardian.py RUN_ID`) it is the guardian: it waits on its standard input, whose other end
-only the launcher holds. A byte means that the job is over; the end of the pipe without one means that the launcher was
-killed. It imports nothing but the standard library, so that it starts at once and stays small.
+As a program (`python -I -S guardian.py RUN_ID FOLDER`) it is the guardian: it waits on its standard input, whose other
+end only the launcher holds. A byte means that the job is over; the end of the pipe without one means that the launcher
+was killed: then it also removes the launcher's folder. It imports nothing but the standard library, so that it starts
+at once and stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -128,15 +130,16 @@ def end_all(find: Callable[[], set[int]], between: Callable[[], object] = lambda
     return set()
 
 
-def main(run_id: str) -> int:
+def main(run_id: str, folder: str) -> int:
     """Waits for the end of the job or of the launcher."""
     # A signal to the launcher's whole process group must not end the process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if not os.read(0, 1):
         end_all(lambda: relatives(run_id))
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

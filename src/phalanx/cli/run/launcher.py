@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -82,9 +83,11 @@ def _attempt(
             master = Address(master.host, stack.enter_context(reserve_port()))
         world = _open_world(plan, master, token, options, mailbox)
         stack.callback(world.close)
-        guardian = Guardian(run_id)
+        last_words = stack.enter_context(_private_folder())
+        guardian = Guardian(run_id, last_words)
         stack.callback(guardian.dismiss)
-        processes = Processes(run_id, spare=[guardian.pid] if world.pid is None else [guardian.pid, world.pid])
+        spare = [guardian.pid] if world.pid is None else [guardian.pid, world.pid]
+        processes = Processes(run_id, last_words=last_words, spare=spare)
         # Whatever goes wrong from here on, no process is left.
         stack.callback(end_all, processes.find, processes.reap)
         outputs: dict[LocalRank, tuple[RankOutput, RankOutput]] = {}
@@ -100,6 +103,7 @@ def _attempt(
                 directory=world.address,
                 token=token,
                 run_id=run_id,
+                last_words=last_words,
                 cores=available,
                 restarts=restarts,
             )
@@ -165,6 +169,20 @@ def _logs_to(mailbox: LauncherMailbox) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that only this user can read.
+
+    Raises:
+        ConfigError: There is no place for it.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="phalanx-run-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a folder for temporary files: {error.strerror} (TMPDIR names another)"
+        ) from None
 
 
 def _open_standard_descriptors() -> None:

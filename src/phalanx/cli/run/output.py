@@ -60,6 +60,15 @@ class RankOutput:
         self.stream.feed(data, now)
         return len(data)
 
+    def add(self, text: str, now: float, *, show: bool) -> None:
+        """Takes text that the rank has left elsewhere: for its log file, and if `show` for the screen, too."""
+        data = text.encode("utf-8", "backslashreplace")
+        if self._log is not None:
+            self._writer.put(self._log, data)
+        if show:
+            self.stream.feed(data, now)
+            self.stream.finish()
+
     def drain(self, now: float) -> Iterator[None]:
         """Reads what is left, a piece at a time, and closes."""
         budget = DRAIN_LIMIT

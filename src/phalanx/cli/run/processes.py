@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx import last_words
 from phalanx.errors import ConfigError
+from phalanx.last_words import LastWords
 
 from .bootstrap import PR_SET_CHILD_SUBREAPER, prctl
 from .guardian import Process, processes, relatives, send
@@ -36,10 +38,16 @@ class LocalRank:
 
 
 class Processes:
-    """All ranks of one node. Only one can exist in a process: it reaps every child."""
+    """All ranks of one node. Only one can exist in a process: it reaps every child.
 
-    def __init__(self, run_id: str, *, spare: Iterable[int] = ()) -> None:
+    Args:
+        last_words: The folder where ranks leave their last traceback.
+        spare: Children that are no ranks.
+    """
+
+    def __init__(self, run_id: str, *, last_words: str, spare: Iterable[int] = ()) -> None:
         self.run_id = run_id
+        self._last_words = last_words
         self.ranks: list[LocalRank] = []
         me = os.getpid()
         # A launcher that was started by `exec` may have children of a former life.
@@ -70,6 +78,7 @@ class Processes:
         started = LocalRank(rank, process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
         process.stdout.close()
         process.stderr.close()
+        last_words.offer(self._last_words, process.pid)
         process.returncode = 0  # `reap` waits for it; Popen must not
         self.ranks.append(started)
         return started
@@ -90,6 +99,10 @@ class Processes:
                 rank.status = os.waitstatus_to_exitcode(status)
                 ended.append(rank)
         return ended
+
+    def last_words(self, rank: LocalRank) -> LastWords | None:
+        """The traceback that a rank has left."""
+        return last_words.read(self._last_words, rank.pid)
 
     @property
     def running(self) -> list[LocalRank]:
@@ -124,13 +137,13 @@ class Processes:
 
 
 class Guardian:
-    """The process that ends the job should the launcher be killed. It is started before any rank."""
+    """The process that ends the job, and removes its folder, should the launcher be killed. It is started first."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, last_words: str) -> None:
         reading, self._pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, str(_HERE / "guardian.py"), run_id],
+                [*_PYTHON, str(_HERE / "guardian.py"), run_id, last_words],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

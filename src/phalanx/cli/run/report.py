@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["JobFailure", "describe_status", "failure_report", "last_words", "list_ranks"]
+__all__ = ["TRACEBACK", "JobFailure", "describe_status", "failure_report", "last_words", "list_ranks"]
 
 LAST_LINES = 30
 """Lines that are shown of an output without a traceback."""
 TRACEBACK_LINES = 200
 """Lines that are shown of a traceback; a deep recursion has more."""
+
+TRACEBACK = "its traceback"
+"""The title of a traceback."""
 
 _TRACEBACK = re.compile(r"^(  \+ Exception Group )?Traceback \(most recent call last\):")
 _LINK = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
@@ -31,8 +34,8 @@ class JobFailure:
     log: Path | None = None
     stderr: bytes = b""
     stdout: bytes = b""
-    traceback: str = ""
-    """As the rank sent it to the directory; only for a rank of another node."""
+    last_words: str = ""
+    """The traceback that the rank has left for the launcher, or that came from another node."""
     killed: bool = False
     verb: str = "failed"
 
@@ -79,15 +82,19 @@ def last_words(stderr: bytes, stdout: bytes = b"", *, failed: bool = True) -> tu
     lines = _lines(stderr)
     first = _traceback_start(lines) if failed else None
     if first is not None:
-        found = lines[first:]
-        if len(found) > TRACEBACK_LINES:
-            half = TRACEBACK_LINES // 2
-            found = [*found[:half], f"  … {len(found) - 2 * half} lines …", *found[-half:]]
-        return "its traceback", found
+        return TRACEBACK, _cut(lines[first:])
     if lines:
         return "what it wrote last", lines[-LAST_LINES:]
     lines = _lines(stdout)
     return ("what it wrote last", lines[-LAST_LINES:]) if lines else ("it wrote nothing", [])
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """The first and the last lines of a traceback that is too long."""
+    if len(lines) <= TRACEBACK_LINES:
+        return lines
+    half = TRACEBACK_LINES // 2
+    return [*lines[:half], f"  … {len(lines) - 2 * half} lines …", *lines[-half:]]
 
 
 def _traceback_start(lines: list[str]) -> int | None:
@@ -112,26 +119,36 @@ def _lines(data: bytes) -> list[str]:
     return lines
 
 
-def failure_report(failure: JobFailure, notes: Sequence[str], *, colour: bool) -> str:
+def failure_report(
+    failure: JobFailure, notes: Sequence[str], *, victim: tuple[int, str] | None = None, end: str = "", colour: bool
+) -> str:
     """The text that is printed last.
 
     Args:
         failure: Which rank, how and where.
         notes: Lines about the other ranks.
+        victim: A rank that failed because of it, and what that rank said: for a failure without a traceback.
+        end: The line after the traceback.
         colour: Whether to use colour.
     """
     head = f"phalanx: rank {failure.rank} {failure.verb}: {failure.how}"
     where = f"  on {failure.host}" + (f", process {failure.pid}" if failure.pid is not None else "")
     if failure.log is not None:
         where += f", log {failure.log}"
-    if failure.traceback and not (failure.stderr or failure.stdout):
-        title, lines = "its traceback", failure.traceback.rstrip().split("\n")
-    elif failure.pid is None:
-        title, lines = "what it wrote went to its own node's launcher", []
-    else:
-        title, lines = last_words(failure.stderr, failure.stdout, failed=not failure.killed)
-    title = f"  {title}:" if lines else f"  {title}"
+    title, lines = _said(failure)
     rule = "-" * 72
     if colour:
         head, rule = f"\x1b[1;31m{head}\x1b[0m", f"\x1b[31m{rule}\x1b[0m"
-    return "\n".join([rule, head, where, *(f"  {note}" for note in notes), title, *lines])
+    parts = [rule, head, where, *(f"  {note}" for note in notes), f"  {title}:" if lines else f"  {title}", *lines]
+    if victim is not None and title != TRACEBACK:
+        parts += [f"  rank {victim[0]} ended because of it:", *_cut(_lines(victim[1].encode()))]
+    return "\n".join([*parts, end] if end else parts)
+
+
+def _said(failure: JobFailure) -> tuple[str, list[str]]:
+    """The last output of the rank, as far as it is known, with a title."""
+    if failure.last_words:
+        return TRACEBACK, _cut(_lines(failure.last_words.encode()))
+    if failure.pid is None:
+        return "what it wrote went to its own node's launcher", []
+    return last_words(failure.stderr, failure.stdout, failed=not failure.killed)

@@ -14,7 +14,7 @@ from .guardian import end_all, send
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
-from .report import describe_status, last_words, list_ranks
+from .report import TRACEBACK, describe_status, last_words, list_ranks
 from .verdict import BROKEN_PIPE, Verdict
 from .world import LaunchedWorld, WorldEnd
 from .writer import OutputWriter
@@ -236,10 +236,13 @@ class Supervisor:
             self._plan,
             self._ending,
             self._by_rank,
+            last_words={rank: words for rank in self._by_rank if (words := self._processes.last_words(rank))},
             stubborn=self._stubborn,
             log_path=self._console.log_path,
             host=self._host,
         )
+        for rank, text, show in verdict.last_words():
+            self._by_rank[rank][1].add(text, now, show=show)
         code = verdict.exit_code
         if self._ending.reason is Reason.FAILURE:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
@@ -281,8 +284,10 @@ class Supervisor:
         """Tells the other nodes about a rank of this one that failed without a word to the directory."""
         culprit = self._ending.culprit(self._processes.ranks)
         if culprit is not None and self._ending.cause is None:
-            title, lines = last_words(self._by_rank[culprit][1].tail, failed=(culprit.status or 0) > 0)
-            words = "\n".join(lines) if title == "its traceback" else ""
+            said = self._processes.last_words(culprit)
+            tail = said.text.encode() if said is not None else self._by_rank[culprit][1].tail
+            title, lines = last_words(tail, failed=(culprit.status or 0) > 0)
+            words = "\n".join(lines) if title == TRACEBACK else ""
             how = f"{describe_status(culprit.status or 0)} on node {self._plan.node} ({self._host})"
             self._tell_nodes(culprit.rank, how, words)
 

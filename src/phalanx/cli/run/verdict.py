@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+
+from phalanx.last_words import LastWords
 
 from .ending import Ending, Reason
 from .output import RankOutput
@@ -25,6 +27,7 @@ class Verdict:
         plan: The job.
         ending: Its end, as far as it was decided.
         outputs: The ranks of this node, with their standard output and error.
+        last_words: The tracebacks that ranks have left, instead of printing them.
         stubborn: Ranks that were killed after the grace period.
         log_path: (rank, name of the output) -> its log file, if it has one.
         host: The name of this machine.
@@ -36,6 +39,7 @@ class Verdict:
         ending: Ending,
         outputs: Mapping[LocalRank, tuple[RankOutput, RankOutput]],
         *,
+        last_words: Mapping[LocalRank, LastWords],
         stubborn: Collection[LocalRank],
         log_path: Callable[[int, str], Path | None],
         host: str,
@@ -43,6 +47,7 @@ class Verdict:
         self._plan = plan
         self._ending = ending
         self._outputs = outputs
+        self._last_words = last_words
         self._stubborn = stubborn
         self._log_path = log_path
         self._host = host
@@ -72,8 +77,8 @@ class Verdict:
                 return f"phalanx: {cause.reason}"
             where = f"node {self._plan.node_of(cause.rank)}"
             verb = "ended the world" if cause.aborted else "was lost"
-            far = JobFailure(cause.rank, cause.reason, where, verb=verb, traceback=cause.traceback)
-            return failure_report(far, (), colour=colour)
+            far = JobFailure(cause.rank, cause.reason, where, verb=verb, last_words=cause.traceback)
+            return failure_report(far, (), victim=self._victim(), end=self._victims(), colour=colour)
         stdout, stderr = (output.tail for output in self._outputs[culprit])
         failure = JobFailure(
             culprit.rank,
@@ -83,10 +88,49 @@ class Verdict:
             self._log_path(culprit.rank, "stderr"),
             stderr,
             stdout,
-            cause.traceback if cause else "",
+            self._traceback(culprit),
             killed=(culprit.status or 0) < 0,
         )
-        return failure_report(failure, self._notes(culprit), colour=colour)
+        return failure_report(failure, self._notes(culprit), victim=self._victim(), end=self._victims(), colour=colour)
+
+    def last_words(self) -> Iterator[tuple[LocalRank, str, bool]]:
+        """For each rank that has left a traceback: the rank, the text, and whether to show it besides the report.
+
+        One that says the same as another, or that follows from the failure that is reported, is not shown.
+        """
+        failed = self._ending.reason is Reason.FAILURE
+        seen = {self._traceback(self._culprit)} if failed and self._culprit is not None else set()
+        for rank, words in self._last_words.items():
+            show = words.text not in seen and not (failed and (words.shared or rank is self._culprit))
+            seen.add(words.text)
+            yield rank, words.text, show
+
+    def _traceback(self, culprit: LocalRank) -> str:
+        """The traceback of the rank that is to blame; empty if there is none but what it may have printed itself."""
+        words = self._last_words.get(culprit)
+        if words is not None:
+            return words.text
+        output = any(stream.tail for stream in self._outputs[culprit])
+        return self._ending.cause.traceback if self._ending.cause is not None and not output else ""
+
+    def _victim(self) -> tuple[int, str] | None:
+        """The first rank that failed because of another, and what it said."""
+        for rank in (*self._ending.failed, *self._last_words):
+            words = self._last_words.get(rank)
+            if words is not None and words.shared and rank is not self._culprit:
+                return rank.rank, words.text
+        return None
+
+    def _victims(self) -> str:
+        """The line that stands for the tracebacks that are not shown."""
+        others = {rank: words for rank, words in self._last_words.items() if rank is not self._culprit}
+        text = "" if self._culprit is None else self._traceback(self._culprit)
+        same = [rank.rank for rank, words in others.items() if words.text == text]
+        because = sum(words.shared and words.text != text for words in others.values())
+        parts = [f"the same on {list_ranks(same)}"] if same else []
+        if because:
+            parts.append(f"{because} rank{'s' if because > 1 else ''} ended because of it")
+        return f"phalanx: {', '.join(parts)}" if parts else ""
 
     def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause
@@ -102,8 +146,8 @@ class Verdict:
 
     def _notes(self, culprit: LocalRank) -> list[str]:
         """Lines about the other ranks."""
-        also = [rank for rank in self._ending.failed if rank is not culprit]
-        known = {culprit, *also}
+        also = [rank for rank in self._ending.failed if rank is not culprit and rank not in self._last_words]
+        known = {culprit, *also, *self._last_words}
         ended = [rank.rank for rank in self._outputs if rank.status and rank not in known]
         notes = []
         cause = self._ending.cause

@@ -145,8 +145,8 @@ def _foreign(x: Any) -> npt.NDArray[Any]:
     except Exception as error:  # whatever a foreign type raises
         if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):
             raise UnsupportedArray(
-                f"{kind.__name__} is not an array (expected NumPy, torch, JAX, or anything with a buffer or DLPack; "
-                "send_object takes lists, dicts and the like)"
+                f"{kind.__name__} is not an array (expected NumPy, torch, JAX, or anything with a buffer or DLPack: "
+                f"{_INSTEAD.get(kind, 'send_object and its kin take plain data')})"
             ) from None
         raise UnsupportedArray(f"this {kind.__name__} cannot be read as an array: {error}") from None
     try:
@@ -155,6 +155,18 @@ def _foreign(x: Any) -> npt.NDArray[Any]:
         raise UnsupportedArray(f"this {kind.__name__} of format {view.format!r} cannot be sent: {error}") from None
 
 
+_OF_A_LIST = (
+    "np.asarray makes an array of numbers, all_reduce_many takes a list of arrays, send_object, all_gather_object and "
+    "their kin take lists as they are"
+)
+_INSTEAD = {
+    list: _OF_A_LIST,
+    tuple: _OF_A_LIST,
+    int: "np.array makes one of a number",
+    float: "np.array makes one of a number",
+    dict: "send_object, all_gather_object and their kin take dicts",
+    str: "send_object, all_gather_object and their kin take text",
+}
 _DLPACK_CPU = 1
 _ON_DEVICE = "which this backend cannot send (copy it to the CPU first)"
 
@@ -264,6 +276,13 @@ def _adapt_torch(x: Any, write: bool) -> Adapted:
 
 
 def _adapt_jax(x: Any, write: bool) -> Adapted:
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", ())
+    if isinstance(x, tracer):
+        raise UnsupportedArray(
+            f"this {type(x).__name__} of JAX has no value yet: a collective cannot be inside of a function that JAX "
+            "traces for jit, grad or vmap (call it outside, on what the function returns, or by "
+            "jax.experimental.io_callback)"
+        )
     try:
         on_device = any(device.platform != "cpu" for device in x.devices())
         array = None if on_device else np.asarray(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import numpy.typing as npt
@@ -25,7 +26,34 @@ def name_of(op: str | ReduceOp) -> str:
         return ReduceOp(op).value
     except (ValueError, TypeError):  # also of what cannot be hashed
         valid = ", ".join(repr(known.value) for known in ReduceOp)
-        raise UnsupportedOp(f"op={shown(op)} is not a reduction (expected one of {valid})") from None
+        meant = _meant(op)
+        hint = f"did you mean {meant!r}? Expected" if meant else "expected"
+        raise UnsupportedOp(f"op={shown(op)} is not a reduction ({hint} one of {valid})") from None
+
+
+_OTHER_NAMES = {
+    "avg": "mean",
+    "average": "mean",
+    "add": "sum",
+    "+": "sum",
+    "product": "prod",
+    "mul": "prod",
+    "*": "prod",
+    "minimum": "min",
+    "maximum": "max",
+    "and": "band",
+    "or": "bor",
+    "xor": "bxor",
+}
+"""Names of other libraries for the same reductions."""
+
+
+def _meant(op: Any) -> str | None:
+    """The reduction that was most likely meant, also by an operator of torch or MPI."""
+    name = str(op).rpartition(".")[2].lower() if isinstance(op, str) or hasattr(op, "name") else ""
+    known = [one.value for one in ReduceOp]
+    found = name if name in known else _OTHER_NAMES.get(name)
+    return found or next(iter(difflib.get_close_matches(name, known, 1)), None)
 
 
 class Reduction:

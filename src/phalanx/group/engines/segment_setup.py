@@ -3,6 +3,10 @@
 The first of the members on a host makes memory (see `transports.shared_memory`) and tells the others its process and
 descriptor over the group's own channels, which are authenticated. They open and map it. Then all tell all whether they
 could; if one could not, the whole group goes on without.
+
+Long arrays need not be copied into that memory: their readers may be able to read them where they lie, in the memory of
+the process that they belong to. Each rank tries that on random bytes of every neighbour. If one cannot (another user,
+Yama's ptrace_scope, a seccomp filter, an old kernel), the whole segment does without.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,6 +45,8 @@ SLOT = 1 << 20
 """Bytes of a slot: long enough that keeping step costs little, short enough that all slots stay in the caches."""
 SHORT_SLOT = 256 << 10
 """The same for many ranks, whose slots would be too much together."""
+PROOF_BYTES = 16
+"""Random bytes by which a rank knows that the memory that it reads is another's."""
 LARGEST_HEAP = 1 << 40
 """The largest heap that is accepted, in bytes: far from where the sizes of all ranks together could overflow."""
 FEW = 8
@@ -49,6 +56,8 @@ YIELDS = 1000
 LITTLE_PATIENCE = (20, 4)
 """Looks and yields where there are fewer cores than ranks."""
 _OFFER = struct.Struct("<?QQQQQQQ16s")
+_VOTE = struct.Struct("<?QQ16s")
+"""Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
 
 def memory_groups(backend: LaneBackend) -> list[list[int]]:
@@ -92,16 +101,30 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
                 problem = (
                     problem or f"the shared memory of rank {lane.members[neighbours[0]]} cannot be opened: {error}"
                 )
-        votes = np.zeros(lane.size, np.uint8)
-        mine = np.array([not problem], np.uint8)
+        proof = secrets.token_bytes(PROOF_BYTES)
+        address = opened.show_proof(proof) if opened is not None else 0
         try:
-            NetworkEngine(lane, is_star=False).all_gather(sharing, mine, votes, [1] * lane.size)
+            votes = _tell_all(sharing, lane, _VOTE.pack(not problem, os.getpid(), address, proof))
+            shared = all(_VOTE.unpack(vote)[0] for vote in votes)
+            if shared:
+                peers = [_VOTE.unpack(votes[rank])[1:] for rank in neighbours]
+                can_read = _tell_all(sharing, lane, bytes([opened is None or opened.try_peers(peers)]))
+                if opened is not None:
+                    opened.reads_peers = all(can_read[rank] == b"\1" for rank in neighbours)
         except BaseException:
             opened = None  # a broken group keeps the error, whose traceback would keep the memory
             raise
     if problem:
         logger.warning("rank %d: %s; its groups use TCP, which is slower", lane.members[lane.rank], problem)
-    return (True, opened) if votes.all() else (False, None)
+    return (True, opened) if shared else (False, None)
+
+
+def _tell_all(sharing: RunningCollective, lane: Lane, word: bytes) -> list[bytes]:
+    """The word of every member of the group, which are all as long."""
+    words = np.zeros(lane.size * len(word), np.uint8)
+    mine = np.frombuffer(word, np.uint8)
+    NetworkEngine(lane, is_star=False).all_gather(sharing, mine, words, [len(word)] * lane.size)
+    return [words[start : start + len(word)].tobytes() for start in range(0, words.size, len(word))]
 
 
 def end_with_lane(segment: Segment, lane: Lane) -> None:
@@ -138,7 +161,8 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     try:
         cores = len(os.sched_getaffinity(0))
         patience = (tuning.spins, YIELDS) if ranks <= cores else LITTLE_PATIENCE
-        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, tuning.reduced_by_all)
+        thresholds = tuning.reduced_by_all, tuning.copy_once_from
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)
         return segment
     finally:
         os.close(fd)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 
-__all__ = ["whereabouts"]
+from .call_site import is_users
 
-_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_PHALANX = f"{Path(__file__).parents[2]}/"
+__all__ = ["whereabouts"]
 
 
 def whereabouts() -> str:
@@ -20,13 +18,9 @@ def whereabouts() -> str:
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = frame
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     found = frame or innermost
     if found is None:
         return ""
     return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith((_PHALANX, *_INSTALLED, "<frozen"))

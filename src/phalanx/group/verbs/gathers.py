@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...arguments import as_counts
 from ...errors import UsageError
+from ...frames import hide_frames
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
@@ -35,16 +36,25 @@ class Gathers(CollectiveRunner):
             PeerLost: A member is gone.
             Desync: A member called another operation.
         """
-        if self._fast_path is not None and timeout is None and not async_op and self._fast_path.barrier() is not None:
-            return None
-        self._check()
+        try:
+            if (
+                self._fast_path is not None
+                and timeout is None
+                and not async_op
+                and self._fast_path.barrier() is not None
+            ):
+                return None
+            self._check()
 
-        def body(engine: Engine, running: RunningCollective) -> None:
-            engine.barrier(running)
+            def body(engine: Engine, running: RunningCollective) -> None:
+                engine.barrier(running)
 
-        call = CollectiveCall("barrier")
-        work: Work | None = self._run(call, body, timeout, async_op)
-        return work
+            call = CollectiveCall("barrier")
+            work: Work | None = self._run(call, body, timeout, async_op)
+            return work
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Gives every member the array of rank `src`. All pass an array of the same dtype and shape.
@@ -55,20 +65,24 @@ class Gathers(CollectiveRunner):
         Raises:
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
-        if self._fast_path is not None and timeout is None and not async_op:
-            done = self._fast_path.broadcast(x, src)
-            if done is not None:
-                return done
-        self._check()
-        src = as_member(src, self.world_size)
-        target = adapt(x, write=self.rank != src)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op:
+                done = self._fast_path.broadcast(x, src)
+                if done is not None:
+                    return done
+            self._check()
+            src = as_member(src, self.world_size)
+            target = adapt(x, write=self.rank != src)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            engine.broadcast(running, target.array.reshape(-1), src)
-            return target.finish()
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                engine.broadcast(running, target.array.reshape(-1), src)
+                return target.finish()
 
-        call = CollectiveCall("broadcast", dtype=target.dtype, shape=target.shape, root=src)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
@@ -81,22 +95,26 @@ class Gathers(CollectiveRunner):
             UsageError: `out` does not fit, or overlaps `x` otherwise.
             As `broadcast`.
         """
-        if self._fast_path is not None and timeout is None and not async_op and out is not None:
-            done = self._fast_path.all_gather(x, out)
-            if done is not None:
-                return done
-        self._check()
-        source = adapt(x, write=False)
-        target = target_for(out, source, stacked_shape(source.array, self.world_size))
-        check_gathered("all_gather", source.array, target.array, self.rank)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op and out is not None:
+                done = self._fast_path.all_gather(x, out)
+                if done is not None:
+                    return done
+            self._check()
+            source = adapt(x, write=False)
+            target = target_for(out, source, stacked_shape(source.array, self.world_size))
+            check_gathered("all_gather", source.array, target.array, self.rank)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            counts = [source.array.size] * self.world_size
-            engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
-            return target.finish()
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                counts = [source.array.size] * self.world_size
+                engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
+                return target.finish()
 
-        call = CollectiveCall("all_gather", dtype=source.dtype, shape=source.shape)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("all_gather", dtype=source.dtype, shape=source.shape)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
@@ -111,27 +129,31 @@ class Gathers(CollectiveRunner):
         Raises:
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._fast_path is not None and timeout is None and not async_op:
-            done = self._fast_path.gather(x, dst, out)
-            if done is not None:
-                return None if done is True else done
-        self._check()
-        dst = as_member(dst, self.world_size)
-        source = adapt(x, write=False)
-        target: Adapted | None = None
-        if self.rank == dst:
-            target = target_for(out, source, stacked_shape(source.array, self.world_size))
-            check_gathered("gather", source.array, target.array, self.rank)
-        elif out is not None:
-            raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
+        try:
+            if self._fast_path is not None and timeout is None and not async_op:
+                done = self._fast_path.gather(x, dst, out)
+                if done is not None:
+                    return None if done is True else done
+            self._check()
+            dst = as_member(dst, self.world_size)
+            source = adapt(x, write=False)
+            target: Adapted | None = None
+            if self.rank == dst:
+                target = target_for(out, source, stacked_shape(source.array, self.world_size))
+                check_gathered("gather", source.array, target.array, self.rank)
+            elif out is not None:
+                raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            everything = target.array.reshape(-1) if target is not None else None
-            engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
-            return target.finish() if target is not None else None
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                everything = target.array.reshape(-1) if target is not None else None
+                engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
+                return target.finish() if target is not None else None
 
-        call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def scatter(
         self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
@@ -146,54 +168,58 @@ class Gathers(CollectiveRunner):
             UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
             As `broadcast`.
         """
-        if self._fast_path is not None and timeout is None and not async_op and out is not None:
-            done = self._fast_path.scatter(x, src, out)
-            if done is not None:
-                return done
-        self._check()
-        src = as_member(src, self.world_size)
-        target = adapt(out, write=True) if out is not None else None
-        source: Adapted | None = None
-        place: int | None = None
-        if self.rank == src:
-            source = adapt(x, write=False)
-            target = target_for(target, source, divided_shape(source.array, self.world_size))
-            place = check_parts("scatter", source.array, target.array, self.world_size)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op and out is not None:
+                done = self._fast_path.scatter(x, src, out)
+                if done is not None:
+                    return done
+            self._check()
+            src = as_member(src, self.world_size)
+            target = adapt(out, write=True) if out is not None else None
+            source: Adapted | None = None
+            place: int | None = None
+            if self.rank == src:
+                source = adapt(x, write=False)
+                target = target_for(target, source, divided_shape(source.array, self.world_size))
+                place = check_parts("scatter", source.array, target.array, self.world_size)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            parts: Parts | None = None
-            if source is not None:
-                shape = divided_shape(source.array, self.world_size)
-                words = Description(source.dtype, list(shape), source.library).pack()
-                parts = Parts(source.array.reshape(-1), source.dtype, words)
-            told: list[tuple[Description, npt.NDArray[Any]]] = []
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                parts: Parts | None = None
+                if source is not None:
+                    shape = divided_shape(source.array, self.world_size)
+                    words = Description(source.dtype, list(shape), source.library).pack()
+                    parts = Parts(source.array.reshape(-1), source.dtype, words)
+                told: list[tuple[Description, npt.NDArray[Any]]] = []
 
-            def receive(words: bytes) -> npt.NDArray[Any]:
-                description = Description.parse(words, None)
-                kind, size = description.dtype, math.prod(description.shape)
-                part = np.empty(description.shape, description.numpy_dtype())
-                # Another rank's part of x, in place, may be read by that rank until all are done.
-                if (
-                    target is not None
-                    and (target.dtype, target.array.size) == (kind, size)
-                    and place in (None, self.rank)
-                ):
-                    part = target.array
-                told.append((description, part))
-                return part.reshape(-1)
+                def receive(words: bytes) -> npt.NDArray[Any]:
+                    description = Description.parse(words, None)
+                    kind, size = description.dtype, math.prod(description.shape)
+                    part = np.empty(description.shape, description.numpy_dtype())
+                    # Another rank's part of x, in place, may be read by that rank until all are done.
+                    if (
+                        target is not None
+                        and (target.dtype, target.array.size) == (kind, size)
+                        and place in (None, self.rank)
+                    ):
+                        part = target.array
+                    told.append((description, part))
+                    return part.reshape(-1)
 
-            engine.scatter_equal(running, parts, src, receive)
-            ((description, part),) = told
-            if target is None:
-                return make(description, part)
-            if target.dtype != description.dtype or target.array.size != part.size:
-                raise misfit(target.description, description, src)
-            if part is not target.array:
-                target.array.reshape(-1)[:] = part.reshape(-1)
-            return target.finish()
+                engine.scatter_equal(running, parts, src, receive)
+                ((description, part),) = told
+                if target is None:
+                    return make(description, part)
+                if target.dtype != description.dtype or target.array.size != part.size:
+                    raise misfit(target.description, description, src)
+                if part is not target.array:
+                    target.array.reshape(-1)[:] = part.reshape(-1)
+                return target.finish()
 
-        call = CollectiveCall("scatter", root=src)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("scatter", root=src)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def all_to_all(
         self,
@@ -217,55 +243,59 @@ class Gathers(CollectiveRunner):
             UsageError: The counts do not fit `x`, `out` or each other, or `x` and `out` overlap otherwise.
             As `broadcast`.
         """
-        plain = out is not None and send_counts is None and recv_counts is None
-        if self._fast_path is not None and timeout is None and not async_op and plain:
-            done = self._fast_path.all_to_all(x, out)
-            if done is not None:
-                return done
-        self._check()
-        source = adapt(x, write=False)
-        if send_counts is None:
-            if recv_counts is not None:
-                raise UsageError("recv_counts needs send_counts")
-            target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
-            sent = exchanged("all_to_all", source, target.array)
+        try:
+            plain = out is not None and send_counts is None and recv_counts is None
+            if self._fast_path is not None and timeout is None and not async_op and plain:
+                done = self._fast_path.all_to_all(x, out)
+                if done is not None:
+                    return done
+            self._check()
+            source = adapt(x, write=False)
+            if send_counts is None:
+                if recv_counts is not None:
+                    raise UsageError("recv_counts needs send_counts")
+                target = target_for(out, source, divided_shape(source.array, self.world_size) and source.array.shape)
+                sent = exchanged("all_to_all", source, target.array)
 
-            def even(engine: Engine, running: RunningCollective) -> Any:
-                count = sent.array.size // self.world_size
-                sizes = np.full((self.world_size, self.world_size), count)
-                engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
+                def even(engine: Engine, running: RunningCollective) -> Any:
+                    count = sent.array.size // self.world_size
+                    sizes = np.full((self.world_size, self.world_size), count)
+                    engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
+                    return target.finish()
+
+                call = CollectiveCall("all_to_all", dtype=sent.dtype, shape=sent.shape)
+                return self._run(call, even, timeout, async_op)
+
+            sending = as_counts(send_counts, self.world_size, "send_counts")
+            receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
+            if not source.array.ndim or sum(sending) != source.array.shape[0]:
+                raise UsageError(f"send_counts add up to {sum(sending)}, but x has shape {source.array.shape}")
+            rest = source.array.shape[1:]
+            given = None if out is None else adapt(out, write=True)
+            if given is not None and receiving is not None:
+                given = target_for(given, source, (sum(receiving), *rest))
+            sent = source if given is None else exchanged("all_to_all", source, given.array)
+
+            def uneven(engine: Engine, running: RunningCollective) -> Any:
+                rows = self._exchange_counts(engine, running, sending, receiving)
+                mine = rows[:, self.rank]
+                shape = (int(mine.sum()), *rest)
+                misfit: UsageError | None = None
+                try:
+                    target = target_for(given, sent, shape)
+                except UsageError as error:  # raised once the others have what they wait for
+                    target, misfit = new_array(sent, shape), error
+                width = int(np.prod(rest, dtype=np.int64))
+                engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
+                if misfit is not None:
+                    raise misfit
                 return target.finish()
 
-            call = CollectiveCall("all_to_all", dtype=sent.dtype, shape=sent.shape)
-            return self._run(call, even, timeout, async_op)
-
-        sending = as_counts(send_counts, self.world_size, "send_counts")
-        receiving = None if recv_counts is None else as_counts(recv_counts, self.world_size, "recv_counts")
-        if not source.array.ndim or sum(sending) != source.array.shape[0]:
-            raise UsageError(f"send_counts add up to {sum(sending)}, but x has shape {source.array.shape}")
-        rest = source.array.shape[1:]
-        given = None if out is None else adapt(out, write=True)
-        if given is not None and receiving is not None:
-            given = target_for(given, source, (sum(receiving), *rest))
-        sent = source if given is None else exchanged("all_to_all", source, given.array)
-
-        def uneven(engine: Engine, running: RunningCollective) -> Any:
-            rows = self._exchange_counts(engine, running, sending, receiving)
-            mine = rows[:, self.rank]
-            shape = (int(mine.sum()), *rest)
-            misfit: UsageError | None = None
-            try:
-                target = target_for(given, sent, shape)
-            except UsageError as error:  # raised once the others have what they wait for
-                target, misfit = new_array(sent, shape), error
-            width = int(np.prod(rest, dtype=np.int64))
-            engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), rows * width)
-            if misfit is not None:
-                raise misfit
-            return target.finish()
-
-        call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
-        return self._run(call, uneven, timeout, async_op)
+            call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+            return self._run(call, uneven, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def _exchange_counts(
         self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import UsageError
+from ...frames import hides_frames
 from ...wire import codec
 from ..engines.base import Engine, split
 from ..members import as_member
@@ -25,6 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 class ObjectCollectives(Gathers):
     """The `_object` family. What an object may be, and what `allow_pickle` does: see `send_object`."""
 
+    @hides_frames
     def broadcast_object(
         self,
         obj: Any,
@@ -54,6 +56,7 @@ class ObjectCollectives(Gathers):
         call = CollectiveCall("broadcast_object", root=src)
         return self._run(call, body, timeout, async_op)
 
+    @hides_frames
     def all_gather_object(
         self, obj: Any, *, allow_pickle: bool = False, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -75,6 +78,7 @@ class ObjectCollectives(Gathers):
         call = CollectiveCall("all_gather_object")
         return self._run(call, body, timeout, async_op)
 
+    @hides_frames
     def gather_object(
         self,
         obj: Any,
@@ -103,6 +107,7 @@ class ObjectCollectives(Gathers):
         call = CollectiveCall("gather_object", root=dst)
         return self._run(call, body, timeout, async_op)
 
+    @hides_frames
     def scatter_object(
         self,
         objs: Sequence[Any] | None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...arguments import as_index
+from ...arguments import as_index, in_units
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
+from ...frames import hide_frames, hides_frames
 from ...system_limits import naming_limits
 from ...transports.channel import OutgoingFrame
 from ...transports.mailbox import Envelope, PendingTransfer, Receive
@@ -50,20 +51,24 @@ class PointToPoint(GroupCore):
             Timeout: The receiver did not take it in time. If a part was on its way, no more can be sent to that rank.
             PeerLost: The receiver is gone.
         """
-        fast = self._fast_messages
-        if fast is not None and timeout is None and not async_op:
-            try:
-                answer = fast.send(x, dst, tag)
-                if answer is True:
-                    return None
-                if answer is not False:
-                    self._go_on_sending(x, dst, tag, *answer)
-                    return None
-            except BaseException:
-                self._take_back()
-                raise
-        dst, tag = self._check_target(dst, tag)
-        return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
+        try:
+            fast = self._fast_messages
+            if fast is not None and timeout is None and not async_op:
+                try:
+                    answer = fast.send(x, dst, tag)
+                    if answer is True:
+                        return None
+                    if answer is not False:
+                        self._go_on_sending(x, dst, tag, *answer)
+                        return None
+                except BaseException:
+                    self._take_back()
+                    raise
+            dst, tag = self._check_target(dst, tag)
+            return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def recv(
         self,
@@ -91,32 +96,39 @@ class PointToPoint(GroupCore):
             Timeout: Nothing came in time. The group stays usable, and a message that comes later is not lost.
             PeerLost: The sender is gone.
         """
-        fast = self._fast_messages
-        if fast is not None and timeout is None and not async_op:
-            try:
-                answer = fast.recv(out, src, tag)
-                if answer is True:
-                    return out
-                if answer is not False:
-                    assert src is not None
-                    return self._go_on_receiving(out, src, tag, *answer)
-            except BaseException:
-                self._take_back()
-                raise
-        src, tag = self._check_source(src, tag)
-        return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
+        try:
+            fast = self._fast_messages
+            if fast is not None and timeout is None and not async_op:
+                try:
+                    answer = fast.recv(out, src, tag)
+                    if answer is True:
+                        return out
+                    if answer is not False:
+                        assert src is not None
+                        return self._go_on_receiving(out, src, tag, *answer)
+                except BaseException:
+                    self._take_back()
+                    raise
+            src, tag = self._check_source(src, tag)
+            return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
         """`send` with `async_op=True`."""
         work = self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
         assert work is not None
         return work
 
+    @hides_frames
     def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Work:
         """`recv` with `async_op=True`."""
         work: Work = self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
         return work
 
+    @hides_frames
     def sendrecv(
         self,
         x: Any,
@@ -165,6 +177,7 @@ class PointToPoint(GroupCore):
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
+    @hides_frames
     def send_object(
         self,
         obj: Any,
@@ -190,6 +203,7 @@ class PointToPoint(GroupCore):
         deadline = self._deadline(timeout)
         return self._send(what, dst, FrameKind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
 
+    @hides_frames
     def recv_object(
         self,
         src: int | None = None,
@@ -272,7 +286,10 @@ class PointToPoint(GroupCore):
     def _check_size(self, size: int) -> None:
         limit = self._backend.options.max_message
         if size > limit:
-            raise UsageError(f"a message of {size} bytes is too long (max_message is {limit})")
+            raise UsageError(
+                f"a message of {in_units(size)} is too long (max_message is {in_units(limit)}; Options.max_message or "
+                "PHALANX_MAX_MESSAGE raises it)"
+            )
 
     def _send(
         self,

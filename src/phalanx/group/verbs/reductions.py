@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedArray
+from ...frames import hide_frames, hides_frames
 from ...types import ReduceOp
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, adapt
@@ -41,21 +42,26 @@ class Reductions(CollectiveRunner):
             UnsupportedOp: The dtype has no such reduction.
             As `broadcast`.
         """
-        if self._fast_path is not None and timeout is None and not async_op:
-            done = self._fast_path.all_reduce(x, op)
-            if done is not None:
-                return done
-        self._check()
-        target = adapt(x, write=True)
-        reduction = Reduction(op, target)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op:
+                done = self._fast_path.all_reduce(x, op)
+                if done is not None:
+                    return done
+            self._check()
+            target = adapt(x, write=True)
+            reduction = Reduction(op, target)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            engine.all_reduce(running, target.array.reshape(-1), reduction)
-            return target.finish()
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                engine.all_reduce(running, target.array.reshape(-1), reduction)
+                return target.finish()
 
-        call = CollectiveCall("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @hides_frames
     def all_reduce_many(
         self,
         arrays: Sequence[Any],
@@ -116,21 +122,25 @@ class Reductions(CollectiveRunner):
         Raises:
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
-        if self._fast_path is not None and timeout is None and not async_op:
-            done = self._fast_path.reduce(x, dst, op)
-            if done is not None:
-                return done
-        self._check()
-        dst = as_member(dst, self.world_size)
-        target = adapt(x, write=self.rank == dst)
-        reduction = Reduction(op, target)
+        try:
+            if self._fast_path is not None and timeout is None and not async_op:
+                done = self._fast_path.reduce(x, dst, op)
+                if done is not None:
+                    return done
+            self._check()
+            dst = as_member(dst, self.world_size)
+            target = adapt(x, write=self.rank == dst)
+            reduction = Reduction(op, target)
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            engine.reduce(running, target.array.reshape(-1), dst, reduction)
-            return target.finish()
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                engine.reduce(running, target.array.reshape(-1), dst, reduction)
+                return target.finish()
 
-        call = CollectiveCall("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def reduce_scatter(
         self,
@@ -151,21 +161,28 @@ class Reductions(CollectiveRunner):
             UsageError: Dim 0 cannot be cut, or `out` does not fit, or overlaps `x` otherwise.
             As `all_reduce`.
         """
-        if self._fast_path is not None and timeout is None and not async_op and out is not None:
-            done = self._fast_path.reduce_scatter(x, op, out)
-            if done is not None:
-                return done
-        self._check()
-        source = adapt(x, write=False)
-        reduction = Reduction(op, source)
-        target = target_for(out, source, divided_shape(source.array, self.world_size))
-        # A part that belongs to another rank is written while that rank may still read it.
-        elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (None, self.rank)
-        parts = source.array.copy() if elsewhere else source.array
+        try:
+            if self._fast_path is not None and timeout is None and not async_op and out is not None:
+                done = self._fast_path.reduce_scatter(x, op, out)
+                if done is not None:
+                    return done
+            self._check()
+            source = adapt(x, write=False)
+            reduction = Reduction(op, source)
+            target = target_for(out, source, divided_shape(source.array, self.world_size))
+            # A part that belongs to another rank is written while that rank may still read it.
+            elsewhere = check_parts("reduce_scatter", source.array, target.array, self.world_size) not in (
+                None,
+                self.rank,
+            )
+            parts = source.array.copy() if elsewhere else source.array
 
-        def body(engine: Engine, running: RunningCollective) -> Any:
-            engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
-            return target.finish()
+            def body(engine: Engine, running: RunningCollective) -> Any:
+                engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
+                return target.finish()
 
-        call = CollectiveCall("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
-        return self._run(call, body, timeout, async_op)
+            call = CollectiveCall("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+            return self._run(call, body, timeout, async_op)
+        except BaseException as error:
+            hide_frames(error)
+            raise

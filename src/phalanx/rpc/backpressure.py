@@ -1,24 +1,21 @@
-"""The answering half of a server's link: sends the answers of served calls, and slows callers down that do not read."""
+"""The half of a server's link that its calls see: it slows callers down that do not read their answers."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ..errors import PhalanxError, UsageError
 from ..transports.stream import Stream
-from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .event_loop import EventLoop
 from .link import MAX_QUEUED, CallLink
-from .payload import encode_error, encode_value
 from .poller import LinkPoller
 from .registry import Registry
 from .workers import Task
 
-__all__ = ["LONG", "AnsweringLink"]
+__all__ = ["LONG", "ThrottledLink"]
 
 LONG = 64 << 10
 """Bytes from which a waiting request is counted by its size; shorter ones are bounded by their number."""
@@ -26,8 +23,8 @@ LONG = 64 << 10
 Served = TypeVar("Served", bound=Task)
 
 
-class AnsweringLink(CallLink, Generic[Served]):
-    """Sends answers, and postpones calls while their caller does not read the answers to earlier ones."""
+class ThrottledLink(CallLink, Generic[Served]):
+    """Postpones calls while their caller does not read the answers to earlier ones."""
 
     def __init__(
         self,
@@ -80,31 +77,3 @@ class AnsweringLink(CallLink, Generic[Served]):
                     return
                 call = self._postponed.popleft()
             self.poller.add(call)
-
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    def answer(self, kind: CallKind, call: int, value: Any = None) -> None:
-        """Sends a result or an item.
-
-        Raises:
-            UsageError: The value cannot be sent.
-        """
-        outgoing = encode_value(value, self.limits)
-        if outgoing.payload + len(outgoing.head) > self._max_message:
-            size = outgoing.payload + len(outgoing.head)
-            raise UsageError(f"a result of {size} bytes is too large (max_message is {self._max_message})")
-        try:
-            sent = self.send(kind, call, outgoing.head, outgoing.buffers, outgoing.payload)
-        except PhalanxError:
-            return  # the caller is gone
-        if not sent:
-            self.ask_poller()
-
-    def answer_error(self, call: int, kind: str, type_name: str, message: str, trace: str = "") -> None:
-        """Sends an error."""
-        try:
-            sent = self.send(CallKind.ERROR, call, encode_error(kind, type_name, message, trace))
-        except PhalanxError:
-            return
-        if not sent:
-            self.ask_poller()

@@ -1,0 +1,166 @@
+"""The tracebacks of a job that failed: the culprit's once, and one line for those who failed because of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.run.support import LIMIT, Runner, run, wait_for  # noqa: F401
+
+RAISES = """
+    import phalanx as px
+
+    def load(name):
+        return {"a": 1}[name]
+
+    with px.init() as world:
+        world.barrier()
+        if world.rank == 2:
+            load("b")
+        world.barrier()
+"""
+
+
+def test_the_culprits_traceback_once_and_one_line_for_the_others(run: Runner) -> None:
+    job = run("-n", "4", run.script(RAISES))
+    assert job.process.returncode == 1
+    lines = job.err.splitlines()
+    assert lines[-1] == "phalanx: 3 ranks ended because of it"
+    assert job.err.count("in load") == 1
+    assert lines.count("KeyError: 'b'") == 1
+    assert "PeerLost" not in job.err
+    assert "src/phalanx" not in job.err, "no frame of Phalanx"
+    assert len(lines) < 20, job.err
+
+
+def test_all_is_shown_if_asked_for(run: Runner) -> None:
+    job = run("-n", "4", run.script(RAISES), env={"PHALANX_DEBUG": "1"})
+    assert job.process.returncode == 1
+    assert job.err.count("phalanx.errors.PeerLost: rank 2 is lost: it raised KeyError: 'b'") == 3
+    assert "/phalanx/group/" in job.err
+    assert "ended because of it" not in job.err
+
+
+def test_log_files_have_each_ranks_own_traceback(run: Runner) -> None:
+    run("-n", "3", "--log-dir", "logs", run.script(RAISES))
+    logs = [(run.folder / "logs" / f"rank-{rank}.stderr.log").read_text() for rank in range(3)]
+    assert all("PeerLost: rank 2 is lost" in log for log in logs[:2])
+    assert logs[2].rstrip().endswith("KeyError: 'b'")
+
+
+def test_where_the_others_were_if_the_culprit_said_nothing(run: Runner) -> None:
+    script = run.script(
+        """
+        import sys
+        import phalanx as px
+
+        world = px.init()
+        world.barrier()
+        if world.rank == 1:
+            sys.exit(0)
+        world.barrier()
+        """
+    )
+    job = run("-n", "4", script)
+    assert job.process.returncode == 1
+    assert "phalanx: rank 1 failed: it left before the others were done (exit code 0)" in job.err
+    assert job.err.count("ChannelClosed") == 1
+    assert "    world.barrier()" in job.err
+    assert job.err.splitlines()[-1] == "phalanx: 3 ranks ended because of it"
+
+
+def test_one_mistake_of_all_ranks_is_shown_once(run: Runner) -> None:
+    script = run.script(
+        """
+        import phalanx as px
+
+        world = px.init()
+        world.barrier()
+        raise ValueError("everywhere")
+        """
+    )
+    job = run("-n", "4", script)
+    assert job.err.splitlines().count("ValueError: everywhere") == 1
+    assert job.err.splitlines()[-1].startswith("phalanx: the same on ranks ")
+
+
+def test_two_different_mistakes_are_both_shown(run: Runner) -> None:
+    script = run.script(
+        """
+        import phalanx as px
+
+        world = px.init()
+        world.barrier()
+        raise ValueError(f"of rank {world.rank}")
+        """
+    )
+    job = run("-n", "2", script)
+    for rank in range(2):
+        assert job.err.count(f"ValueError: of rank {rank}\n") == 1
+    assert "ended because of it" not in job.err
+
+
+def test_a_world_that_does_not_form_is_reported_once(run: Runner) -> None:
+    script = run.script(
+        """
+        import os, time
+        import phalanx as px
+
+        if os.environ["RANK"] == "1":
+            time.sleep(300)
+        px.init(timeout=2)
+        """
+    )
+    job = run("-n", "3", script)
+    assert job.process.returncode == 1
+    assert job.err.count("WorldNotFormed") <= 2, job.err  # and in the announcement
+    assert "src/phalanx" not in job.err
+
+
+def test_a_child_of_a_rank_prints_for_itself(run: Runner) -> None:
+    script = run.script(
+        """
+        import subprocess, sys
+        import phalanx as px
+
+        child = "import phalanx as px; px.init(rank=0, world_size=1); raise KeyError('of a child')"
+        subprocess.run([sys.executable, "-c", child])
+        """
+    )
+    job = run("-n", "1", script)
+    assert job.process.returncode == 0
+    assert "[0] KeyError: 'of a child'" in job.err
+
+
+def test_a_second_world_names_the_first(run: Runner) -> None:
+    script = run.script(
+        """
+        import phalanx as px
+
+        def main():
+            return px.init(timeout=10)
+
+        main()
+        main()
+        """
+    )
+    job = run("-n", "2", script)
+    words = "RendezvousError: this process is in this world already, formed by init() at script.py:5 in main (use the"
+    assert job.err.count(words) <= 2, "in the announcement and in the report"
+    assert words in job.err
+    assert job.err.splitlines()[-1].startswith("phalanx: the same on rank ")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_folder_is_left(run: Runner, killed: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    script = run.script("import pathlib, time; pathlib.Path('up').touch(); time.sleep(300)" if killed else "")
+    job = run.start("-n", "1", script, env={"TMPDIR": str(folder)})
+    if killed:
+        wait_for((run.folder / "up").exists, "the rank")
+        assert [path.name.startswith("phalanx-run-") for path in folder.iterdir()] == [True]
+        job.process.kill()
+    job.finish()
+    wait_for(lambda: not [*folder.iterdir()], "the guardian")
+    run.assert_nothing_left(LIMIT)
