@@ -4,7 +4,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -21,13 +20,10 @@ struct FlatTensor {
     Py_ssize_t rows = -1;     // the tensor's length along dim 0; -1 for a scalar
     int number = -1;          // of the dtype that the elements lie in memory as, in `phalanx._native.PLAIN`
     bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
-    int code = -1, bits = 0;  // DLPack's of the tensor's own dtype
+    bool is_floating = false;
+    PyObject* dtype = nullptr;  // the tensor's own, which torch keeps for ever
     nb::object tensor;        // owns the memory: an operation may outlive what the caller holds
 
-    static constexpr int floating = 2;  // DLPack's code
-
-    bool is_floating() const noexcept { return code == floating; }
-    bool has_dtype_of(const FlatTensor& other) const noexcept { return code == other.code && bits == other.bits; }
     std::size_t bytes() const noexcept { return static_cast<std::size_t>(count * itemsize); }
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -48,17 +44,18 @@ struct FlatTensor {
 // Reads tensors. Knows nothing of torch but what it is given.
 class TensorReader {
 public:
-    // `types` are the classes of tensors that nothing special is about. `dtypes` are rows of: DLPack's code of a dtype,
-    // its bits, the position in PLAIN of what it lies in memory as, and whether that is only a stand-in of its size.
-    TensorReader(std::vector<nb::object> types, nb::object exchange_api, nb::object is_neg,
-                 std::vector<std::array<int, 4>> dtypes)
+    // `types` are the classes of tensors that nothing special is about. `dtypes` are tuples of: torch's dtype, the position in
+    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, and whether it
+    // has a fraction.
+    TensorReader(std::vector<nb::object> types, nb::object exchange_api, nb::object is_neg, const nb::list& dtypes)
         : types_(std::move(types)), is_neg_(std::move(is_neg)) {
         const auto* api = static_cast<const Api*>(PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
         if (api == nullptr) throw nb::python_error();
         while (api != nullptr && api->major != 1) api = api->older;
         read_ = api == nullptr ? nullptr : api->read;
-        for (const auto& [code, bits, number, stand_in] : dtypes)
-            kinds_.at(static_cast<std::size_t>(code)).at(static_cast<std::size_t>(bits / 8)) = {number, stand_in != 0};
+        for (nb::handle row : dtypes)
+            kinds_.push_back({nb::object(row[0]), nb::cast<int>(nb::object(row[1])), nb::cast<int>(nb::object(row[2])),
+                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
     }
 
     // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
@@ -66,31 +63,28 @@ public:
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
         bool known = false;
         for (const nb::object& one : types_) known = known || one.ptr() == type;
-        if (!known || read_ == nullptr) return false;
+        const Kind* const kind = known && read_ != nullptr ? kind_of(object) : nullptr;
+        if (kind == nullptr) return false;
         Tensor tensor;
         if (read_(object.ptr(), &tensor) != 0) {  // sparse, or without memory
             PyErr_Clear();
             return false;
         }
-        if (tensor.device != cpu || tensor.lanes != 1) return false;
-        if (tensor.code >= codes || tensor.bits > most_bits || tensor.bits % 8 != 0) return false;
-        const Kind kind = kinds_[tensor.code][tensor.bits / 8];
-        if (kind.number < 0) return false;
-        found.number = kind.number;
-        found.is_stand_in = kind.is_stand_in;
-        found.code = tensor.code;
-        found.bits = tensor.bits;
-        found.itemsize = tensor.bits / 8;
+        if (tensor.device != cpu || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize) return false;
         std::int64_t count = 1;
         for (int i = tensor.dims; i-- > 0;) {
             if (tensor.shape[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != count && !is_empty(tensor)) return false;
             count *= tensor.shape[i];
         }
-        if (tensor.data == nullptr && count != 0) return false;
+        if ((tensor.data == nullptr && count != 0) || !is_as_it_lies(object)) return false;
         found.data = static_cast<std::byte*>(tensor.data) + tensor.offset;
         found.count = static_cast<Py_ssize_t>(count);
+        found.itemsize = kind->itemsize;
         found.rows = tensor.dims > 0 ? static_cast<Py_ssize_t>(tensor.shape[0]) : -1;
-        if (!is_as_it_lies(object)) return false;
+        found.number = kind->number;
+        found.is_stand_in = kind->is_stand_in;
+        found.is_floating = kind->is_floating;
+        found.dtype = kind->dtype.ptr();
         found.tensor = nb::borrow(object);
         return true;
     }
@@ -115,8 +109,6 @@ private:
         void* stream;
     };
     static constexpr std::int32_t cpu = 1;
-    static constexpr std::size_t codes = 18;
-    static constexpr std::size_t most_bits = 64;
 
     static bool is_empty(const Tensor& tensor) noexcept {
         for (int i = 0; i < tensor.dims; ++i)
@@ -133,14 +125,26 @@ private:
     }
 
     struct Kind {
-        int number = -1;
-        bool is_stand_in = false;
+        nb::object dtype;
+        int number;
+        int itemsize;
+        bool is_stand_in;
+        bool is_floating;
     };
+
+    // DLPack has one name for several dtypes, so torch says which one it is. Null for one that is not known here.
+    const Kind* kind_of(nb::handle tensor) const {
+        const nb::object dtype = nb::getattr(tensor, dtype_);
+        for (const Kind& kind : kinds_)
+            if (kind.dtype.ptr() == dtype.ptr()) return &kind;
+        return nullptr;
+    }
 
     std::vector<nb::object> types_;
     nb::object is_neg_;
     int (*read_)(void*, Tensor*) = nullptr;
-    std::array<std::array<Kind, most_bits / 8 + 1>, codes> kinds_{};
+    std::vector<Kind> kinds_;
+    nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
 };
 
 }  // namespace phalanx

@@ -3,7 +3,6 @@
 // declined with None, before anything has happened, and phalanx/torch_backend does it.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -259,7 +258,7 @@ private:
     }
 
     bool look_both(nb::handle one, FlatTensor& found, nb::handle other, FlatTensor& other_found) const {
-        return torch_.reader.look(one, found) && torch_.reader.look(other, other_found) && found.has_dtype_of(other_found);
+        return torch_.reader.look(one, found) && torch_.reader.look(other, other_found) && found.dtype == other_found.dtype;
     }
 
     bool divides(const FlatTensor& flat) const noexcept { return flat.rows >= 0 && flat.rows % world_size_ == 0; }
@@ -269,7 +268,7 @@ private:
     // Whether the group's reduction on this memory is all that there is to do. Elements that lie there as another dtype are
     // not reduced as that one, and a mean of integers is rounded as torch does it.
     bool is_reducible(const FlatTensor& flat, const CallOptions& asked) const noexcept {
-        return !flat.is_stand_in && (asked.op.ptr() != mean_.ptr() || flat.is_floating());
+        return !flat.is_stand_in && (asked.op.ptr() != mean_.ptr() || flat.is_floating);
     }
 
     static nb::object made(FlatTensor& flat) { return nb::cast(std::move(flat)); }
@@ -304,7 +303,7 @@ void phalanx::bind_torch_calls(nb::module_& m) {
     static PyType_Slot buffer[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(FlatTensor::get_buffer)}, {0, nullptr}};
     nb::class_<FlatTensor>(m, "FlatTensor", nb::type_slots(buffer), "The memory of a tensor, as a flat array.");
     nb::class_<TensorReader>(m, "TensorReader", "Finds the memory of torch's tensors.")
-        .def(nb::init<std::vector<nb::object>, nb::object, nb::object, std::vector<std::array<int, 4>>>(), nb::arg("types"),
+        .def(nb::init<std::vector<nb::object>, nb::object, nb::object, const nb::list&>(), nb::arg("types"),
              nb::arg("exchange_api"), nb::arg("is_neg"), nb::arg("dtypes"))
         .def(
             "look",

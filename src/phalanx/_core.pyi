@@ -308,7 +308,7 @@ class FlatTensor:
 
 class TensorReader:
     def __init__(
-        self, types: list[Any], exchange_api: Any, is_neg: Any, dtypes: list[tuple[int, int, int, int]]
+        self, types: list[Any], exchange_api: Any, is_neg: Any, dtypes: list[tuple[Any, int, int, bool, bool]]
     ) -> None: ...
     def look(self, tensor: Any) -> FlatTensor | None: ...
 

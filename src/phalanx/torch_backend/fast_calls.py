@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from .._native import PLAIN, core
 from ..group import Group
 from .reduce_ops import SIMPLE_NAMES
+from .tensors import OTHER_DTYPES, PLAIN_DTYPES
 
 if TYPE_CHECKING:
     from .._core import TorchAccess, TorchCalls
@@ -31,18 +31,6 @@ WATCHERS = (
 """Functions that say 0, False or None where nothing watches what torch does."""
 
 _EXCHANGE_API = "__dlpack_c_exchange_api__"
-_BOOL, _INT, _UINT, _FLOAT, _BFLOAT = 6, 0, 1, 2, 4
-_FLOAT8 = range(7, 15)
-"""DLPack's codes of dtypes."""
-_DTYPES = [
-    (_BOOL, "bool"),
-    *((_INT, f"int{bits}") for bits in (8, 16, 32, 64)),
-    *((_UINT, f"uint{bits}") for bits in (8, 16, 32, 64)),
-    *((_FLOAT, f"float{bits}") for bits in (16, 32, 64)),
-]
-_STAND_INS = [(_BFLOAT, "uint16"), *((code, "uint8") for code in _FLOAT8)]
-"""Dtypes that NumPy lacks: moved as what has the same size. Complex ones are not here: they may be conjugated."""
-
 _OPTIONS = {
     "all_reduce": (c10d.AllreduceOptions, True, False),
     "broadcast": (c10d.BroadcastOptions, False, True),
@@ -79,10 +67,8 @@ def are_available() -> bool:
 def _access(finished: type) -> TorchAccess | None:
     if core is None or not are_available():
         return None
-    dtypes = [_row(code, name, stand_in=False) for code, name in _DTYPES]
-    dtypes += [_row(code, name, stand_in=True) for code, name in _STAND_INS]
     exchange = getattr(torch.Tensor, _EXCHANGE_API)
-    reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, dtypes)
+    reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, _dtypes())
     options = core.OptionsReader(c10d.AllreduceOptions().timeout, list(SIMPLE_NAMES.items()))
     access: TorchAccess = core.TorchAccess(reader, options, list(WATCHERS), finished)
     for name, kind in _OPTIONS.items():
@@ -90,6 +76,11 @@ def _access(finished: type) -> TorchAccess | None:
     return access
 
 
-def _row(code: int, name: str, *, stand_in: bool) -> tuple[int, int, int, int]:
-    dtype = np.dtype(name)
-    return code, 8 * dtype.itemsize, PLAIN.index(dtype.char), int(stand_in)
+def _dtypes() -> list[tuple[Any, int, int, bool, bool]]:
+    """The dtypes that the core knows; complex ones may be conjugated, which it does not look for."""
+    return [
+        (dtype, PLAIN.index(lies_as.char), size, stands_in, dtype.is_floating_point)
+        for known, stands_in in ((PLAIN_DTYPES, False), (OTHER_DTYPES, True))
+        for dtype, (lies_as, size) in known.items()
+        if not dtype.is_complex
+    ]
