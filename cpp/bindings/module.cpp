@@ -44,6 +44,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_fast_path(m);
     phalanx::bind_steps(m);
     phalanx::bind_fast_steps(m);
+    phalanx::bind_torch_calls(m);
 #if defined(PHALANX_JITTER)
     m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,
           "From now on this process pauses as the seed says; 0: not at all. Only in the build of `make jitter`.");

@@ -15,5 +15,6 @@ void bind_segment(nanobind::module_& m);
 void bind_ring(nanobind::module_& m);
 void bind_steps(nanobind::module_& m);
 void bind_fast_steps(nanobind::module_& m);
+void bind_torch_calls(nanobind::module_& m);
 
 }  // namespace phalanx

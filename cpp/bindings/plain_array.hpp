@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "flat_tensor.hpp"
+
 namespace phalanx {
 
 struct ArrayFields {
@@ -53,7 +55,8 @@ public:
 
     // False if the array is not plain.
     bool look(nanobind::handle object, bool write, PlainArray& found) const noexcept {
-        if (!usable_ || reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return false;
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return look_flat(object, found);
+        if (!usable_) return false;
         const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());
         const int needed = ArrayFields::contiguous | (write ? ArrayFields::writable : 0);
         if ((fields->flags & needed) != needed) return false;
@@ -68,6 +71,14 @@ public:
     }
 
 private:
+    bool look_flat(nanobind::handle object, PlainArray& found) const noexcept {
+        static const nanobind::handle type = nanobind::type<FlatTensor>();
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != type.ptr()) return false;
+        const auto* flat = nanobind::inst_ptr<FlatTensor>(object);
+        found = {flat->data, flat->bytes(), 1, &flat->count, &dtypes_[static_cast<std::size_t>(flat->number)].name, flat->number};
+        return true;
+    }
+
     struct Known {
         nanobind::object dtype;
         std::string name;

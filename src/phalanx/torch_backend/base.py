@@ -15,9 +15,10 @@ from ..errors import UnsupportedArray, UsageError
 from ..group import Group
 from . import devices
 from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
+from .fast_calls import calls_of
 from .runner import Runner
 from .tensor_lists import Places
-from .work import Job, seconds_of
+from .work import FinishedWork, Job, seconds_of
 
 __all__ = ["SLICE", "GroupBase", "OperationRequest", "only"]
 
@@ -82,10 +83,14 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self.group = group
         """The Phalanx group behind it."""
         self._runner = Runner(group.timeout)
+        self._lines = (Runner(group.timeout), Runner(group.timeout))
+        """For messages that are sent, and for those that are received: neither may hold up the other."""
         self._seconds: float | None = None
         """Set by `set_timeout`; None is the group's own, which is quickest."""
         self._coalesced: list[Any] | None = None
         """Operations issued since `_start_coalescing`."""
+        self.fast_calls = calls_of(group, [line.state for line in (self._runner, *self._lines)], FinishedWork)
+        """The core's way of simple calls, if there is one."""
         self._memory = np.empty(0, np.uint8)
         self._address = 0
         self.device_groups: dict[str, Any] = {}
@@ -101,6 +106,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         """Makes sure that torch's dispatcher leads back here."""
         if not HAS_BACKENDS:
             kernels()
+
+    def _open_fast_calls(self) -> None:
+        """Lets the core do simple calls, unless each has something about it that the core does not know."""
+        if self.fast_calls is not None:
+            self.fast_calls.closed = self.hooked or self._seconds is not None or self._coalesced is not None
 
     def _issue(self, job: Job, request: OperationRequest, tensors: Any, size: int = _LONG) -> Any:
         seconds = self._seconds if request.seconds is None else request.seconds

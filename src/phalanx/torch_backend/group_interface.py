@@ -15,6 +15,8 @@ class TorchGroup(Protocol):
     group: Group
     hooked: bool
     """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
+    fast_calls: Any
+    """The core's way of simple calls, if there is one."""
     device_groups: dict[str, Any]
     """The groups for tensors that are not on the CPU, by the type of the device; None while one is being made."""
     group_name: str
@@ -22,6 +24,9 @@ class TorchGroup(Protocol):
 
     def prepare_dispatch(self) -> None:
         """Makes sure that torch's dispatcher leads back to this group."""
+
+    def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
+        """Goes on with a call for which the core has done what it could; returns its handle."""
 
     def get_group_store(self) -> Any:
         """The store that torch made for the group."""

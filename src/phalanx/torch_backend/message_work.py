@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,10 @@ class MessageWork(UnfinishedWork):
         lines: Its own line, and the one for the other direction.
         begin: Moves the message if that can be done soon, else returns the work that does.
         finish: Called when it has arrived; says who sent it, where that matters.
+        source: Who sends it, where that is known.
     """
+
+    __slots__ = ("_begin", "_finish", "_line", "_other_line", "_site", "_source", "_work", "begun")
 
     def __init__(
         self,
@@ -35,15 +37,15 @@ class MessageWork(UnfinishedWork):
         begin: Callable[[], GroupWork | None],
         tensors: Any,
         finish: Callable[[Any], int] | None = None,
+        source: int = -1,
     ) -> None:
         super().__init__(tensors)
         self._line, self._other_line = lines
         self._begin: Callable[[], GroupWork | None] | None = begin
         self._finish = finish
         self._work: GroupWork | None = None
-        self._source = -1
+        self._source = source
         self._site = call_site.find()
-        self._done = threading.Event()
         self.begun = False
 
     def source_rank(self) -> int:
@@ -76,25 +78,21 @@ class MessageWork(UnfinishedWork):
             else:
                 self._work.add_done_callback(self._heard)
         except BaseException as failure:
-            self._conclude(translated(failure))
+            self._end(translated(failure))
         self.begun = True
 
     def _heard(self, work: GroupWork) -> None:
         try:
             self._arrived(work.result())
         except BaseException as failure:
-            self._conclude(translated(failure))
+            self._end(translated(failure))
         if self.has_callbacks:  # this thread moves the messages of others, too: it must not wait for one
             BackgroundThread(self.call_back, "phalanx-torch-callback").start()
 
     def _arrived(self, result: Any) -> None:
         if self._finish is not None:
             self._source = unwatched(self._finish, result)
-        self._conclude(None)
-
-    def _conclude(self, error: BaseException | None) -> None:
-        self._end(error)
-        self._done.set()
+        self._end(None)
 
     def _await(self, seconds: float | None) -> None:
         self._other_line.hurry()  # the other rank may wait for what this one sends, or has no room to send more
@@ -102,21 +100,22 @@ class MessageWork(UnfinishedWork):
             self._line.drive(self)
         else:
             self._line.hurry()
-            if not self._done.wait(seconds):
+            if not self._wait_for_end(seconds):
                 raise self._too_long(seconds)
         if self._work is not None and not self._ended:
             with contextlib.suppress(Exception):  # the same is heard below, in torch's words
                 self._work.wait()
-        self._done.wait()  # another thread may be about to say so
+        self._wait_for_end(None)  # another thread may be about to say so
 
 
 class SelfMessageWork(UnfinishedWork):
     """A receive from oneself."""
 
+    __slots__ = ("_rank",)
+
     def __init__(self, tensor: Any, rank: int) -> None:
         super().__init__([tensor])
         self._rank = rank
-        self._done = threading.Event()
 
     def source_rank(self) -> int:
         return self._rank
@@ -130,9 +129,8 @@ class SelfMessageWork(UnfinishedWork):
         except Exception as failure:
             error = failure
         self._end(error)
-        self._done.set()
         self.call_back()
 
     def _await(self, seconds: float | None) -> None:
-        if not self._done.wait(seconds):
+        if not self._wait_for_end(seconds):
             raise self._too_long(seconds or 0.0)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from .._native import core
 from ..errors import PhalanxError
 from ..group import Work
 from ..transports.ring_channel import last_handed_over
@@ -21,6 +22,9 @@ from .visible import visible
 from .work import FinishedWork
 
 __all__ = ["TorchMessages"]
+
+FlatTensor = getattr(core, "FlatTensor", None)
+PreparedCall = getattr(core, "PreparedCall", None)
 
 SHORT = 16 << 10
 """Bytes up to which a message is sent in the calling thread: short enough to be buffered on its way."""
@@ -85,16 +89,43 @@ class TorchMessages(GroupBase):
 
     def shutdown(self) -> None:
         """Begins what is still in line, and ends the threads for messages."""
-        if "_lines" in vars(self):
-            for line in self._lines:
-                line.stop()
+        for line in self._lines:
+            line.stop()
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _lines(self) -> tuple[Runner, Runner]:
-        """For what is sent, and for what is received: neither may hold up the other."""
-        return Runner(self.group.timeout), Runner(self.group.timeout)
+    def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
+        """Goes on with a call for which the core has done what it could; returns its handle.
+
+        Args:
+            begun: A collective that is not to run at once, the memory to receive to, or what `FastMessages` says of a
+                send that goes on.
+        """
+        if type(begun) is PreparedCall:
+            return self._runner.issue_prepared(begun)
+        if type(begun) is FlatTensor:
+            return self._receive_to(begun, *args)
+        return self._send_on(begun[0], *args)
+
+    def _receive_to(self, memory: Any, tensors: Any, src: int, tag: int) -> Any:
+        if src == self.group.rank:
+            return self._own.recv(tensors[0], tag)
+        self._check(src, tag)
+        outgoing, incoming = self._lines
+        work = MessageWork((incoming, outgoing), lambda: self._recv(memory, src, tag), tensors, source=src)
+        incoming.join(work)
+        return work
+
+    def _send_on(self, operation: Any, tensors: Any, dst: int, tag: int) -> Any:
+        """Goes on with a send that the fast path has given up, with a part of it on its way, or nothing."""
+        outgoing, incoming = self._lines
+        if operation is None:
+            rest = self.group.isend(source(tensors[0]), dst, tag=tag)
+        else:
+            rest = self._go_on(operation, f"send(dst={dst})", dst)
+        message = MessageWork((outgoing, incoming), lambda: rest, tensors)
+        message.run()
+        return message
 
     @functools.cached_property
     def _own(self) -> OwnMessages:

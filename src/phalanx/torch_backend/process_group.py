@@ -24,6 +24,7 @@ from . import (
     cpu_backend,
     devices,
     errors,
+    fast_calls,
     gathers,
     messages,
     older_torch,
@@ -58,6 +59,7 @@ class PhalanxProcessGroup(
         self._name = name
         self._description = "undefined"
         self.hooked = cpu_backend.HAS_BACKENDS and torch_hooks_wanted()
+        self._open_fast_calls()
 
     def __repr__(self) -> str:
         return f"<PhalanxProcessGroup {self._name!r}: {self.group!r}>"
@@ -178,11 +180,13 @@ class PhalanxProcessGroup(
     def register_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
         """Has a function called before every operation (torch 2.14 and later)."""
         self.hooked = True
+        self._open_fast_calls()
         return super().register_pre_hook(*args, **kwargs)
 
     def register_post_hook(self, *args: Any, **kwargs: Any) -> Any:
         """Has a function called after every operation was begun (torch 2.14 and later)."""
         self.hooked = True
+        self._open_fast_calls()
         return super().register_post_hook(*args, **kwargs)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -198,6 +202,7 @@ class PhalanxProcessGroup(
             raise UsageError(f"timeout={timeout} is not valid (expected more than 0 seconds)")
         self._seconds = None if seconds == self.group.timeout else seconds
         self._runner.default = seconds
+        self._open_fast_calls()
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Whether `allocate_tensor` has memory for that device. FSDP2 asks, if it is told to."""
@@ -220,9 +225,11 @@ class PhalanxProcessGroup(
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalesced = []
+        self._open_fast_calls()
 
     def _end_coalescing(self, device: Any) -> Any:
         works, self._coalesced = self._coalesced or [], None
+        self._open_fast_calls()
         return CombinedWork(works) if works else FinishedWork([])
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -268,6 +275,7 @@ _MODULES = (
     cpu_backend,
     devices,
     errors,
+    fast_calls,
     gathers,
     messages,
     older_torch,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ..errors import UnsupportedOp
 
-__all__ = ["Combining", "combining"]
+__all__ = ["SIMPLE_NAMES", "Combining", "combining"]
 
 _KINDS = dist.ReduceOp.RedOpType
 _NAMES = {
@@ -39,8 +39,9 @@ class Combining(NamedTuple):
         return self.factor is None and self.divisor == 1
 
 
-_SIMPLE = {hash(kind): Combining(name) for kind, name in _NAMES.items()}
-"""By the hash, which is the kind's number: to read the kind itself takes torch a microsecond more."""
+SIMPLE_NAMES = {hash(kind): name for kind, name in _NAMES.items()}
+"""Phalanx's names, by the hash, which is the kind's number: to read the kind itself takes torch a microsecond more."""
+_SIMPLE = {number: Combining(name) for number, name in SIMPLE_NAMES.items()}
 
 
 def combining(op: Any, dtype: Any, world_size: int) -> Combining:

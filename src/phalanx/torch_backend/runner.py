@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from ..background_thread import BackgroundThread
-from .collective_work import CollectiveWork
+from .collective_work import CollectiveWork, PreparedWork
 from .errors import translated
 from .line import InLine
 from .work import FinishedWork, Job
@@ -73,6 +73,17 @@ class Runner:
         self.join(operation, at_once=size > SHORT)
         return operation
 
+    def issue_prepared(self, call: Any) -> Any:
+        """Puts a call that the core has prepared in line, and returns its handle."""
+        operation = PreparedWork(self, call, self.default)
+        self.join(operation, at_once=call.size > SHORT)
+        return operation
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        """What the core looks at to see whether the line is idle: the operations in it, and the turn's lock."""
+        return self._line, self._turn
+
     def join(self, operation: InLine, *, at_once: bool = False) -> None:
         """Puts an operation at the end of the line.
 
@@ -100,8 +111,10 @@ class Runner:
                 if operation.begun:
                     return
                 ran = self._run_next()
-            if ran is not None:
+            if ran is not None and ran.has_callbacks:
                 ran.call_back()
+            if ran is operation:
+                return
 
     @property
     def idle(self) -> bool:
@@ -113,7 +126,7 @@ class Runner:
         while self._line:
             with self._turn:
                 ran = self._run_next()
-            if ran is not None:
+            if ran is not None and ran.has_callbacks:
                 ran.call_back()
         with self._turn:  # what has begun in another thread
             pass

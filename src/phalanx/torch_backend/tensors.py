@@ -15,6 +15,7 @@ import torch
 from ..errors import UnsupportedArray
 
 __all__ = [
+    "OTHER_DTYPES",
     "PLAIN_DTYPES",
     "STRIDED",
     "TensorMemory",
@@ -48,7 +49,7 @@ PLAIN_DTYPES = _named(
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
 )
 """The dtypes that are the same in NumPy."""
-_OTHERS = _named(
+OTHER_DTYPES = _named(
     "complex64",
     "complex128",
     "bfloat16=uint16",
@@ -62,7 +63,7 @@ _OTHERS = _named(
 )
 """Those that are not, or may be conjugated on the way; moved as what has the same size."""
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-_STAND_INS = {dtype: _SIGNED[size] for dtype, (stand_in, size) in _OTHERS.items() if stand_in.kind == "u"}
+_STAND_INS = {dtype: _SIGNED[size] for dtype, (stand_in, size) in OTHER_DTYPES.items() if stand_in.kind == "u"}
 """The dtypes that torch itself can turn into an array instead."""
 
 
@@ -153,7 +154,7 @@ def check_sendable(tensor: Any) -> None:
         )
     if tensor.layout is not STRIDED:
         raise UnsupportedArray(f"a tensor of layout {tensor.layout} cannot be sent (only all_reduce takes it)")
-    if tensor.dtype not in PLAIN_DTYPES and tensor.dtype not in _OTHERS:
+    if tensor.dtype not in PLAIN_DTYPES and tensor.dtype not in OTHER_DTYPES:
         raise UnsupportedArray(f"a tensor of {tensor.dtype} cannot be sent")
 
 
@@ -178,7 +179,7 @@ def memory_at(address: int, size: int, dtype: Any, owner: Any) -> Any:
 
 def _by_address(tensor: Any, reducing: bool) -> Any:
     """The memory of a contiguous tensor of the user's."""
-    dtype, size = PLAIN_DTYPES.get(tensor.dtype) or _OTHERS[tensor.dtype]
+    dtype, size = PLAIN_DTYPES.get(tensor.dtype) or OTHER_DTYPES[tensor.dtype]
     array = _at(tensor, dtype, size)
     if not reducing or tensor.dtype not in _STAND_INS:
         return array
@@ -195,7 +196,7 @@ def owned(tensor: Any, reducing: bool) -> Any:
     if reducing:
         _check_values(tensor)
         return flat
-    return flat.view(_STAND_INS[tensor.dtype]).numpy().view(_OTHERS[tensor.dtype][0])
+    return flat.view(_STAND_INS[tensor.dtype]).numpy().view(OTHER_DTYPES[tensor.dtype][0])
 
 
 def _check_values(tensor: Any) -> None:

@@ -16,8 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .._native import core
+from ..errors import PhalanxError
 from ..frames import hide_frames
+from .errors import translated
 from .group_interface import TorchGroup
+from .work import FinishedWork
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
 
@@ -33,6 +37,19 @@ OLDER_NAMES = {
 """The names of these operations before torch 2.13."""
 OPERATIONS: dict[str, Perform] = {}
 """Phalanx's function for each of torch's operations, by the name of the method."""
+
+FAST = {
+    "allreduce": 2,
+    "broadcast": 2,
+    "reduce": 2,
+    "all_gather_single": 3,
+    "reduce_scatter_single": 3,
+    "all_to_all_single": 5,
+    "barrier": 1,
+    "send": 3,
+    "recv": 3,
+}
+"""The operations that the core does by itself if they are simple, and how many arguments torch's own functions pass."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_dispatch_stack
@@ -68,9 +85,21 @@ def visible(operation: Perform) -> Perform:
     if not hasattr(dist.ProcessGroup, name):
         name = OLDER_NAMES[name]
     through = getattr(dist.ProcessGroup, name)
+    fast: Any = getattr(getattr(core, "TorchCalls", None), operation.__name__, None)
+    count = FAST.get(operation.__name__, -1)
 
     def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
         try:
+            if self.fast_calls is not None:
+                if count == 1 and kwargs and not args and "opts" in kwargs:  # as torch calls `barrier`
+                    args = (kwargs.pop("opts"),)
+                if len(args) == count and not kwargs:
+                    try:
+                        done = fast(self.fast_calls, *args)
+                        if done is not None:
+                            return done if type(done) is FinishedWork else self.go_on_with(done, args)
+                    except PhalanxError as error:
+                        raise translated(error) from None
             if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
                 return operation(self, *args, **kwargs)
             if not _are_on_cpu(args, kwargs):  # the group for that device shows it

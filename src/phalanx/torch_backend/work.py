@@ -71,10 +71,14 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
 class UnfinishedWork(dist.Work):  # type: ignore[misc]
     """An operation that goes on after the call has returned."""
 
+    __slots__ = ("_ended", "_error", "_event", "_future", "_lock", "_promise", "_tensors", "_untold")
+
     def __init__(self, tensors: Any) -> None:
         dist.Work.__init__(self)
         self._tensors = tensors
         self._lock = threading.Lock()
+        self._event: threading.Event | None = None
+        """Set when the operation ends. Made for who waits for that in another thread: to make one takes long."""
         self._promise: Any = None
         self._untold: Any = None
         """The promise of a future that the program holds, of an operation that has ended."""
@@ -157,6 +161,19 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
             self._error = error
             self._ended = True
             self._untold = self._promise
+            event = self._event
+        if event is not None:
+            event.set()
+
+    def _wait_for_end(self, seconds: float | None) -> bool:
+        """Waits until another thread has ended the operation; False if that lasted longer."""
+        with self._lock:
+            if self._ended:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
+            event = self._event
+        return event.wait(seconds)
 
     def _value(self, _promise: Any) -> list[Any]:
         """The value of the future; raises as the operation did.
@@ -174,6 +191,8 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
 
 class CombinedWork(UnfinishedWork):
     """Several operations as one: done when all are, failed as the first that did."""
+
+    __slots__ = ("_works",)
 
     def __init__(self, works: list[Any]) -> None:
         super().__init__([])

@@ -49,7 +49,7 @@ def last_handed_over() -> PendingTransfer | None:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+    return np.asarray(array).reshape(-1).view(np.uint8).data  # of a tensor, the fast path takes its flat memory
 
 
 class RingInbound(Inbound):

@@ -1,0 +1,150 @@
+// A contiguous CPU tensor of torch as flat memory, found by the table of C functions that torch offers for this
+// (DLPack's exchange API, `Tensor.__dlpack_c_exchange_api__`): a fraction of what an array of NumPy on it costs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace phalanx {
+
+namespace nb = nanobind;
+
+// What `PlainArrays` takes beside NumPy's arrays, and by the buffer protocol everything else that takes an array.
+struct FlatTensor {
+    std::byte* data = nullptr;
+    Py_ssize_t count = 0;     // elements
+    Py_ssize_t itemsize = 0;
+    Py_ssize_t rows = -1;     // the tensor's length along dim 0; -1 for a scalar
+    int number = -1;          // of the dtype that the elements lie in memory as, in `phalanx._native.PLAIN`
+    bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
+    bool is_floating = false;
+    PyObject* dtype = nullptr;  // the tensor's own, which torch keeps for ever
+    nb::object tensor;        // owns the memory: an operation may outlive what the caller holds
+
+    std::size_t bytes() const noexcept { return static_cast<std::size_t>(count * itemsize); }
+
+    static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+        // By the position in PLAIN; a buffer says of the elements what NumPy does.
+        static constexpr const char* formats[] = {"?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d"};
+        static std::byte nothing{};
+        auto* flat = nb::inst_ptr<FlatTensor>(self);
+        void* place = flat->data != nullptr ? flat->data : &nothing;
+        if (PyBuffer_FillInfo(view, self, place, flat->count * flat->itemsize, 0, flags) != 0) return -1;
+        view->itemsize = flat->itemsize;
+        if ((flags & PyBUF_FORMAT) != 0) view->format = const_cast<char*>(formats[flat->number]);
+        if ((flags & PyBUF_ND) != 0) view->shape = &flat->count;
+        if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = &flat->itemsize;
+        return 0;
+    }
+};
+
+// Reads tensors. Knows nothing of torch but what it is given.
+class TensorReader {
+public:
+    // `types` are the classes of tensors that nothing special is about. `dtypes` are tuples of: torch's dtype, the position in
+    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, and whether it
+    // has a fraction.
+    TensorReader(std::vector<nb::object> types, nb::object exchange_api, nb::object is_neg, const nb::list& dtypes)
+        : types_(std::move(types)), is_neg_(std::move(is_neg)) {
+        const auto* api = static_cast<const Api*>(PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
+        if (api == nullptr) throw nb::python_error();
+        while (api != nullptr && api->major != 1) api = api->older;
+        read_ = api == nullptr ? nullptr : api->read;
+        for (nb::handle row : dtypes)
+            kinds_.push_back({nb::object(row[0]), nb::cast<int>(nb::object(row[1])), nb::cast<int>(nb::object(row[2])),
+                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
+    }
+
+    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
+    bool look(nb::handle object, FlatTensor& found) const {
+        const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+        bool known = false;
+        for (const nb::object& one : types_) known = known || one.ptr() == type;
+        const Kind* const kind = known && read_ != nullptr ? kind_of(object) : nullptr;
+        if (kind == nullptr) return false;
+        Tensor tensor;
+        if (read_(object.ptr(), &tensor) != 0) {  // sparse, or without memory
+            PyErr_Clear();
+            return false;
+        }
+        if (tensor.device != cpu || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize) return false;
+        std::int64_t count = 1;
+        for (int i = tensor.dims; i-- > 0;) {
+            if (tensor.shape[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != count && !is_empty(tensor)) return false;
+            count *= tensor.shape[i];
+        }
+        if ((tensor.data == nullptr && count != 0) || !is_as_it_lies(object)) return false;
+        found.data = static_cast<std::byte*>(tensor.data) + tensor.offset;
+        found.count = static_cast<Py_ssize_t>(count);
+        found.itemsize = kind->itemsize;
+        found.rows = tensor.dims > 0 ? static_cast<Py_ssize_t>(tensor.shape[0]) : -1;
+        found.number = kind->number;
+        found.is_stand_in = kind->is_stand_in;
+        found.is_floating = kind->is_floating;
+        found.dtype = kind->dtype.ptr();
+        found.tensor = nb::borrow(object);
+        return true;
+    }
+
+private:
+    // As dlpack.h has them.
+    struct Tensor {
+        void* data;
+        std::int32_t device, device_number;
+        std::int32_t dims;
+        std::uint8_t code, bits;
+        std::uint16_t lanes;
+        std::int64_t* shape;
+        std::int64_t* strides;
+        std::uint64_t offset;
+    };
+    struct Api {
+        std::uint32_t major, minor;
+        const Api* older;
+        void *allocate, *own, *make;
+        int (*read)(void* tensor, Tensor* found);
+        void* stream;
+    };
+    static constexpr std::int32_t cpu = 1;
+
+    static bool is_empty(const Tensor& tensor) noexcept {
+        for (int i = 0; i < tensor.dims; ++i)
+            if (tensor.shape[i] == 0) return true;
+        return false;
+    }
+
+    // A tensor may stand for the negative of what lies in memory, which DLPack does not say.
+    bool is_as_it_lies(nb::handle object) const {
+        PyObject* const argument = object.ptr();
+        const nb::object negative = nb::steal(PyObject_Vectorcall(is_neg_.ptr(), &argument, 1, nullptr));
+        if (!negative.is_valid()) throw nb::python_error();
+        return negative.ptr() == Py_False;
+    }
+
+    struct Kind {
+        nb::object dtype;
+        int number;
+        int itemsize;
+        bool is_stand_in;
+        bool is_floating;
+    };
+
+    // DLPack has one name for several dtypes, so torch says which one it is. Null for one that is not known here.
+    const Kind* kind_of(nb::handle tensor) const {
+        const nb::object dtype = nb::getattr(tensor, dtype_);
+        for (const Kind& kind : kinds_)
+            if (kind.dtype.ptr() == dtype.ptr()) return &kind;
+        return nullptr;
+    }
+
+    std::vector<nb::object> types_;
+    nb::object is_neg_;
+    int (*read_)(void*, Tensor*) = nullptr;
+    std::vector<Kind> kinds_;
+    nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
+};
+
+}  // namespace phalanx

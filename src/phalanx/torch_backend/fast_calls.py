@@ -1,0 +1,86 @@
+"""The core's way of simple calls: from a function of torch to the fast path of a group, with hardly any Python between.
+
+It takes calls that nothing watches, on plain tensors, with the group's own timeout, while nothing else is in line. All
+others it declines, before anything has happened, and the methods of the process group do them. Where there is no core,
+or torch is too old to say where a tensor's memory is, there are no fast calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from .._native import PLAIN, core
+from ..group import Group
+from .reduce_ops import SIMPLE_NAMES
+from .tensors import OTHER_DTYPES, PLAIN_DTYPES
+
+if TYPE_CHECKING:
+    from .._core import TorchAccess, TorchCalls
+
+__all__ = ["WATCHERS", "are_available", "calls_of"]
+
+WATCHERS = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._autograd._profiler_enabled,
+    torch._C._functorch.peek_interpreter_stack,
+)
+"""Functions that say 0, False or None where nothing watches what torch does."""
+
+_EXCHANGE_API = "__dlpack_c_exchange_api__"
+_OPTIONS = {
+    "all_reduce": (c10d.AllreduceOptions, True, False),
+    "broadcast": (c10d.BroadcastOptions, False, True),
+    "reduce": (c10d.ReduceOptions, True, True),
+    "all_gather": (c10d.AllgatherOptions, False, False),
+    "reduce_scatter": (c10d.ReduceScatterOptions, True, False),
+    "all_to_all": (c10d.AllToAllOptions, False, False),
+    "barrier": (c10d.BarrierOptions, False, False),
+}
+"""torch's options of each operation, whether they name a reduction, and whether they name a root."""
+
+
+def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> TorchCalls | None:
+    """The fast calls of a group, if there are any.
+
+    Args:
+        lines: The deque and the turn's lock of each of its lines: for collectives, sent and received messages.
+        finished: The class of the handle of an operation that is done.
+    """
+    access = _access(finished)
+    return None if access is None or core is None else core.TorchCalls(access, group, lines)
+
+
+def are_available() -> bool:
+    """Whether there is a core, and this torch says all that it must know."""
+    return (
+        core is not None
+        and hasattr(torch.Tensor, _EXCHANGE_API)
+        and all(hasattr(kind(), "asyncOp") for kind, _, _ in _OPTIONS.values())
+    )
+
+
+@functools.cache
+def _access(finished: type) -> TorchAccess | None:
+    if core is None or not are_available():
+        return None
+    exchange = getattr(torch.Tensor, _EXCHANGE_API)
+    reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, _dtypes())
+    options = core.OptionsReader(c10d.AllreduceOptions().timeout, list(SIMPLE_NAMES.items()))
+    access: TorchAccess = core.TorchAccess(reader, options, list(WATCHERS), finished)
+    for name, kind in _OPTIONS.items():
+        setattr(access, name, core.OptionsKind(*kind))
+    return access
+
+
+def _dtypes() -> list[tuple[Any, int, int, bool, bool]]:
+    """The dtypes that the core knows; complex ones may be conjugated, which it does not look for."""
+    return [
+        (dtype, PLAIN.index(lies_as.char), size, stands_in, dtype.is_floating_point)
+        for known, stands_in in ((PLAIN_DTYPES, False), (OTHER_DTYPES, True))
+        for dtype, (lies_as, size) in known.items()
+        if not dtype.is_complex
+    ]
