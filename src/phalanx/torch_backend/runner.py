@@ -81,7 +81,7 @@ class Runner:
 
     @property
     def state(self) -> tuple[Any, Any]:
-        """What the core looks at to see whether the line is idle: the operations in it, and the turn's lock."""
+        """The operations in the line and the lock of the turn, by which the core sees whether the line is idle."""
         return self._line, self._turn
 
     def join(self, operation: InLine, *, at_once: bool = False) -> None:
