@@ -12,9 +12,10 @@ from phalanx import config
 from phalanx.config.reader import VariableReader
 from phalanx.config.secret import find_token
 from phalanx.errors import ConfigError
+from phalanx.launching.environment import new_token
 from phalanx.types import Address
 
-from .launcher import launch, new_token
+from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
 
 __all__ = ["command"]
