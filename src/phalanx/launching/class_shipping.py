@@ -15,7 +15,10 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["module_of", "reduce_class", "reduce_part"]
+__all__ = ["MARKS", "module_of", "reduce_class", "reduce_part"]
+
+MARKS = frozenset({"pytestmark"})
+"""Attributes of functions and classes that concern who calls them, and may hold anything."""
 
 _NOT_SENT = frozenset(
     {
@@ -47,10 +50,12 @@ def reduce_class(kind: type) -> tuple[Any, ...]:
     attributes = {
         name: value
         for name, value in vars(kind).items()
-        if name not in _NOT_SENT and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
+        if name not in _NOT_SENT | MARKS
+        and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
     }
     if isinstance(kind, enum.EnumMeta):
-        members: dict[str, Any] = {name: one.value for name, one in kind.__members__.items()}
+        found: Any = kind.__members__
+        members = {name: one.value for name, one in found.items()}
         kept = {
             name: value
             for name, value in attributes.items()

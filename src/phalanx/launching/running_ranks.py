@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from .. import background_thread
 from ..deadline import Deadline
 from ..errors import PhalanxError, RankFailed
+from ..frames import frames_are_hidden
 from ..wire import codec
 from .failures import Died, RankFailure, first_cause, to_error
 from .fork_server import ForkServer, borrow_fork_server
@@ -32,6 +34,8 @@ DUMP_TIME = 2.0
 KILL_TIME = 20.0
 """Seconds for processes to end after SIGKILL."""
 LOOK = 0.1
+_OUR_FRAMES = (f'  File "{Path(background_thread.__file__).parent}/', '  File "<string>", line 1 in <module>')
+"""The beginnings of lines about functions of Phalanx, and about the program of the fork server."""
 
 
 @dataclass(frozen=True)
@@ -312,4 +316,14 @@ class _RunningRanks:
     def _stack_of(self, rank: int) -> str:
         file = self._stacks[rank]
         size = os.fstat(file.fileno()).st_size
-        return os.pread(file.fileno(), min(size, 1 << 20), 0).decode(errors="replace")
+        return _of_users(os.pread(file.fileno(), min(size, 1 << 20), 0).decode(errors="replace"))
+
+
+def _of_users(stacks: str) -> str:
+    """The stacks that `faulthandler` wrote, without Phalanx's own threads and frames."""
+    if not frames_are_hidden():
+        return stacks
+    threads = [part for part in stacks.split("\n\n") if background_thread.__file__ not in part]
+    return "\n\n".join(
+        "\n".join(line for line in part.split("\n") if not line.startswith(_OUR_FRAMES)) for part in threads
+    )

@@ -273,7 +273,7 @@ def _attributes(function: types.FunctionType) -> dict[str, Any]:
         found["__annotations__"] = notes
     except Exception:
         pass
-    return found | vars(function)
+    return found | {name: value for name, value in vars(function).items() if name not in class_shipping.MARKS}
 
 
 # -- the reader -------------------------------------------------------------------------------------------------------
