@@ -63,12 +63,15 @@ def reduce_class(kind: type) -> tuple[Any, ...]:
         }
         made: tuple[Any, ...] = (_make_enum, (type(kind), kind.__name__, kind.__bases__, kind.__module__, members))
         return *made, kept, None, None, _fill_class
+    # What Python looks at while it makes a class; the rest may refer to the class itself.
+    early = {name: attributes.pop(name) for name in ("__orig_bases__",) if name in attributes}
     slots = vars(kind).get("__slots__")
-    slots = slots if slots is None or isinstance(slots, str) else tuple(slots)
+    if slots is not None:
+        early["__slots__"] = slots if isinstance(slots, str) else tuple(slots)
     attributes["__qualname__"] = kind.__qualname__
     if "__annotations__" not in attributes and (notes := _annotations(kind)):
         attributes["__annotations__"] = notes
-    empty = (type(kind), kind.__name__, kind.__bases__, kind.__module__, slots)
+    empty = (type(kind), kind.__name__, kind.__bases__, {"__module__": kind.__module__, **early})
     return _make_class, empty, attributes, None, None, _fill_class
 
 
@@ -94,6 +97,8 @@ def reduce_part(value: Any, find: Callable[[str | None], object]) -> Any:
         return functools.cached_property, (value.func,)
     if isinstance(value, types.MappingProxyType):
         return _make_proxy, (dict(value),)
+    if isinstance(value, typing.ForwardRef):
+        return typing.ForwardRef, (value.__forward_arg__,)
     if isinstance(value, type(dataclasses.MISSING)):
         return getattr, (dataclasses, "MISSING")
     if type(value).__module__ == "dataclasses" and getattr(value, "name", "").startswith("_FIELD"):
@@ -117,8 +122,7 @@ def reduce_part(value: Any, find: Callable[[str | None], object]) -> Any:
 # -- the reader -------------------------------------------------------------------------------------------------------
 
 
-def _make_class(kind: Any, name: str, bases: tuple[type, ...], module: str, slots: Any) -> type:
-    body = {"__module__": module} if slots is None else {"__module__": module, "__slots__": slots}
+def _make_class(kind: Any, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
     return types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(body))
 
 

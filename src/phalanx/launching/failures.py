@@ -17,6 +17,7 @@ from ..last_words import is_shared
 __all__ = [
     "ATTACHED",
     "FAILED_AT",
+    "MILD",
     "Died",
     "RankFailure",
     "capture",
@@ -30,6 +31,8 @@ FAILED_AT = "_phalanx_failed_at"
 """The attribute in which an exception carries the time when it left the user's function."""
 ATTACHED = "_phalanx_attached"
 """The attribute in which an exception carries plain data for whoever started the ranks; `RankFailed` has it, too."""
+MILD = "_phalanx_mild"
+"""The attribute of an exception that makes its failure a mild one."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class RankFailure:
     """Whether the rank ended without a report."""
     attached: Any = None
     """Plain data that came with the error."""
+    mild: bool = False
+    """Whether any other failure counts for more: a test that was skipped, where another rank failed."""
 
 
 def _signal_name(number: int) -> str:
@@ -88,7 +93,8 @@ def capture(rank: int, at: float, error: BaseException) -> RankFailure:
     echo = error.peer if isinstance(error, PeerLost) else None
     summary = f"{name}: {first}" if first else name
     attached = getattr(error, ATTACHED, None)
-    return RankFailure(rank, at, summary, text, error, echo, is_shared(error), attached=attached)
+    mild = bool(getattr(error, MILD, False))
+    return RankFailure(rank, at, summary, text, error, echo, is_shared(error), attached=attached, mild=mild)
 
 
 def noting(fn: Callable[..., Any], *args: Any) -> Any:
@@ -108,7 +114,7 @@ def first_cause(failures: Sequence[RankFailure]) -> RankFailure:
         # When a rank died is only known from when it was noticed, so that its time says nothing.
         return any(f.rank == failure.echo_of and f is not failure and (f.died or f.at <= failure.at) for f in failures)
 
-    return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: failure.at)
+    return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: (failure.mild, failure.at))
 
 
 def to_error(cause: RankFailure, failures: Sequence[RankFailure], ended: int = 0) -> RankFailed:
@@ -121,6 +127,12 @@ def to_error(cause: RankFailure, failures: Sequence[RankFailure], ended: int = 0
     # Beside a traceback, those of ranks that failed because of it say nothing. Without one, they are all there is.
     others = [f for f in failures if f is not cause and not (f.shared and cause.traceback)]
     ended += len(failures) - 1 - len(others)
+    same = sorted(
+        f.rank for f in others if cause.traceback and (f.summary, f.traceback) == (cause.summary, cause.traceback)
+    )
+    others = [f for f in others if f.rank not in same]
+    if same:
+        lines.append(f"the same on rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}")
     if others:
         others.sort(key=lambda f: f.rank)
         lines.append("then: " + "; ".join(f"rank {f.rank}: {f.summary}" for f in others))

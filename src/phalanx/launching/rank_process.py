@@ -92,13 +92,13 @@ def main(rank: int, socket_fd: int, stacks_fd: int, environment: dict[str, str])
 
 def _failed(rank: int, error: BaseException) -> tuple[str, Any]:
     failure = capture(rank, getattr(error, FAILED_AT, time.monotonic()), error)
-    fields = failure.at, failure.summary, failure.traceback, failure.echo_of, failure.shared
+    fields = failure.at, failure.summary, failure.traceback, failure.echo_of, failure.shared, failure.mild
     return "failure", (*fields, _pickled(error), _pickled_data(failure.attached))
 
 
 def failure_from(rank: int, report: Any) -> RankFailure:
     """The failure that a rank has reported."""
-    at, summary, traceback, echo_of, shared, error, attached = report
+    at, summary, traceback, echo_of, shared, mild, error, attached = report
     return RankFailure(
         rank,
         at,
@@ -107,6 +107,7 @@ def failure_from(rank: int, report: Any) -> RankFailure:
         _error_from(error) if error else None,
         echo_of,
         shared,
+        mild=mild,
         attached=pickle.loads(attached) if attached else None,  # noqa: S301 - between parent and child
     )
 

@@ -182,6 +182,11 @@ class _Shipper(pickle.Pickler):
         where = self._find(function.__module__)
         if where is not None and _resolve(sys.modules[where[0]], function.__qualname__) is function:
             return _named, (where, function.__qualname__)
+        # `functools.wraps` makes it say that it comes from another module than it does.
+        space = function.__globals__
+        where = self._find(space.get("__name__"))
+        if where is not None and vars(sys.modules[where[0]]) is not space:
+            where = None
         names = {} if where is not None else _used_globals(function)
         cells = [_contents(cell) for cell in function.__closure__ or ()]
         used = dict(zip(function.__code__.co_freevars, (cell[0] for cell in cells if cell), strict=False))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ..frames import hide_frames
-from ..launching.failures import ATTACHED
+from ..launching.failures import ATTACHED, MILD
 from ..world import init
 from .world_to_come import WorldToCome
 
@@ -59,6 +59,7 @@ def run_in_rank(
     except BaseException as error:
         hide_frames(error)
         setattr(error, ATTACHED, _described(error, reporting))
+        setattr(error, MILD, isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception)))
         raise
 
 

@@ -6,6 +6,7 @@ nothing: it imports neither torch nor anything of Phalanx. The rest is imported 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,10 @@ def autoload() -> None:
         return
     if NAME not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if "PHALANX_AS_GLOO" in os.environ:  # whether it is true is looked up there: that takes an import
+        from . import as_gloo
+
+        as_gloo.install()
 
 
 def _create(options: Any, backend_options: Any) -> Any:
