@@ -32,9 +32,9 @@ _NOT_SENT = frozenset(
         "__firstlineno__",
     }
 )
-"""What Python makes by itself for every class."""
+"""Attributes that Python makes by itself for every class."""
 _OF_ENUMS = frozenset({"__new__", "__new_member__", "__qualname__"})
-"""What an enumeration has of its own, beside names such as `_member_map_`."""
+"""Attributes that an enumeration has of its own, beside those with names such as `_member_map_`."""
 
 
 def module_of(name: str) -> types.ModuleType:

@@ -24,7 +24,7 @@ OWN_VARIABLES = frozenset(
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
     f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS {MARK}".split()
 )
-"""What users cannot set for the ranks: the launcher does."""
+"""Variables that users cannot set for the ranks: the launcher does."""
 
 
 def cores() -> int:

@@ -1,4 +1,4 @@
-"""What stands for a world in the process that runs the tests: the world itself is in the ranks."""
+"""The placeholder of a world in the process that runs the tests: the world itself is in the ranks."""
 
 from __future__ import annotations
 
