@@ -236,7 +236,8 @@ def test_text_that_the_stream_cannot_take_is_escaped() -> None:
         os.write(1, "grüß\n".encode() + b"\xff\n")
 
     raw = io.BytesIO()
-    with contextlib.redirect_stdout(io.TextIOWrapper(raw, encoding="ascii")):
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    with contextlib.redirect_stdout(stream):
         launch(greet, 1)
     assert raw.getvalue() == b"[0] gr\\xfc\\xdf\n[0] \\xff\n"
 
@@ -338,11 +339,13 @@ def body(folder, patient):
     print(f"{folder}/{world.rank}", flush=True)
     open(f"{folder}/{world.rank}", "w").write(f"{os.getpid()} {child.pid}")
     world.barrier()
-    print("running", flush=True)
+    words = ["running"]
     while True:
         try:
+            print(*words, flush=True)
             time.sleep(100)
         except KeyboardInterrupt:
+            words = []
             open(f"{folder}/interrupted-{world.rank}", "w").close()
             if not patient:
                 raise

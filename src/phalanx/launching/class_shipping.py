@@ -129,7 +129,8 @@ def _make_class(kind: Any, name: str, bases: tuple[type, ...], body: dict[str, A
 def _make_enum(kind: Any, name: str, bases: tuple[type, ...], module: str, members: dict[str, Any]) -> type:
     def fill(space: dict[str, Any]) -> None:
         space["__module__"] = module
-        space.update(members)
+        for member, value in members.items():  # before Python 3.11, `update` goes past what this dict watches
+            space[member] = value  # noqa: PERF403
 
     return types.new_class(name, bases, {"metaclass": kind}, fill)
 
