@@ -138,6 +138,10 @@ bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, 
 	@mkdir -p $(BENCH)
 	@$(PY) -m benchmarks rpc --against torch,zmq,grpc,ray --ray $(RAY) --json $(BENCH)/rpc.json $(ARGS)
 
+.PHONY: test-notebook
+test-notebook: $(VENV)/.notebook ## cells of a notebook that launch ranks, run by Jupyter's client
+	@$(PY) -m pytest -q tests/launching/test_notebook.py $(ARGS)
+
 .PHONY: chaos hostile fuzz scale groups calls
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
@@ -271,6 +275,11 @@ $(VENV)/.jax: | $(VENV)/.test
 	$(SAY) "JAX"
 	@$(INSTALL) --only-binary :all: jax \
 	    || echo "note: there is no JAX for this Python; tests that need it are skipped"
+	@touch $@
+
+$(VENV)/.notebook: | $(VENV)/.test
+	$(SAY) "a kernel and a client of Jupyter"
+	@$(INSTALL) nbclient ipykernel
 	@touch $@
 
 $(VENV)/.peers: | $(VENV)/.test

@@ -36,7 +36,7 @@ SECTIONS = {
     "job": ("PHALANX_TOKEN", "PHALANX_TIMEOUT"),
     "options": ("PHALANX_INTERFACE", "PHALANX_LOG"),
     "torchrun": ("RANK", "TORCHELASTIC_USE_AGENT_STORE"),
-    "torch": ("TORCH_FR_BUFFER_SIZE", "TORCH_DIST_NAN_CHECK"),
+    "torch": ("PHALANX_AS_GLOO", "TORCH_DIST_NAN_CHECK"),
     "openmpi": ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
     "mpich": ("PMI_RANK", "MPI_LOCALNRANKS"),
     "slurm": ("SLURM_PROCID", "SLURM_TASK_PID"),

@@ -16,8 +16,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "phalanx"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"testing"},
+    {"testing", "pytest_plugin"},
     {"phalanx"},
+    {"launching"},
     {"torch_backend", "parallel", "rpc"},
     {"world"},
     {"last_words", "group"},

@@ -35,6 +35,8 @@ SOURCES = sources()
 HEAVY = {"cupy", "jax", "mpi4py", "torch"}
 MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 SHARED_MEMORY = "phalanx.transports.shared_memory"
+EARLY = "phalanx.torch_backend"
+"""Runs whenever torch is imported: it may look whether a variable is there before it imports `config`."""
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -66,7 +68,7 @@ def heavy_at_import(source: Source) -> list[str]:
 
 
 def environment_uses(source: Source) -> list[str]:
-    if source.item == "config":
+    if source.item == "config" or source.name == EARLY:
         return []
     wrong = []
     for node in ast.walk(source.tree):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PeerLost,
         PhalanxError,
         ProtocolError,
+        RankFailed,
         RemoteError,
         RendezvousError,
         RpcError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         WorldNotFormed,
     )
     from .group import Group, Work
+    from .launching.launch import launch
     from .types import Address, Received, ReduceOp
     from .world import init
 
@@ -77,6 +79,7 @@ __all__ = [
     "PeerLost",
     "PhalanxError",
     "ProtocolError",
+    "RankFailed",
     "Received",
     "ReduceOp",
     "RemoteError",
@@ -97,6 +100,7 @@ __all__ = [
     "backends",
     "errors",
     "init",
+    "launch",
     "parallel",
     "rpc",
     "testing",
@@ -111,6 +115,7 @@ _HOMES = {
     "TlsOptions": "config",
     "Work": "group",
     "init": "world",
+    "launch": "launching.launch",
 }
 """Where the public names live that are neither errors nor parts of the package themselves."""
 _OF_A_GROUP = frozenset(

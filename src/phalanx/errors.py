@@ -11,6 +11,7 @@ PhalanxError
 ├── Desync
 ├── OutOfResources (OSError)
 ├── ProtocolError
+├── RankFailed                   of launch(): also of the type that the rank raised
 └── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
                                  RpcTimeout (also a Timeout)  RpcNoConnection (also a NoConnection, ConnectionError)
 ```
@@ -42,6 +43,7 @@ __all__ = [
     "PeerLost",
     "PhalanxError",
     "ProtocolError",
+    "RankFailed",
     "RemoteError",
     "RendezvousError",
     "RpcError",
@@ -275,6 +277,25 @@ class OutOfResources(PhalanxError, OSError):
 
 class ProtocolError(PhalanxError):
     """Bytes that do not follow the protocol: the connection that brought them is closed."""
+
+
+class RankFailed(PhalanxError):
+    """A rank of `launch` or `testing.run_ranks` failed. Where possible it is also of the type that the rank raised.
+
+    So `except ValueError` and `pytest.raises(PeerLost)` see it, and the attributes of the original are here, too.
+
+    Attributes:
+        failed_rank: The rank that failed first.
+        remote_traceback: Where, as text.
+    """
+
+    def __init__(self, message: str, failed_rank: int, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.failed_rank = failed_rank
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return self.message
 
 
 # -- remote calls ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # `init` loads these while the directory's process starts
     from .backends.base import LaneBackend
     from .group import Group
 
-__all__ = ["init"]
+__all__ = ["abort_worlds", "close_at_exit", "close_worlds", "init"]
 
 BACKENDS = ("auto", "mesh", "tcp", "mpi")
 
@@ -195,8 +195,8 @@ def close_at_exit(group: Group, formed: Formed | None = None) -> None:
     _watch_exceptions()
     # Once more for each world, because the last function registered runs first: a world closes before what its backend
     # has registered, which is the end of MPI.
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
+    atexit.unregister(close_worlds)
+    atexit.register(close_worlds)
 
 
 def _forget(group: Group) -> None:
@@ -210,13 +210,7 @@ def _watch_exceptions() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            for group in list(_worlds):
-                with contextlib.suppress(Exception):
-                    from .group.hints import add_hint
-
-                    add_hint(error, type(group))
-                    group.backend.check_usable()
-                    group.backend.control.abort(f"it raised {describe(error)}", user_traceback(error), lost_peer(error))
+            abort_worlds(error)
         finally:
             if frames_are_hidden():
                 hide_frames(error)
@@ -225,6 +219,17 @@ def _watch_exceptions() -> None:
                 previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def abort_worlds(error: BaseException) -> None:
+    """Tells the ranks of all open worlds that this one ends by an exception."""
+    for group in list(_worlds):
+        with contextlib.suppress(Exception):
+            from .group.hints import add_hint
+
+            add_hint(error, type(group))
+            group.backend.check_usable()
+            group.backend.control.abort(f"it raised {describe(error)}", user_traceback(error), lost_peer(error))
 
 
 def _refuse_second(name: str, launch: Launch) -> None:
@@ -251,7 +256,8 @@ def _warn_of_unknown_variables() -> None:
             warnings.warn(f"nothing reads the environment variable {name} (did you mean {meant}?)", stacklevel=5)
 
 
-def _close_all() -> None:
+def close_worlds() -> None:
+    """Closes all open worlds: the end of a program."""
     for group in list(_worlds):
         with contextlib.suppress(Exception):
             group.close()

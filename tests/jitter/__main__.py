@@ -23,8 +23,8 @@ from tests.jitter import programs
 
 import phalanx as px
 from phalanx._native import core
+from phalanx.launching.failures import Died
 from phalanx.testing import run_ranks
-from phalanx.testing.failures import Died
 
 LIMIT = 60.0
 """Seconds for one seed; it takes about one."""

@@ -334,7 +334,7 @@ def test_the_helper_ends_with_its_user(tmp_path: Path) -> None:
         textwrap.dedent("""
         import os, signal, sys, time
         from phalanx.testing import run_ranks
-        from phalanx.testing import fork_server
+        from phalanx.launching import fork_server
 
         def body(group, folder):
             open(f"{folder}/{group.rank}", "w").write(str(os.getpid()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .detect import Launch, detect, four_variables, started_as
 from .environment import (
+    as_gloo,
     backend_of_choice,
     cache_dir,
     debug,
@@ -34,6 +35,7 @@ __all__ = [
     "TlsOptions",
     "Variable",
     "adopt",
+    "as_gloo",
     "backend_of_choice",
     "cache_dir",
     "debug",

@@ -14,6 +14,7 @@ from .reader import VariableReader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
 __all__ = [
+    "as_gloo",
     "backend_of_choice",
     "cache_dir",
     "debug",
@@ -68,6 +69,15 @@ def debug(env: Mapping[str, str] | None = None) -> bool:
         ConfigError: The variable is neither true nor false.
     """
     return VariableReader(env).flag("PHALANX_DEBUG")
+
+
+def as_gloo(env: Mapping[str, str] | None = None) -> bool:
+    """Whether `PHALANX_AS_GLOO` asks that torch's "gloo" be Phalanx.
+
+    Raises:
+        ConfigError: The variable is neither true nor false.
+    """
+    return VariableReader(env).flag("PHALANX_AS_GLOO")
 
 
 def last_words_folder(env: Mapping[str, str] | None = None) -> str | None:

@@ -70,6 +70,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TORCHELASTIC_RESTART_COUNT", _TORCHRUN, "how often the job was restarted", "0"),
     Variable("TORCHELASTIC_USE_AGENT_STORE", _TORCHRUN, "True: torchrun itself listens on MASTER_PORT", "False"),
     # -- torch, under init_process_group("phalanx") --------------------------------------------------------------------
+    Variable("PHALANX_AS_GLOO", _USER, '1: "gloo" means Phalanx, for programs that take no other name', "0"),
     Variable("TORCH_FR_BUFFER_SIZE", _USER, "operations that torch's flight recorder keeps (torch 2.15)", "none"),
     Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", _USER, "the same by an older name", "none"),
     Variable("TORCH_DIST_NAN_CHECK", _USER, "1: torch looks for NaN in what is sent (torch 2.14)", "0"),

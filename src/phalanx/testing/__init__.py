@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+from ..errors import RankFailed
+from ..launching.failures import Died
 from . import conformance, faults
-from .failures import Died, RankFailed
 from .ranks import run_ranks
 from .worlds import open_world
 

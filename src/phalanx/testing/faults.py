@@ -34,7 +34,7 @@ from ..errors import ChannelClosed, UnsupportedOp, UsageError
 from ..group import Group
 from ..group.engines.base import Engine
 from ..group.running_collective import RunningCollective
-from .failures import Died
+from ..launching.failures import Died
 from .threads import is_thread_rank
 
 __all__ = ["Died", "cut_off", "delay", "drop_connections", "exit_self", "kill_self", "stop_self"]

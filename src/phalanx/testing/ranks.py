@@ -12,7 +12,7 @@ from ..config import Options
 from ..errors import InvalidRank, UsageError
 from ..frames import hides_frames
 from ..group import Group
-from .failures import check_count, noting
+from ..launching.failures import check_count, noting
 from .processes import run_processes
 from .threads import run_threads
 from .worlds import Factory

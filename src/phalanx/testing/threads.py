@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..deadline import Deadline
-from .failures import FAILED_AT, RankFailed, RankFailure, capture, first_cause, to_error
+from ..errors import RankFailed
+from ..launching.failures import FAILED_AT, RankFailure, capture, first_cause, to_error
 
 __all__ = ["is_thread_rank", "run_threads"]
 

@@ -15,9 +15,9 @@ from ..backends import MeshBackend, SimulatedBackend, TcpBackend
 from ..backends.base import LaneBackend
 from ..config import Launch, Options, options_of
 from ..errors import ConfigError
+from ..launching.failures import check_count
 from ..rendezvous.directory import Directory
 from ..types import Address
-from .failures import check_count
 
 __all__ = ["KINDS", "Factory", "MeetingPlace", "join", "meeting_place", "open_world"]
 

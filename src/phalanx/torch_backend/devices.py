@@ -23,7 +23,7 @@ def _backends(group: TorchGroup) -> dict[str, str]:
     """The backend's name for each type of device, as the user asked for it."""
     config = c10d._world.pg_backend_config.get(group, "")
     pairs = (entry.partition(":") for entry in str(config).split(",") if ":" in entry)
-    return {device: name for device, _, name in pairs if name != "phalanx"}
+    return {device: name for device, _, name in pairs if device != "cpu" and name != "phalanx"}
 
 
 def device_types(group: TorchGroup) -> list[Any]:

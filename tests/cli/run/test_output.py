@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cli.run.support import LIMIT, Runner, lines_of, run, wait_for  # noqa: F401
 
-from phalanx.cli.run.lines import MAX_LINE, PARTIAL_AFTER, PROGRESS, REDRAW, LineOutput, LineStream
+from phalanx.launching.lines import MAX_LINE, PARTIAL_AFTER, PROGRESS, REDRAW, LineOutput, LineStream
 
 
 class Page:

@@ -13,11 +13,11 @@ import pytest
 from tests.cli.run.support import LIMIT, wait_for
 
 from phalanx.cli.run.ending import NOTICE, SETTLE, Ending, Reason
-from phalanx.cli.run.guardian import MARK, end_all, processes, relatives
 from phalanx.cli.run.processes import LocalRank
 from phalanx.cli.run.report import TRACEBACK_LINES, JobFailure, describe_status, failure_report, last_words, list_ranks
 from phalanx.cli.run.world import WorldEnd
 from phalanx.cli.run.writer import HIGH, OutputWriter
+from phalanx.launching.guardian import MARK, end_all, processes, relatives
 
 TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
 

@@ -12,9 +12,10 @@ from phalanx import config
 from phalanx.config.reader import VariableReader
 from phalanx.config.secret import find_token
 from phalanx.errors import ConfigError
+from phalanx.launching.environment import new_token
 from phalanx.types import Address
 
-from .launcher import launch, new_token
+from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
 
 __all__ = ["command"]
@@ -136,6 +137,9 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL.",
 )
+@click.option(
+    "--as-gloo", is_flag=True, help='Have torch\'s "gloo" mean Phalanx, for programs that take no other name.'
+)
 @click.option("--no-prefix", is_flag=True, help="Do not put the rank in front of each line.")
 @click.option(
     "--env",
@@ -159,6 +163,7 @@ def command(
     log_dir: Path | None,
     max_restarts: int,
     grace: float,
+    as_gloo: bool,
     no_prefix: bool,
     extra: dict[str, str],
     target: str,
@@ -183,7 +188,7 @@ def command(
             max_restarts=max_restarts,
             grace=grace,
             prefix=not no_prefix,
-            extra=extra,
+            extra={"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError
+from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
+from phalanx.launching.guardian import end_all
 from phalanx.types import Address
 
-from .environment import new_run_id, rank_environment, reserve_port
 from .events import LauncherMailbox, MailHandler, Signals
-from .guardian import end_all
 from .output import Console, RankOutput
-from .plan import RunPlan, cores
+from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
 from .supervisor import Supervisor
 from .world import HostedWorld, LaunchedWorld, WatchedWorld
@@ -26,14 +25,9 @@ from .writer import OutputWriter
 if TYPE_CHECKING:
     from phalanx.config import Options
 
-__all__ = ["launch", "new_token"]
+__all__ = ["launch"]
 
 LOOPBACK = "127.0.0.1"
-
-
-def new_token() -> str:
-    """A fresh token: 256 random bits as text."""
-    return secrets.token_hex(32)
 
 
 def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
@@ -66,7 +60,7 @@ def _attempt(
 ) -> tuple[int, bool]:
     """Runs the job once: its exit code, and whether it failed by itself, not by a signal to the launcher."""
     token = plan.token or new_token().encode()
-    run_id = new_run_id(secrets.token_hex(16), base)
+    run_id = new_run_id(base)
     with contextlib.ExitStack() as stack:
         mailbox = LauncherMailbox()
         stack.callback(mailbox.close)
@@ -96,9 +90,13 @@ def _attempt(
             if signals.told_to_end:  # those that were started are ended by the supervisor
                 break
             environment = rank_environment(
-                plan,
                 base,
-                local_rank,
+                plan.first_rank + local_rank,
+                plan.world_size,
+                local_rank=local_rank,
+                local_world_size=plan.ranks,
+                node=plan.node,
+                nodes=plan.nodes,
                 master=master,
                 directory=world.address,
                 token=token,
@@ -106,6 +104,8 @@ def _attempt(
                 last_words=last_words,
                 cores=available,
                 restarts=restarts,
+                max_restarts=plan.max_restarts,
+                extra=plan.extra,
             )
             rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
             outputs[rank] = (

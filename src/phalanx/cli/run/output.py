@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.errors import ConfigError
+from phalanx.launching.lines import LineOutput, LineStream, colour_of
 
-from .lines import LineOutput, LineStream, colour_of
 from .writer import OutputWriter
 
 __all__ = ["Console", "RankOutput"]

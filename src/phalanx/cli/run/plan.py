@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -10,20 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.errors import ConfigError
+from phalanx.launching.environment import OWN_VARIABLES, cores
 from phalanx.types import Address
-
-from .own_variables import OWN_VARIABLES
 
 __all__ = ["RunPlan", "cores"]
 
 MAX_PORT = 65535
 MOST_RANKS = 4096
 """On one node: more would be a slip of the finger, and could take all that the machine has."""
-
-
-def cores() -> int:
-    """The cores that this process may use, which a container or a batch system may have limited."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)

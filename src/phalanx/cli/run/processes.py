@@ -14,9 +14,10 @@ from pathlib import Path
 from phalanx import last_words
 from phalanx.errors import ConfigError
 from phalanx.last_words import LastWords
+from phalanx.launching import guardian
+from phalanx.launching.guardian import Process, processes, relatives, send
 
 from .bootstrap import PR_SET_CHILD_SUBREAPER, prctl
-from .guardian import Process, processes, relatives, send
 
 __all__ = ["Guardian", "LocalRank", "Processes"]
 
@@ -143,7 +144,7 @@ class Guardian:
         reading, self._pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, str(_HERE / "guardian.py"), run_id, last_words],
+                [*_PYTHON, guardian.__file__, run_id, last_words],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

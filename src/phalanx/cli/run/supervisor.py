@@ -8,9 +8,10 @@ import signal
 import socket
 import time
 
+from phalanx.launching.guardian import end_all, send
+
 from .ending import Ending, Reason
 from .events import LauncherMailbox, Signals
-from .guardian import end_all, send
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes

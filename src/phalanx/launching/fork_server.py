@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from .fork_server_process import Answer, ChildEnded, Kill, Start, Started, read_message, write_message
+from .fork_server_process import Answer, ChildEnded, Signal, Start, Started, read_message, write_message
 
 __all__ = ["ForkServer", "borrow_fork_server"]
 
@@ -31,7 +31,7 @@ class ForkServer:
         mine, its = socket.socketpair()
         with its:
             program = (
-                f"import sys; sys.path[:] = {sys.path!r}; from phalanx.testing.fork_server_process import main; "
+                f"import sys; sys.path[:] = {sys.path!r}; from phalanx.launching.fork_server_process import main; "
                 f"main({its.fileno()})"
             )
             self._process = subprocess.Popen(
@@ -55,8 +55,8 @@ class ForkServer:
         """Readable when a child has ended."""
         return self._sock.fileno()
 
-    def start(self, request: Start, fds: list[int]) -> list[int]:
-        """Forks ranks; returns their process ids.
+    def start(self, request: Start, fds: list[int]) -> int:
+        """Forks a rank; returns its process id.
 
         Raises:
             PhalanxError: The fork server does not answer.
@@ -66,11 +66,14 @@ class ForkServer:
             while True:
                 answer = self._read()
                 if isinstance(answer, Started):
-                    return answer.pids
+                    return answer.pid
                 self._ended.append(answer)
         except (EOFError, OSError) as error:
             self.close()
             raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
+        except BaseException:
+            self.close()  # Ctrl-C: its answer would be taken for that to the next request
+            raise
 
     def ended(self) -> list[ChildEnded]:
         """The children that have ended since this was asked last.
@@ -89,11 +92,11 @@ class ForkServer:
             raise PhalanxError(f"the fork server, which starts the ranks, is gone: {error!r}") from None
         return found
 
-    def kill(self, pids: list[int]) -> None:
-        """Ends children, whatever they are doing, and what they have started."""
+    def send_signal(self, pids: list[int], number: int) -> None:
+        """Sends a signal to children; SIGKILL also to what they have started."""
         if pids:
             with contextlib.suppress(OSError):
-                write_message(self._sock, Kill(pids))
+                write_message(self._sock, Signal(pids, number))
 
     def close(self) -> None:
         """Ends it and all its children."""

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import as_index, as_seconds
-from ..errors import PeerLost, PhalanxError, UsageError
+from ..errors import PeerLost, RankFailed, UsageError
 from ..frames import user_traceback
+from ..last_words import is_shared
 
 __all__ = [
+    "ATTACHED",
     "FAILED_AT",
+    "MILD",
     "Died",
-    "RankFailed",
     "RankFailure",
     "capture",
     "check_count",
@@ -27,25 +29,10 @@ __all__ = [
 
 FAILED_AT = "_phalanx_failed_at"
 """The attribute in which an exception carries the time when it left the user's function."""
-
-
-class RankFailed(PhalanxError):
-    """A rank of `run_ranks` failed. Where possible it is also of the type that the rank raised.
-
-    So `except ValueError` and `pytest.raises(PeerLost)` see it, and the attributes of the original are here, too.
-
-    Attributes:
-        failed_rank: The rank that failed first.
-        remote_traceback: Where, as text.
-    """
-
-    def __init__(self, message: str, failed_rank: int, remote_traceback: str = "") -> None:
-        super().__init__(message)
-        self.failed_rank = failed_rank
-        self.remote_traceback = remote_traceback
-
-    def __str__(self) -> str:
-        return self.message
+ATTACHED = "_phalanx_attached"
+"""The attribute in which an exception carries plain data for whoever started the ranks; `RankFailed` has it, too."""
+MILD = "_phalanx_mild"
+"""The attribute of an exception that makes its failure a mild one."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +68,14 @@ class RankFailure:
     """The exception itself, where it could be brought here."""
     echo_of: int | None = None
     """The rank that the error reports as lost."""
+    shared: bool = False
+    """The error is one that all ranks of a group raise: it says nothing that the first of them does not."""
     died: bool = False
     """Whether the rank ended without a report."""
+    attached: Any = None
+    """Plain data that came with the error."""
+    mild: bool = False
+    """Whether any other failure counts for more: a test that was skipped, where another rank failed."""
 
 
 def _signal_name(number: int) -> str:
@@ -98,7 +91,10 @@ def capture(rank: int, at: float, error: BaseException) -> RankFailure:
     first = str(error).split("\n", 1)[0]
     name = type(error).__name__
     echo = error.peer if isinstance(error, PeerLost) else None
-    return RankFailure(rank, at, f"{name}: {first}" if first else name, text, error, echo)
+    summary = f"{name}: {first}" if first else name
+    attached = getattr(error, ATTACHED, None)
+    mild = bool(getattr(error, MILD, False))
+    return RankFailure(rank, at, summary, text, error, echo, is_shared(error), attached=attached, mild=mild)
 
 
 def noting(fn: Callable[..., Any], *args: Any) -> Any:
@@ -118,21 +114,37 @@ def first_cause(failures: Sequence[RankFailure]) -> RankFailure:
         # When a rank died is only known from when it was noticed, so that its time says nothing.
         return any(f.rank == failure.echo_of and f is not failure and (f.died or f.at <= failure.at) for f in failures)
 
-    return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: failure.at)
+    return min([f for f in failures if not is_echo(f)] or failures, key=lambda failure: (failure.mild, failure.at))
 
 
-def to_error(cause: RankFailure, failures: Sequence[RankFailure]) -> RankFailed:
-    """The error to raise, of the original's type where that can be."""
+def to_error(cause: RankFailure, failures: Sequence[RankFailure], ended: int = 0) -> RankFailed:
+    """The error to raise, of the original's type where that can be.
+
+    Args:
+        ended: The number of ranks that were ended because of it.
+    """
     lines = [f"rank {cause.rank} failed: {cause.summary}"]
-    others = sorted((f for f in failures if f is not cause), key=lambda f: f.rank)
+    # Beside a traceback, those of ranks that failed because of it say nothing. Without one, they are all there is.
+    others = [f for f in failures if f is not cause and not (f.shared and cause.traceback)]
+    ended += len(failures) - 1 - len(others)
+    same = sorted(
+        f.rank for f in others if cause.traceback and (f.summary, f.traceback) == (cause.summary, cause.traceback)
+    )
+    others = [f for f in others if f.rank not in same]
+    if same:
+        lines.append(f"the same on rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}")
     if others:
+        others.sort(key=lambda f: f.rank)
         lines.append("then: " + "; ".join(f"rank {f.rank}: {f.summary}" for f in others))
+    if ended:
+        lines.append(f"{ended} rank{'s' if ended > 1 else ''} ended because of it")
     if cause.traceback:
         lines += ["", f"Traceback of rank {cause.rank}:", cause.traceback.rstrip()]
     message = "\n".join(lines)
     failed = _typed(cause.error, message, cause) if isinstance(cause.error, Exception) else None
     failed = failed or RankFailed(message, cause.rank, cause.traceback)
     failed.__cause__ = cause.error
+    setattr(failed, ATTACHED, cause.attached)
     return failed
 
 
@@ -141,7 +153,7 @@ def _typed(error: Exception, message: str, cause: RankFailure) -> RankFailed | N
     if isinstance(error, RankFailed):
         kind = kind.__bases__[1] if len(kind.__bases__) > 1 else Exception
     try:
-        made: Any = type(f"RankFailed_{kind.__name__}", (RankFailed, kind), {"__module__": __name__})
+        made: Any = type(f"RankFailed_{kind.__name__}", (RankFailed, kind), {"__module__": RankFailed.__module__})
         # Not by calling it: the arguments of the other type are unknown here.
         failed: Any = made.__new__(made)
         failed.args = (message,)

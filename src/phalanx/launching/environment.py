@@ -1,67 +1,94 @@
-"""The variables that each rank gets: torchrun's, so that its scripts run unchanged, and Phalanx's own."""
+"""The variables that a launcher sets for its ranks: torchrun's, so that its scripts run unchanged, and our own."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import secrets
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 
-from phalanx.errors import ConfigError
-from phalanx.types import Address
-
+from ..errors import ConfigError
+from ..types import Address
 from .guardian import MARK
-from .plan import RunPlan
 
-__all__ = ["new_run_id", "rank_environment", "reserve_port"]
+__all__ = ["OWN_VARIABLES", "cores", "new_run_id", "new_token", "rank_environment", "reserve_port"]
 
-_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
-"""Variables of an outer torchrun for its own ranks. Here no agent hosts torch's store."""
+_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "PHALANX_LAST_WORDS")
+"""Variables of an outer launcher for its own ranks. Here no agent hosts torch's store."""
+
+OWN_VARIABLES = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
+    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
+    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS {MARK}".split()
+)
+"""Variables that users cannot set for the ranks: the launcher does."""
+
+
+def cores() -> int:
+    """The cores that this process may use, which a container or a batch system may have limited."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def new_token() -> str:
+    """A fresh token: 256 random bits as text."""
+    return secrets.token_hex(32)
 
 
 def rank_environment(
-    plan: RunPlan,
     base: Mapping[str, str],
-    local_rank: int,
+    rank: int,
+    world_size: int,
     *,
+    local_rank: int,
+    local_world_size: int,
     master: Address,
     directory: Address,
     token: bytes,
     run_id: str,
-    last_words: str,
     cores: int,
+    node: int = 0,
+    nodes: int = 1,
+    last_words: str | None = None,
     restarts: int = 0,
+    max_restarts: int = 0,
+    extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
 
-    The `cores` of this node are shared among its ranks. `restarts`: how often they were started before.
+    Args:
+        cores: Those of this node; its ranks share them.
+        last_words: The folder where the rank leaves its last traceback; None if it prints it.
+        restarts: How often the ranks were started before.
+        extra: The user's additions.
     """
-    rank = plan.first_rank + local_rank
     # By default each rank would start as many threads as there are cores, and they would get in each other's way.
-    shared = plan.ranks > 1 and "OMP_NUM_THREADS" not in base
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // plan.ranks))} if shared else {}
+    shared = local_world_size > 1 and "OMP_NUM_THREADS" not in base
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // local_world_size))} if shared else {}
     return {
         **{name: value for name, value in base.items() if name not in _DROPPED},
         **threads,
         "PYTHONUNBUFFERED": "1",
-        **plan.extra,
+        **(extra or {}),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(plan.world_size),
-        "LOCAL_WORLD_SIZE": str(plan.ranks),
-        "GROUP_RANK": str(plan.node),
-        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "ROLE_WORLD_SIZE": str(world_size),
         "ROLE_NAME": "default",
         "MASTER_ADDR": master.host,
         "MASTER_PORT": str(master.port),
         "TORCHELASTIC_RUN_ID": _job_id(token),
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
-        "PHALANX_LAST_WORDS": last_words,
+        **({"PHALANX_LAST_WORDS": last_words} if last_words is not None else {}),
         MARK: run_id,
     }
 
@@ -71,9 +98,9 @@ def _job_id(token: bytes) -> str:
     return hashlib.sha256(b"phalanx job " + token).hexdigest()[:16]
 
 
-def new_run_id(secret: str, base: Mapping[str, str]) -> str:
+def new_run_id(base: Mapping[str, str]) -> str:
     """The id that marks every process of a job. Inside another job it continues that one's, so that both find it."""
-    outer = base.get(MARK, "")
+    outer, secret = base.get(MARK, ""), secrets.token_hex(16)
     return f"{outer}.{secret}" if outer else secret
 
 

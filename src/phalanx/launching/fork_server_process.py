@@ -26,7 +26,7 @@ import msgspec
 
 from . import shipping
 
-__all__ = ["ChildEnded", "Kill", "Start", "Started", "main", "read_message", "write_message"]
+__all__ = ["ChildEnded", "Signal", "Start", "Started", "main", "read_message", "write_message"]
 
 IDLE = 120.0
 """Seconds without a child and without a request after which the fork server ends by itself."""
@@ -34,29 +34,32 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start"):
-    """Request: fork these ranks.
+    """Request: fork a rank.
 
-    With it come 2 + 2 · ranks descriptors: standard output and error, then the socket and the file of each rank.
+    With it come four descriptors: its standard output and error, its socket, and the file for its stacks.
     """
 
-    ranks: int
+    rank: int
     modules: list[tuple[str, str | None]]
     """To be imported here, once, so that no child has to."""
     path: list[str]
+    arguments: list[str]
+    """For `sys.argv`."""
     folder: str
     environment: dict[str, str]
 
 
-class Kill(msgspec.Struct, tag="kill"):
-    """Request: end these children, and all processes that they started."""
+class Signal(msgspec.Struct, tag="signal"):
+    """Request: send a signal to these children; SIGKILL also to all processes that they started."""
 
     pids: list[int]
+    number: int
 
 
 class Started(msgspec.Struct, tag="started"):
-    """The process ids, in the order of ranks."""
+    """A rank was forked."""
 
-    pids: list[int]
+    pid: int
 
 
 class ChildEnded(msgspec.Struct, tag="ended"):
@@ -67,7 +70,7 @@ class ChildEnded(msgspec.Struct, tag="ended"):
     """As `os.waitpid` gives it."""
 
 
-Request = Start | Kill
+Request = Start | Signal
 Answer = Started | ChildEnded
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Any, Any] = {}
@@ -135,12 +138,12 @@ class _ForkServerProcess:
         except (EOFError, OSError):
             return  # the client is gone
         finally:
-            self._kill(list(self._children))
+            self._send(list(self._children), signal.SIGKILL)
 
     def _take_request(self) -> bool:
-        request, fds = read_message(self._sock, Request, 256)
-        if isinstance(request, Kill):
-            self._kill([pid for pid in request.pids if pid in self._children])
+        request, fds = read_message(self._sock, Request, 4)
+        if isinstance(request, Signal):
+            self._send([pid for pid in request.pids if pid in self._children], request.number)
             return True
         known = len(sys.modules)
         for where in request.modules:
@@ -150,22 +153,19 @@ class _ForkServerProcess:
                 shipping.load_module(where)
         if len(sys.modules) > known:
             _keep_all()
-        pids = []
-        for rank in range(request.ranks):
-            with warnings.catch_warnings():
-                # The threads that newer Pythons warn of are those of a BLAS library, which is made for it.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if pid == 0:
-                self._become(rank, request, fds)
-            pids.append(pid)
-            self._children.add(pid)
+        with warnings.catch_warnings():
+            # The threads that newer Pythons and JAX warn of are those of a BLAS library, which is made for it.
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            self._become(request, fds)
+        self._children.add(pid)
         for fd in fds:
             os.close(fd)
-        write_message(self._sock, Started(pids))
+        write_message(self._sock, Started(pid))
         return True
 
-    def _become(self, rank: int, request: Start, fds: list[int]) -> None:
+    def _become(self, request: Start, fds: list[int]) -> None:
         """Turns a forked child into a rank; never returns."""
         code = 70
         try:
@@ -177,20 +177,20 @@ class _ForkServerProcess:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)  # so that what a rank starts can be ended with it
             _die_with_parent()
-            os.dup2(fds[0], 1)
-            os.dup2(fds[1], 2)
-            mine = fds[2 + 2 * rank : 4 + 2 * rank]
-            for fd in fds:
-                if fd not in mine:
-                    os.close(fd)
-            for output in (sys.stdout, sys.stderr):
-                if isinstance(output, io.TextIOWrapper):
-                    output.reconfigure(line_buffering=True)
+            output, errors, sock, stacks = fds
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
+            os.close(output)
+            os.close(errors)
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(line_buffering=True)
             sys.path[:] = request.path
+            sys.argv[:] = request.arguments
             os.chdir(request.folder)
             from . import rank_process
 
-            code = rank_process.main(rank, mine[0], mine[1], request.environment)
+            code = rank_process.main(request.rank, sock, stacks, request.environment)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         except BaseException:
@@ -219,11 +219,13 @@ class _ForkServerProcess:
             write_message(self._sock, ChildEnded(pid, status))
 
     @staticmethod
-    def _kill(pids: list[int]) -> None:
+    def _send(pids: list[int], number: int) -> None:
         for pid in pids:
-            for end in (os.killpg, os.kill):  # the group may not exist yet
-                with contextlib.suppress(OSError):
-                    end(pid, signal.SIGKILL)
+            if number == signal.SIGKILL:
+                with contextlib.suppress(OSError):  # the group may not exist yet
+                    os.killpg(pid, number)
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
 
 
 def _die_with_parent() -> None:
@@ -240,8 +242,10 @@ def _keep_all() -> None:
 
 def main(fd: int) -> None:
     """Serves requests that come on a socket."""
-    import numpy as np  # noqa: F401 - every rank needs it
+    # Every rank needs these.
+    import numpy as np  # noqa: F401
 
+    from .. import backends, group, world  # noqa: F401
     from . import rank_process  # noqa: F401
 
     _keep_all()

@@ -1,11 +1,14 @@
-"""The process of a rank: it reads its task, joins the world, calls the function, and reports."""
+"""The process of a rank: it reads its task, carries it out, and reports."""
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import math
 import pickle
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..config import adopt
-from ..group import Group
 from ..wire import codec
 from . import shipping
-from .failures import FAILED_AT, capture, noting
-from .worlds import MeetingPlace, join
+from .failures import FAILED_AT, RankFailure, capture
 
-__all__ = ["HEADER", "LIMITS", "START", "Task", "error_from", "main", "read_exactly"]
+__all__ = ["HEADER", "LIMITS", "START", "Task", "failure_from", "main", "read_exactly"]
 
 HEADER = struct.Struct("<QQ")
 """Lengths of a report's head and payload."""
@@ -32,13 +33,12 @@ START = struct.Struct("<dQ")
 
 
 class Task(NamedTuple):
-    """The task of a rank. Sent by `shipping`."""
+    """The task of a rank: `body(rank, *args)`. Sent by `shipping`."""
 
-    place: MeetingPlace
-    patience: float
-    """The default timeout of the group."""
-    fn: Callable[..., Any]
+    body: Callable[..., Any]
     args: tuple[Any, ...]
+    runs_exit_handlers: bool = False
+    """The process ends as a program does: it waits for its threads, and calls what `atexit` knows."""
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytearray:
@@ -60,15 +60,19 @@ def read_exactly(sock: socket.socket, size: int) -> bytearray:
 def main(rank: int, socket_fd: int, stacks_fd: int, environment: dict[str, str]) -> int:
     """Runs one rank; returns its exit code."""
     adopt(environment)
+    shipping.fresh_main()
     np.random.seed()  # else all ranks would inherit one state
     sock = socket.socket(fileno=socket_fd)
     give_up_at, size = START.unpack(read_exactly(sock, START.size))
     data = read_exactly(sock, size)
     faulthandler.enable(stacks_fd)
-    faulthandler.dump_traceback_later(max(0.001, give_up_at - time.monotonic()), file=stacks_fd)
+    if give_up_at < math.inf:
+        faulthandler.dump_traceback_later(max(0.001, give_up_at - time.monotonic()), file=stacks_fd)
     report: tuple[str, Any]
+    task = None
     try:
-        report = "result", _run(rank, data)
+        task = shipping.loads(data)
+        report = "result", task.body(rank, *task.args)
     except BaseException as error:
         report = _failed(rank, error)
     try:
@@ -80,30 +84,48 @@ def main(rank: int, socket_fd: int, stacks_fd: int, environment: dict[str, str])
     for buffer in encoded.buffers:
         sock.sendall(buffer)
     faulthandler.cancel_dump_traceback_later()
+    if task is not None and task.runs_exit_handlers:
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python itself does at its end
+        atexit._run_exitfuncs()
     return 0
-
-
-def _run(rank: int, data: bytearray) -> Any:
-    task: Task = shipping.loads(data)
-    with Group(join(task.place, rank, task.patience), _owns_backend=True) as group:
-        return noting(task.fn, group, *task.args)
 
 
 def _failed(rank: int, error: BaseException) -> tuple[str, Any]:
     failure = capture(rank, getattr(error, FAILED_AT, time.monotonic()), error)
-    return "failure", (failure.at, failure.summary, failure.traceback, failure.echo_of, _pickled(error))
+    fields = failure.at, failure.summary, failure.traceback, failure.echo_of, failure.shared, failure.mild
+    return "failure", (*fields, _pickled(error), _pickled_data(failure.attached))
+
+
+def failure_from(rank: int, report: Any) -> RankFailure:
+    """The failure that a rank has reported."""
+    at, summary, traceback, echo_of, shared, mild, error, attached = report
+    return RankFailure(
+        rank,
+        at,
+        summary,
+        traceback,
+        _error_from(error) if error else None,
+        echo_of,
+        shared,
+        mild=mild,
+        attached=pickle.loads(attached) if attached else None,  # noqa: S301 - between parent and child
+    )
+
+
+def _pickled_data(value: Any) -> bytes:
+    return b"" if value is None else pickle.dumps(value)
 
 
 def _pickled(error: BaseException) -> bytes:
     """The pickled exception; empty if it cannot be pickled or read again, and then only its text travels."""
     try:
         data = pickle.dumps((type(error), error.args, error.__dict__))
-        return data if error_from(data) is not None else b""
+        return data if _error_from(data) is not None else b""
     except Exception:
         return b""
 
 
-def error_from(data: bytes) -> BaseException | None:
+def _error_from(data: bytes) -> BaseException | None:
     """The exception that a rank raised, if it could be sent.
 
     Not made by calling its type, whose arguments are unknown.
