@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .errors import ConfigError
 
-__all__ = ["Address", "AnyArray", "ArrayT", "Counts", "Op", "OutT", "Received", "ReduceOp"]
+__all__ = ["Address", "AnyArray", "ArrayT", "Counts", "Op", "OutT", "Received", "ReduceOp", "TensorT"]
 
 
 class ReduceOp(str, enum.Enum):
@@ -41,6 +41,12 @@ class _HasDLPack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
+class _IsTensor(Protocol):
+    @property
+    def dtype(self) -> Any: ...
+    def __len__(self) -> int: ...
+
+
 class _HasCudaArray(Protocol):
     @property
     def __cuda_array_interface__(self) -> Any: ...
@@ -53,6 +59,8 @@ Whether a backend can send it is known only when it runs.
 """
 ArrayT = TypeVar("ArrayT", bound=AnyArray)
 """The array that goes in: one of the same kind comes out."""
+TensorT = TypeVar("TensorT", bound=_IsTensor)
+"""As `ArrayT`, where a scalar or a plain buffer would come out as an array."""
 OutT = TypeVar("OutT", bound=AnyArray)
 """The argument `out`, which is filled and returned."""
 Counts: TypeAlias = Sequence[int] | Literal["auto"] | None
