@@ -70,7 +70,7 @@ class ObjectType:
         except Mismatch as error:
             name = getattr(self._annotation, "__name__", str(self._annotation))
             where = f" at ${error.path}" if error.path else ""
-            raise UsageError(f"rank {src} sent no {name}: {error.text}{where}", peer=src) from None
+            raise UsageError(f"what rank {src} sent is not a {name}: {error.text}{where}", peer=src) from None
 
 
 PLAIN_DATA = ObjectType(None, allow_pickle=False)
