@@ -58,7 +58,7 @@ test: ready lint ## install with test extras, lint, type check, all tests
 	@$(call stage,"newest torch",$(MAKE) --no-print-directory test-newest-torch)
 
 .PHONY: ready
-ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.peers $(MPI)/.made
+ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.pyright $(VENV)/.peers $(MPI)/.made
 	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
@@ -271,6 +271,12 @@ $(VENV)/.jax: | $(VENV)/.test
 	$(SAY) "JAX"
 	@$(INSTALL) --only-binary :all: jax \
 	    || echo "note: there is no JAX for this Python; tests that need it are skipped"
+	@touch $@
+
+$(VENV)/.pyright: | $(VENV)/.test
+	$(SAY) "pyright"
+	@$(INSTALL) --only-binary :all: pyright && $(VENV)/bin/pyright --version >/dev/null 2>&1 \
+	    || echo "note: there is no pyright here; the test that needs it is skipped"
 	@touch $@
 
 $(VENV)/.peers: | $(VENV)/.test
