@@ -165,6 +165,11 @@ def test_what_ferrotorch_does_not_have_is_refused_before_anything_is_sent() -> N
         if rank == 1:
             return plain.all_reduce(me, np.ones(3, np.float32))
         refused: list[Callable[[], Any]] = [
+            lambda: group.all_gather(np.zeros(3, np.float32), counts="auto"),
+            lambda: group.scatter(np.zeros(3, np.float32), 0, counts="auto"),
+            lambda: group.scan(np.zeros(3, np.float32)),
+            lambda: group.exscan(np.zeros(3, np.float32)),
+            lambda: group.argmin(np.zeros(3, np.float32)),
             lambda: me.all_reduce(np.ones(3, np.int64)),
             lambda: me.all_reduce(np.ones(3, np.float32), op="max"),
             lambda: me.reduce(np.ones(3), 1),

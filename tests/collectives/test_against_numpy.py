@@ -236,8 +236,8 @@ def test_scans(workers: Workers, seed: int, dtype: Any, shape: Any, how: str, na
     check_scans(workers, seed, dtype, shape, how, name)
 
 
-@pytest.mark.parametrize("count", [1000, 300_001])
-@pytest.mark.parametrize("dtype", [np.float64, np.int16, BFLOAT16])
+@LONG
+@given(dtype=st.sampled_from([np.float64, np.int16, BFLOAT16]), count=st.sampled_from([1000, 300_001]))
 def test_long_scans(workers: Workers, dtype: Any, count: int) -> None:
     check_scans(workers, 7, dtype, (count,), "plain", "max")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...arguments import as_counts
-from ...errors import UsageError
+from ...errors import UnsupportedOp, UsageError
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt
 from ..data.overlap import check_gathered, check_scattered
@@ -62,6 +62,7 @@ class UnevenGathers(CollectiveRunner):
             source = Adapted(source.array.copy(), source.dtype, source.library, source.finish)
 
         def body(engine: Engine, running: RunningCollective) -> Any:
+            _check_engine(engine, verb)
             found = self._tell_rows(engine, running, rows) if known is None else known
             target, problem = _target(given, source, (sum(found), *rest)) if gets_it else (None, None)
             flat = source.array.reshape(-1)
@@ -83,8 +84,6 @@ class UnevenGathers(CollectiveRunner):
 
     def _tell_rows(self, engine: Engine, running: RunningCollective, rows: int) -> list[int]:
         """The rows of each rank."""
-        if not engine.exchanges_counts:
-            raise UsageError("ferrotorch's ranks do not tell each other their counts: give a list of them")
         table = np.zeros(self.world_size, np.int64)
         table[self.rank] = rows
         engine.all_gather(running, table[self.rank : self.rank + 1], table, [1] * self.world_size)
@@ -109,6 +108,7 @@ class UnevenGathers(CollectiveRunner):
             _fill(slot, Description(source.dtype, list(rest), source.library).pack(), cut)
 
         def body(engine: Engine, running: RunningCollective) -> Any:
+            _check_engine(engine, "scatter")
             engine.broadcast(running, slot, src)
             words, told = _read(slot)
             row = Description.parse(words, None)
@@ -143,6 +143,12 @@ class UnevenGathers(CollectiveRunner):
                 f"{source.shape}"
             )
         return known
+
+
+def _check_engine(engine: Engine, verb: str) -> None:
+    """Refuses counts among ferrotorch's ranks, on all of them alike."""
+    if not engine.exchanges_counts:
+        raise UnsupportedOp(f"{verb}: the parts of ferrotorch's ranks have one length (leave counts out)")
 
 
 def _target(given: Adapted | None, like: Adapted, shape: tuple[int, ...]) -> tuple[Adapted, UsageError | None]:

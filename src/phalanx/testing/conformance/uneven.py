@@ -104,7 +104,7 @@ def uneven_in_the_background(backend: Any) -> None:
 
 @check(ranks=RANKS)
 def uneven_refused(backend: Any) -> None:
-    """What does not fit is refused, before anything is sent or once the others have what they wait for."""
+    """Counts and arrays that do not fit are refused: before anything is sent, or once the others have theirs."""
     with Group(backend) as group:
         me = group.rank
         bad: Any
