@@ -58,7 +58,7 @@ test: ready lint ## install with test extras, lint, type check, all tests
 	@$(call stage,"newest torch",$(MAKE) --no-print-directory test-newest-torch)
 
 .PHONY: ready
-ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.peers $(MPI)/.made
+ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.pyright $(VENV)/.peers $(MPI)/.made
 	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
@@ -280,6 +280,12 @@ $(VENV)/.jax: | $(VENV)/.test
 $(VENV)/.notebook: | $(VENV)/.test
 	$(SAY) "a kernel and a client of Jupyter"
 	@$(INSTALL) nbclient ipykernel
+	@touch $@
+
+$(VENV)/.pyright: | $(VENV)/.test
+	$(SAY) "pyright"
+	@$(INSTALL) --only-binary :all: pyright && $(VENV)/bin/pyright --version >/dev/null 2>&1 \
+	    || echo "note: there is no pyright here; the test that needs it is skipped"
 	@touch $@
 
 $(VENV)/.peers: | $(VENV)/.test

@@ -39,6 +39,7 @@ __all__ = [
     "reduce_into",
     "valid_ops",
     "why_not",
+    "widened",
 ]
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
@@ -213,6 +214,15 @@ def divide_in_place(x: Array, n: int, *, dtype: str | None = None) -> None:
         _core.divide(x, n, kind.code)
     else:
         _divide_with_numpy(x, n, kind)
+
+
+def widened(x: Array, dtype: str) -> Array:
+    """An array of short floats as float32, with which NumPy can compute.
+
+    Args:
+        dtype: `"float16"`, or `"bfloat16"` on uint16.
+    """
+    return _WIDEN[dtype](x)
 
 
 # -- what the fast path leaves to others -----------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .errors import ConfigError
 
-__all__ = ["Address", "Received", "ReduceOp"]
+__all__ = ["Address", "AnyArray", "ArrayT", "Counts", "Op", "OutT", "Received", "ReduceOp", "TensorT"]
 
 
 class ReduceOp(str, enum.Enum):
@@ -22,6 +23,48 @@ class ReduceOp(str, enum.Enum):
     BAND = "band"
     BOR = "bor"
     BXOR = "bxor"
+
+
+Op: TypeAlias = ReduceOp | Literal["sum", "mean", "prod", "min", "max", "band", "bor", "bxor"]
+"""The argument `op` of the reductions."""
+
+
+class _HasBuffer(Protocol):
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class _HasArray(Protocol):
+    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _HasDLPack(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _IsTensor(Protocol):
+    @property
+    def dtype(self) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+class _HasCudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+AnyArray: TypeAlias = _HasBuffer | _HasArray | _HasDLPack | _HasCudaArray
+"""An array of any library, as type checkers see it: NumPy, torch, JAX, CuPy, or anything with a buffer. No list is one.
+
+Whether a backend can send it is known only when it runs.
+"""
+ArrayT = TypeVar("ArrayT", bound=AnyArray)
+"""The array that goes in: one of the same kind comes out."""
+TensorT = TypeVar("TensorT", bound=_IsTensor)
+"""As `ArrayT`, where a scalar or a plain buffer would come out as an array."""
+OutT = TypeVar("OutT", bound=AnyArray)
+"""The argument `out`, which is filled and returned."""
+Counts: TypeAlias = Sequence[int] | Literal["auto"] | None
+"""The argument `counts` of gathers: rows of each rank; `"auto"` to find them out; None if all have as many."""
 
 
 class Address(NamedTuple):

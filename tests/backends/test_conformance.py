@@ -69,6 +69,11 @@ IN_PROCESSES = [
     "messages.arrays_arrive",
     "asynchronous.many_at_once",
     "objects.objects_with_arrays",
+    "objects.typed_objects",
+    "scans.scan",
+    "scans.extremes",
+    "uneven.gathered",
+    "uneven.scattered",
     "collectives.all_reduce",
     "collectives.same_bits",
 ]

@@ -165,6 +165,11 @@ def test_what_ferrotorch_does_not_have_is_refused_before_anything_is_sent() -> N
         if rank == 1:
             return plain.all_reduce(me, np.ones(3, np.float32))
         refused: list[Callable[[], Any]] = [
+            lambda: me.all_gather(np.zeros(3, np.float32), counts="auto"),
+            lambda: me.scatter(np.zeros(3, np.float32), 0, counts="auto"),
+            lambda: me.scan(np.zeros(3, np.float32)),
+            lambda: me.exscan(np.zeros(3, np.float32)),
+            lambda: me.argmin(np.zeros(3, np.float32)),
             lambda: me.all_reduce(np.ones(3, np.int64)),
             lambda: me.all_reduce(np.ones(3, np.float32), op="max"),
             lambda: me.reduce(np.ones(3), 1),

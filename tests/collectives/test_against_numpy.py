@@ -224,6 +224,99 @@ def test_uneven_all_to_all(workers: Workers, seed: int, dtype: Any, width: int, 
 
 
 @common
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from([*DTYPES, BFLOAT16]),
+    shape=shapes(),
+    how=st.sampled_from(["plain", "strided", "fortran"]),
+    name=st.sampled_from(["sum", "prod", "min", "max"]),
+)
+def test_scans(workers: Workers, seed: int, dtype: Any, shape: Any, how: str, name: str) -> None:
+    name = "sum" if np.dtype(dtype).kind == "c" else name
+    check_scans(workers, seed, dtype, shape, how, name)
+
+
+@LONG
+@given(dtype=st.sampled_from([np.float64, np.int16, BFLOAT16]), count=st.sampled_from([1000, 300_001]))
+def test_long_scans(workers: Workers, dtype: Any, count: int) -> None:
+    check_scans(workers, 7, dtype, (count,), "plain", "max")
+
+
+def check_scans(workers: Workers, seed: int, dtype: Any, shape: Any, how: str, name: str) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = [make(rng, shape, dtype) for _ in range(workers.size)]
+
+    def body(group: px.Group) -> Any:
+        inclusive, exclusive = layout(inputs[group.rank], how), layout(inputs[group.rank], how)
+        assert group.scan(inclusive, op=name) is inclusive
+        assert group.exscan(exclusive, op=name) is exclusive
+        return inclusive, exclusive
+
+    results = workers.run(body)
+    for rank, (inclusive, exclusive) in enumerate(results):
+        np.testing.assert_array_equal(inclusive, exactly(inputs[: rank + 1], name, dtype))
+        if rank:
+            np.testing.assert_array_equal(exclusive, exactly(inputs[:rank], name, dtype))
+        elif name in ("sum", "prod"):
+            np.testing.assert_array_equal(exclusive, np.full(shape, name == "prod", dtype))
+
+
+@common
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from([*DTYPES[:-2], BFLOAT16]), shape=shapes())
+def test_extremes(workers: Workers, seed: int, dtype: Any, shape: Any) -> None:
+    rng = np.random.default_rng(seed)
+    stacked = np.stack([make(rng, shape, dtype) for _ in range(workers.size)])
+    if np.dtype(dtype).kind == "f" or dtype is BFLOAT16:
+        stacked[rng.random(stacked.shape) < 0.2] = np.nan
+    wide = stacked.astype(np.float64)
+
+    def body(group: px.Group) -> Any:
+        mine = stacked[group.rank].copy()
+        found = group.argmin(mine), group.argmax(mine)
+        assert mine.tobytes() == stacked[group.rank].tobytes()
+        return found
+
+    results = workers.run(body)
+    for index, (where, what) in enumerate([(np.argmin, np.min), (np.argmax, np.max)]):
+        for values, ranks in (result[index] for result in results):
+            assert values.dtype == dtype
+            np.testing.assert_array_equal(ranks, where(wide, axis=0))
+            np.testing.assert_array_equal(values.astype(np.float64), what(wide, axis=0))
+
+
+@common
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from(DTYPES),
+    width=st.integers(0, 3),
+    tell=st.booleans(),
+    data=st.data(),
+)
+def test_uneven_gathers(workers: Workers, seed: int, dtype: Any, width: int, tell: bool, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    n = workers.size
+    root = data.draw(st.integers(0, n - 1))
+    lengths = rng.integers(0, 5, n).tolist()
+    inputs = [make(rng, (length, width), dtype) for length in lengths]
+    everything = np.concatenate(inputs)
+    counts: Any = lengths if tell else "auto"
+
+    def body(group: px.Group) -> Any:
+        rank = group.rank
+        np.testing.assert_array_equal(group.all_gather(inputs[rank], counts=counts), everything)
+        gathered = group.gather(inputs[rank], root, counts=counts)
+        assert (gathered is None) == (rank != root)
+        if gathered is not None:
+            np.testing.assert_array_equal(gathered, everything)
+        mine = everything if rank == root else None
+        part = group.scatter(mine, root, counts=lengths if rank == root else counts)
+        np.testing.assert_array_equal(part, inputs[rank])
+        np.testing.assert_array_equal(group.scatter(mine, root, counts="auto"), np.array_split(everything, n)[rank])
+
+    workers.run(body)
+
+
+@common
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_many_at_once_complete_in_any_order(workers: Workers, seed: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)

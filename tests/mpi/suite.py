@@ -44,13 +44,22 @@ class Mode:
     without: tuple[str, ...] = ()
 
     def has(self, check: str) -> bool:
-        return check.startswith(("collectives.", "gathers.", "groups.")) and check not in self.without
+        return (
+            check.startswith(("collectives.", "gathers.", "groups.", "scans.", "uneven.")) and check not in self.without
+        )
 
 
+NEED_THE_GATE = (
+    "collectives.timeout_breaks",
+    "collectives.desync",
+    "scans.scans_time_out",
+    "scans.scans_that_differ",
+    "uneven.uneven_that_differ",
+)
 MODES = [
     # As between hosts: the ranks meet through MPI and not in shared memory.
     Mode("apart", px.Options(transport="tcp")),
-    Mode("unchecked", px.Options(mpi_check=False), ("collectives.timeout_breaks", "collectives.desync")),
+    Mode("unchecked", px.Options(mpi_check=False), NEED_THE_GATE),
 ]
 
 

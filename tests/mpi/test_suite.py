@@ -9,7 +9,7 @@ from tests.mpi.starting import Starter, on_each_mpi
 
 from phalanx.testing import conformance
 
-PROPERTIES = 8
+PROPERTIES = 12
 CROSSED = [
     pytest.param(ranks, *one.values, id=f"{ranks}-{one.id}", marks=[*one.marks, *([pytest.mark.slow] if rare else [])])
     for ranks, usual in ((2, "mpich"), (4, "openmpi"))

@@ -119,6 +119,8 @@ class Grammar:
             return pack(
                 (self._buffer(max(-1, min(nbytes, 2**63))), shape, dtype, rng.random() < 0.3 and code == Code.ARRAY)
             )
+        if code == Code.TYPED:
+            return pack(self._maybe([self._maybe("Config", self._junk), self._maybe({"a": 1}, self._junk)], self._junk))
         if code == Code.BLOB:
             return pack((self._buffer(rng.choice([0, 1, 100, 20_000])), rng.choice([Blob.BYTES, Blob.BYTEARRAY, 7])))
         if code == Code.SCALAR:

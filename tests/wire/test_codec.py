@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import datetime as dt
 import decimal
 import enum
+import importlib.util
 import math
 import pickle
+import subprocess
 import sys
 import tracemalloc
 import uuid
@@ -652,3 +656,76 @@ class TestTensors:
             encode([torch.ones(2, device="meta")])
         with pytest.raises(UsageError, match=r"Parameter at \$: .*send x\.detach\(\)"):
             encode(torch.nn.Parameter(torch.ones(2)))
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Inner:
+    x: Any
+
+
+@dataclasses.dataclass
+class Outer:
+    inner: Inner
+    color: Color = Color.RED
+
+
+class TestTypes:
+    """Objects of the sender's types: with their names, for a receiver that knows them."""
+
+    def test_they_come_as_plain_data(self) -> None:
+        encoded = encode([Outer(Inner(np.arange(3))), (Color.RED, Point(1))], structs="typed")
+        payload = b"".join(encoded.buffers)
+        (outer, rest) = decode(encoded.head, payload, typed=True)
+        assert outer["inner"]["x"].tolist() == [0, 1, 2]
+        assert outer["color"] == "red"
+        assert rest == ("red", (1,))
+
+    @pytest.mark.parametrize(
+        ("value", "name"), [(Outer(Inner(1)), "Outer"), ([Inner(1)], "Inner"), ({1: Color.RED}, "Color")]
+    )
+    def test_a_receiver_that_does_not_know_them_is_told(self, value: Any, name: str) -> None:
+        encoded = encode(value, structs="typed")
+        with pytest.raises(UsageError, match=f"holds a {name} of the sender's.*type={name}"):
+            decode(encoded.head, b"".join(encoded.buffers))
+
+    def test_pickle_goes_first(self) -> None:
+        encoded = encode(Inner(1), structs="typed", allow_pickle=True)
+        assert decode(encoded.head, b"".join(encoded.buffers), allow_pickle=True) == Inner(1)
+
+    def test_plain_data_needs_no_type(self) -> None:
+        for value in VALUES:
+            encoded, same_bytes = encode(value), encode(value, structs="typed")
+            assert encoded.head == same_bytes.head
+
+    def test_nesting_is_limited_alike_on_both_sides(self) -> None:
+        value: Any = Color.RED
+        sent = 0
+        for depth in range(1, 70):
+            value = Inner(value) if depth % 2 else (value,)
+            with contextlib.suppress(UsageError):
+                encoded = encode(value, structs="typed")
+                decode(encoded.head, typed=True)  # what can be sent can be read
+                sent = depth
+        assert 30 < sent < 69
+
+    @pytest.mark.parametrize("content", [[], ["A"], [1, 2], ["A", 1, 2], {"A": 1}, "A"])
+    def test_malformed(self, content: Any) -> None:
+        head = pack(Ext(Code.TYPED, pack(content)))
+        with pytest.raises(ProtocolError):
+            decode(head, typed=True)
+
+    def test_a_name_is_cut_short(self) -> None:
+        head = pack(Ext(Code.TYPED, pack(["A" * 10_000, 1])))
+        with pytest.raises(UsageError) as found:
+            decode(head)
+        assert len(str(found.value)) < 1000
+
+    @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+    def test_jax_arrays_have_a_hint(self) -> None:
+        script = "import jax.numpy as jnp; from phalanx.wire.codec import encode; encode({'x': jnp.ones(2)})"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+        assert "an array of JAX is not sent inside an object (send np.asarray(x)" in done.stderr

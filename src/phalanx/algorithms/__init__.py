@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import bruck, chain, halving_doubling, linear, pairwise, ring, select, star, tree
+from . import bruck, chain, halving_doubling, linear, pairwise, ring, scan, select, star, tree
 from .schedule import Recv, Schedule, Send, Step, chunk_bounds
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "linear",
     "pairwise",
     "ring",
+    "scan",
     "select",
     "star",
     "tree",

@@ -16,7 +16,7 @@ from phalanx.errors import UsageError
 from . import bruck, chain, halving_doubling, linear, pairwise, ring, star, tree
 from .schedule import Schedule
 
-__all__ = ["OPERATIONS", "broadcast_pieces", "choose", "schedule"]
+__all__ = ["OPERATIONS", "broadcast_pieces", "choose", "scans_by_parts", "schedule"]
 
 FEW = 8
 """Ranks up to which it costs little that everybody talks to everybody, or sends a short buffer as a whole."""
@@ -26,6 +26,8 @@ SHORT_EXCHANGE = 4 << 10
 """Bytes of a rank up to which an all_to_all among many sends them through others."""
 MIDDLE = 1 << 20
 """Bytes up to which fewer steps count more than talking to neighbours only."""
+FEW_SCANNING = 4
+"""Ranks up to which a prefix reduction sends a whole buffer no more than twice."""
 LONG_BROADCAST = 1 << 20
 """Bytes from which a broadcast goes along a chain, piece by piece."""
 BROADCAST_PIECE = 512 << 10
@@ -78,6 +80,11 @@ def schedule(operation: str, name: str, rank: int, size: int, *, root: int = 0, 
 def broadcast_pieces(nbytes: int) -> int:
     """Into how many pieces a chain cuts a buffer."""
     return max(1, min(nbytes // BROADCAST_PIECE, MOST_PIECES))
+
+
+def scans_by_parts(size: int, nbytes: int) -> bool:
+    """Whether a prefix reduction exchanges parts of its buffers, instead of sending them whole as `scan` does."""
+    return size > FEW_SCANNING and nbytes > MIDDLE
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ class CollectiveRunner(GroupCore):
 
             if at_once or self._worker is None:
                 return self._guarded(job, entry, deadline)
-            work = Work(call.name, deadline, on_told=functools.partial(_told, weakref.ref(self)))
+            work: Work[Any] = Work(call.name, deadline, on_told=functools.partial(_told, weakref.ref(self)))
             self._worker.add(work, lambda: self._unheard(job, entry, deadline))
         finally:
             self._turn.release()
@@ -258,7 +258,8 @@ class CollectiveRunner(GroupCore):
             f"{status.operation} at {status.site}" if status is not None and status.operation else "another operation"
         )
         alike = status is not None and status.operation.partition(" of ")[0] == entry.name
-        ragged = _RAGGED if alike and entry.name.startswith(("all_gather ", "gather(")) else ""
+        gathers = entry.name.startswith(("all_gather #", "gather(dst"))
+        ragged = _RAGGED if alike and gathers else ""
         return Desync(
             f"rank {self._world_rank} called {mine}, but rank {name} called {theirs}. All ranks of a group must call "
             f"the same operations, with the same shapes, dtypes, roots and reductions, in the same order{ragged}",
@@ -277,7 +278,7 @@ def _told(group: weakref.ref[CollectiveRunner]) -> None:
         found._told = True
 
 
-_RAGGED = " (arrays of different lengths: pad them to one length, or use all_gather_object, which takes any)"
+_RAGGED = ' (arrays of different lengths along dim 0: counts="auto" gathers them)'
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
@@ -291,7 +292,7 @@ class _Worker:
         self._pending = 0
         self._fast_path: AnyFastPath | None = None
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Work[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
@@ -305,7 +306,7 @@ class _Worker:
             self._fast_path = fast_path
             fast_path.paused = self._pending
 
-    def add(self, work: Work, job: Callable[[], Any]) -> None:
+    def add(self, work: Work[Any], job: Callable[[], Any]) -> None:
         self._count(+1)
         self._jobs.put((work, job))
 

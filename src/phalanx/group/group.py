@@ -23,9 +23,11 @@ from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
 from .data.arrays import dtype_of
 from .hints import add_hint
+from .verbs.extremes import Extremes
 from .verbs.objects import ObjectCollectives
 from .verbs.point_to_point import PointToPoint
 from .verbs.reductions import Reductions
+from .verbs.scans import Scans
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 
-class Group(PointToPoint, Reductions, ObjectCollectives):
+class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
     """An ordered set of ranks with the collectives and messages among them.
 
     `phalanx.init()` gives the group of everybody; `subgroup` and `split` make smaller ones. A group that lost a member

@@ -24,6 +24,7 @@ _OTHER_NAMES = {
     "tensor": ("x",),
     "array": ("x",),
     "object": ("obj",),
+    "returns": ("type",),
 }
 """Names of other libraries for the same arguments."""
 

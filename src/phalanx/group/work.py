@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..arguments import as_seconds, shown
 from ..deadline import Deadline
@@ -15,13 +15,15 @@ from ..frames import hide_frames
 
 __all__ = ["Work"]
 
+T_co = TypeVar("T_co", covariant=True)
+
 logger = logging.getLogger("phalanx.group")
 
 
-class Work:
+class Work(Generic[T_co]):
     """An operation under way. It has its own deadline, so it ends by itself, with a result or with an error.
 
-    Work can be awaited in asyncio.
+    Work can be awaited in asyncio. `Work[T]` has a result of type T.
     """
 
     def __init__(
@@ -42,9 +44,9 @@ class Work:
         self._lock = threading.Lock()
         self._result: Any = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Work], object]] = []
+        self._callbacks: list[Callable[[Work[Any]], object]] = []
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T_co:
         """Waits for the result. The operation goes on if this wait ends before it.
 
         Args:
@@ -77,7 +79,7 @@ class Work:
         """True once it has ended, with a result or an error."""
         return self._finished.is_set()
 
-    def result(self) -> Any:
+    def result(self) -> T_co:
         """The result of work that is done.
 
         Raises:
@@ -90,7 +92,8 @@ class Work:
             if self._error is not None:
                 self._on_told()
                 raise self._error
-            return self._result
+            result: T_co = self._result
+            return result
         except BaseException as error:
             hide_frames(error)
             raise
@@ -101,7 +104,7 @@ class Work:
             self._on_told()
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Calls `callback(work)` once it is done, from the thread that ends it; at once if it is done already.
 
         That thread has other work to do, perhaps for the whole process, so a callback should be short and not wait. An
@@ -118,7 +121,7 @@ class Work:
                 return
         self._call(callback)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -128,7 +131,7 @@ class Work:
             if not future.done():
                 future.set_result(None)
 
-        def wake_loop(_work: Work) -> None:
+        def wake_loop(_work: Work[T_co]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
                 loop.call_soon_threadsafe(wake)
 
@@ -154,7 +157,7 @@ class Work:
         for callback in callbacks:
             self._call(callback)
 
-    def _call(self, callback: Callable[[Work], object]) -> None:
+    def _call(self, callback: Callable[[Work[T_co]], object]) -> None:
         # It runs in a thread that has other work to do: its error is the caller's to read, not that thread's to die of.
         try:
             callback(self)

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import PhalanxError
 from ..group import Group, Work
+from ..types import Op
 
 __all__ = ["Bucket", "make_buckets"]
 
@@ -44,7 +45,7 @@ class Bucket:
         ]
         # The sum of large values of float16 overflows where their mean does not: they are divided before.
         self._share = 1 / group.world_size if dtype == torch.float16 else None
-        self._op = "mean" if self._share is None else "sum"
+        self._op: Op = "mean" if self._share is None else "sum"
 
     @property
     def nbytes(self) -> int:
@@ -83,9 +84,9 @@ class Bucket:
         """Replaces the gradients by their mean over all ranks."""
         self._group.all_reduce(self._flat, op=self._op, timeout=timeout)
 
-    def average_later(self, *, timeout: float | None) -> Work:
+    def average_later(self, *, timeout: float | None) -> Work[Any]:
         """As `average`, without waiting for the others."""
-        work: Work = self._group.all_reduce(self._flat, op=self._op, timeout=timeout, async_op=True)
+        work: Work[Any] = self._group.all_reduce(self._flat, op=self._op, timeout=timeout, async_op=True)
         return work
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

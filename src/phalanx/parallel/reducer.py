@@ -70,7 +70,7 @@ class GradientReducer:
         self.early = True
         """Whether buckets are averaged while backward runs. Not after a bucket grew once it had been sent."""
         self.current: Pass | None = None
-        self.unfinished: list[Work] = []
+        self.unfinished: list[Work[Any]] = []
         """Operations of a pass that failed. They may still use the buckets."""
         self.replaced = False
         """Whether another reducer has taken over."""
@@ -174,7 +174,7 @@ class Pass:
         self._sent = 0
         """Buckets whose average has begun."""
         self._grown = [False] * len(reducer.buckets)
-        self._works: list[Work] = []
+        self._works: list[Work[Any]] = []
         self._reported = False
         self._problem: UsageError | None = None
 
@@ -298,7 +298,7 @@ class Pass:
         )
         self._reported = True
         made = reducer.group.all_reduce(report.words, op="max", timeout=reducer.timeout, async_op=async_op)
-        if async_op:
+        if isinstance(made, Work):
             self._works.append(made)
         return report
 

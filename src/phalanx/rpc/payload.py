@@ -157,7 +157,7 @@ def _encode_any_call(
 
 
 def _encode_any(value: Any, limits: Limits) -> FrameBody:
-    encoded = codec.encode(value, limits=limits, structs=True)
+    encoded = codec.encode(value, limits=limits, structs="plain")
     return FrameBody(encoded.head, encoded.buffers, encoded.payload_bytes)
 
 

@@ -34,16 +34,16 @@ class MessageWork(UnfinishedWork):
     def __init__(
         self,
         lines: tuple[Line, Line],
-        begin: Callable[[], GroupWork | None],
+        begin: Callable[[], GroupWork[Any] | None],
         tensors: Any,
         finish: Callable[[Any], int] | None = None,
         source: int = -1,
     ) -> None:
         super().__init__(tensors)
         self._line, self._other_line = lines
-        self._begin: Callable[[], GroupWork | None] | None = begin
+        self._begin: Callable[[], GroupWork[Any] | None] | None = begin
         self._finish = finish
-        self._work: GroupWork | None = None
+        self._work: GroupWork[Any] | None = None
         self._source = source
         self._site = call_site.find()
         self.begun = False
@@ -81,7 +81,7 @@ class MessageWork(UnfinishedWork):
             self._end(translated(failure))
         self.begun = True
 
-    def _heard(self, work: GroupWork) -> None:
+    def _heard(self, work: GroupWork[Any]) -> None:
         try:
             self._arrived(work.result())
         except BaseException as failure:

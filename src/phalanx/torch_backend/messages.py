@@ -170,7 +170,7 @@ class TorchMessages(GroupBase):
         message.run()
         return message
 
-    def _send(self, array: Any, dst: int, tag: int) -> Work | None:
+    def _send(self, array: Any, dst: int, tag: int) -> Work[Any] | None:
         """Sends an array; None if that is done, else what goes on sending it."""
         group = self.group
         operation = None
@@ -187,7 +187,7 @@ class TorchMessages(GroupBase):
             return group.isend(array, dst, tag=tag, timeout=self._seconds)
         return self._go_on(operation, f"send(dst={dst})", dst)
 
-    def _recv(self, array: Any, src: int | None, tag: int) -> Work | None:
+    def _recv(self, array: Any, src: int | None, tag: int) -> Work[Any] | None:
         """Receives an array; None if that is done, else what goes on receiving it."""
         group = self.group
         operation = None
@@ -204,7 +204,7 @@ class TorchMessages(GroupBase):
             return group.irecv(array, src, tag=tag, timeout=self._seconds)
         return self._go_on(operation, f"recv(src={src})", src)
 
-    def _go_on(self, operation: Any, what: str, peer: int) -> Work:
+    def _go_on(self, operation: Any, what: str, peer: int) -> Work[Any]:
         """A part of the message is through, and the rest takes a while: it goes on by itself."""
         group = self.group
         last_handed_over()

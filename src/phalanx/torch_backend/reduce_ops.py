@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from ..errors import UnsupportedOp
+from ..types import Op
 
 __all__ = ["SIMPLE_NAMES", "Combining", "combining"]
 
 _KINDS = dist.ReduceOp.RedOpType
-_NAMES = {
+_NAMES: dict[Any, Op] = {
     _KINDS.SUM: "sum",
     _KINDS.AVG: "mean",
     _KINDS.PRODUCT: "prod",
@@ -26,7 +27,7 @@ _NAMES = {
 class Combining(NamedTuple):
     """How to combine the values of the ranks."""
 
-    name: str
+    name: Op
     """As `Group` calls it."""
     factor: Any = None
     """A number or tensor that every rank's values are multiplied by before."""

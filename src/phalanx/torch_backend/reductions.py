@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from ..types import Op
 from .base import SLICE, GroupBase, OperationRequest, only
 from .reduce_ops import Combining, combining
 from .sparse import all_reduce_sparse
@@ -63,7 +64,7 @@ class TorchReductions(GroupBase):
         def job(seconds: float | None) -> None:
             if any(is_sparse(tensor) for tensor in tensors):
                 raise UsageError("all_reduce_coalesced takes no sparse tensors (all_reduce them one by one)")
-            by_name: dict[str, list[tuple[Any, TensorMemory]]] = {}
+            by_name: dict[Op, list[tuple[Any, TensorMemory]]] = {}
             for tensor, how in zip(tensors, hows, strict=True):
                 _multiply(tensor, how)
                 by_name.setdefault(how.name, []).append((tensor, in_place(tensor, reducing=True)))

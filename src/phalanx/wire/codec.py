@@ -27,7 +27,7 @@ import numpy as np
 from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
-from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, pack
+from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, Structs, pack
 from .unpacking import HeadReader, Part, check_depth
 
 __all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
@@ -54,7 +54,7 @@ class Encoded:
         return len(self.head) + self.payload_bytes
 
 
-def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, structs: bool = False) -> Encoded:
+def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, structs: Structs = None) -> Encoded:
     """Turns an object into bytes.
 
     Args:
@@ -63,8 +63,9 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
             their subclasses, whose type would be lost.
         allow_pickle: Pickle everything else. The receiver must allow it, too.
         limits: What the receiver will accept.
-        structs: Write dataclasses and `msgspec.Struct`s as maps from field to value, members of an enum as their values
-            and named tuples as tuples. The receiver must know the types to get them back.
+        structs: `"plain"` writes dataclasses and `msgspec.Struct`s as maps from field to value, members of an enum as
+            their values and named tuples as tuples: the receiver must know the types to get them back. `"typed"` writes
+            the same with the name of each type, so that a receiver which does not know them is told so.
 
     Raises:
         UsageError: There is something else in the object (the message says what and where), it contains itself, or it
@@ -153,6 +154,7 @@ def decode_head(
     payload_bytes: int,
     limits: Limits = _DEFAULT,
     allow_pickle: bool = False,
+    typed: bool = False,
 ) -> DecodePlan:
     """Checks a head that came from another rank; nothing is unpickled and nothing allocated for its arrays yet.
 
@@ -161,10 +163,12 @@ def decode_head(
         payload_bytes: How many bytes of arrays the frame announces.
         limits: What an object may need at most.
         allow_pickle: Whether something pickled may be in it.
+        typed: Whether objects of the sender's types may be in it. They come as plain data.
 
     Raises:
         ProtocolError: The head is malformed, does not fit the payload, or exceeds the limits.
-        UsageError: Something in it is pickled, and `allow_pickle` is not set. The payload still has to be read.
+        UsageError: Something in it is pickled, and `allow_pickle` is not set; or of a type of the sender's, and `typed`
+            is not. The payload still has to be read.
     """
     head = bytes(head)
     if len(head) > limits.max_head or not 0 <= payload_bytes <= limits.max_payload:
@@ -182,6 +186,11 @@ def decode_head(
             "this object was sent with allow_pickle=True; to receive it, say allow_pickle=True here too, but only if "
             "you trust the sender: to unpickle is to run its code"
         )
+    if reader.typed and not typed:
+        raise UsageError(
+            f"this object is or holds a {reader.typed} of the sender's; to receive it, name its type here: "
+            f"type={reader.typed}, or type=list[{reader.typed}] and so on"
+        )
     return DecodePlan(payload_bytes, head, reader, value)
 
 
@@ -191,13 +200,14 @@ def decode(
     *,
     limits: Limits = _DEFAULT,
     allow_pickle: bool = False,
+    typed: bool = False,
 ) -> Any:
     """The object of a head and a payload that is already in memory; the payload is copied.
 
     Raises:
         ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `DecodePlan.build`.
     """
-    plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle)
+    plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle, typed=typed)
     target = plan.allocate()
     target[:] = payload
     return plan.build(target)

@@ -13,7 +13,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "Code",
     "HeadWriter",
     "Limits",
+    "Structs",
     "pack",
 ]
 
@@ -48,6 +49,10 @@ INLINE = 16 << 10
 PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
 """All that can be sent, in the words of an error message."""
 
+Structs: TypeAlias = Literal["plain", "typed"] | None
+"""How objects of a type of their own are written: as the data in them, with the type's name besides, or not at all."""
+
+_NOT_TYPED = object()
 _PADDING = memoryview(bytes(ALIGN))
 _MICROSECOND = dt.timedelta(microseconds=1)
 _SHOWN = 40  # characters of a key, and levels of a path, that a message repeats
@@ -99,6 +104,8 @@ class Code:
     TENSOR = 18
     BLOB = 19
     PICKLE = 20
+    TYPED = 21
+    """A dataclass, Struct, named tuple or member of an enum: its type's name, and what it is as plain data."""
 
 
 class Blob:
@@ -135,10 +142,10 @@ class HeadWriter:
 
     Args:
         simple: Types that are left alone, `SIMPLE`; without int and str, each of them is looked at.
-        structs: Write dataclasses and Structs as maps, members of an enum as their values, named tuples as tuples.
+        structs: How to write dataclasses, Structs, named tuples and members of an enum; see `codec.encode`.
     """
 
-    def __init__(self, allow_pickle: bool, limits: Limits, simple: frozenset[type], structs: bool = False) -> None:
+    def __init__(self, allow_pickle: bool, limits: Limits, simple: frozenset[type], structs: Structs = None) -> None:
         self.buffers: list[memoryview] = []
         self.offset = 0
         self.arrays = 0
@@ -164,7 +171,8 @@ class HeadWriter:
             if self._allow_pickle:
                 return self._pickle(obj)
             error_kind = UnsupportedArray if isinstance(unsupported, UnsupportedArray) else UsageError
-            remedy = "" if self._structs else "; allow_pickle=True on both sides sends it, if they trust each other"
+            plain = self._structs == "plain"
+            remedy = "" if plain else "; allow_pickle=True on both sides sends it, if they trust each other"
             why = f"{unsupported}{remedy}"
             raise CannotSend(f"an object of type {_name(kind)}", why, error_kind) from None
 
@@ -270,14 +278,15 @@ class HeadWriter:
         return list(out.values()) if record.is_array else out
 
     def _other(self, obj: Any, kind: type, depth: int) -> Any:
-        if self._structs:
-            if isinstance(obj, enum.Enum):
-                return self.value(obj.value, depth)
-            record = _record_of(kind)
-            if record is not None:
-                return self._record(obj, record, depth)
-            if isinstance(obj, tuple) and hasattr(kind, "_fields"):
-                return self.value(tuple(obj), depth)
+        # With pickle, an object arrives as what it was without anybody naming its type.
+        if self._structs == "plain" or (self._structs == "typed" and not self._allow_pickle):
+            typed = self._structs == "typed"
+            as_data = self._as_data(obj, kind, depth + typed)
+            if as_data is not _NOT_TYPED:
+                if not typed:
+                    return as_data
+                self._descend(depth)
+                return _Ext(Code.TYPED, pack((kind.__name__, as_data)))
         if isinstance(obj, np.generic) and kind is obj.dtype.type:
             raw = obj.tobytes()[: obj.dtype.itemsize]  # an empty str has no bytes, but NumPy gives four
             return _Ext(Code.SCALAR, pack((dtypes.describe_dtype(obj.dtype), raw)))
@@ -287,6 +296,17 @@ class HeadWriter:
             self._buffer(memory)
             return _Ext(Code.TENSOR, pack((len(memory), tuple(obj.shape), name, obj.requires_grad)))
         raise _Unsupported(_why_not(obj, torch, self._structs))
+
+    def _as_data(self, obj: Any, kind: type, depth: int) -> Any:
+        """An object whose type the receiver knows, as plain data; `_NOT_TYPED` if it is none of that kind."""
+        if isinstance(obj, enum.Enum):
+            return self.value(obj.value, depth)
+        record = _record_of(kind)
+        if record is not None:
+            return self._record(obj, record, depth)
+        if isinstance(obj, tuple) and hasattr(kind, "_fields"):
+            return self.value(tuple(obj), depth)
+        return _NOT_TYPED
 
     def _pickle(self, obj: Any) -> Any:
         try:
@@ -357,7 +377,7 @@ def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _why_not(obj: Any, torch: Any, structs: bool) -> str:
+def _why_not(obj: Any, torch: Any, structs: Structs) -> str:
     """The reason why an object cannot be sent. For a subclass it has a remedy."""
     bases: list[tuple[type, str]] = [(np.ndarray, "np.asarray(x)"), (dict, "dict(x)"), (tuple, "tuple(x)")]
     bases += [(list, "list(x)"), (str, "str.__str__(x)"), (int, "int(x)"), (float, "float(x)")]
@@ -366,6 +386,8 @@ def _why_not(obj: Any, torch: Any, structs: bool) -> str:
     for base, remedy in bases:
         if isinstance(obj, base):
             return f"subclasses of {base.__name__} are not sent as such (send {remedy})"
+    if type(obj).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return "an array of JAX is not sent inside an object (send np.asarray(x), and make a JAX array of it there)"
     return f"expected {PLAIN}{' or a dataclass' if structs else ''}"
 
 

@@ -33,6 +33,7 @@ _moment = msgspec.msgpack.Decoder(tuple[tuple[int, ...], Any, int]).decode
 
 _MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError, struct.error)
 """The errors of msgspec, NumPy and the standard library for values that make no sense."""
+_LONGEST_NAME = 100
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
 _OPENING = bytes([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
 """The bytes with which a map, an array or an extension can begin."""
@@ -64,6 +65,8 @@ class HeadReader:
         self.parts: list[Part] = []
         self.offset = 0
         self.pickled = False
+        self.typed = ""
+        """The name of a type of the sender's that the object is of or holds: of the outermost, which is read last."""
         self._limits = limits
         self._depth = 0
         self._made: Iterator[Any] | None = None
@@ -107,6 +110,13 @@ class HeadReader:
         if len(items) % 2:
             raise ProtocolError("a dict in an object has a key without a value")
         return zip(items[::2], items[1::2], strict=True)
+
+    def typed_value(self, data: memoryview) -> Any:
+        items = self.items(data)
+        if len(items) != 2 or type(items[0]) is not str:
+            raise ProtocolError("an object of a type of its own is not a name and a value")
+        self.typed = items[0][:_LONGEST_NAME]
+        return items[1]
 
     def scalar(self, data: memoryview) -> Any:
         description, raw = _scalar(data)
@@ -242,4 +252,5 @@ _READERS: dict[int, Callable[[HeadReader, memoryview], Any]] = {
     Code.TENSOR: HeadReader.tensor,
     Code.BLOB: HeadReader.blob,
     Code.PICKLE: HeadReader.pickle,
+    Code.TYPED: HeadReader.typed_value,
 }

@@ -344,7 +344,11 @@ def jax_in_collectives(group: Group) -> list[Any]:
     x = jnp.full(3, group.rank + 1.0)
     total = group.all_reduce(x)
     same = group.broadcast(x, 1)
-    return [total.tolist(), x.tolist(), same.tolist(), type(total) is type(x)]
+    running = group.exscan(x)
+    values, ranks = group.argmax(x)
+    rows = group.all_gather(x[: group.rank + 1], counts="auto")
+    kinds = {type(one) for one in (total, running, values, ranks, rows)}
+    return [total.tolist(), x.tolist(), same.tolist(), kinds == {type(x)}, running.tolist(), ranks.tolist(), len(rows)]
 
 
 @needs_jax
@@ -355,4 +359,4 @@ def test_jax_arrays_are_left_alone_and_new_ones_returned() -> None:
         return jax_in_collectives(group)
 
     found = run_ranks(2, body, backend="mesh")
-    assert found == [[[3, 3, 3], [r + 1] * 3, [2, 2, 2], True] for r in range(2)]
+    assert found == [[[3, 3, 3], [r + 1] * 3, [2, 2, 2], True, [r] * 3, [1, 1, 1], 3] for r in range(2)]

@@ -15,18 +15,21 @@ import numpy.typing as npt
 from ...errors import UsageError
 from .arrays import Adapted
 
-__all__ = ["check_gathered", "check_parts", "exchanged"]
+__all__ = ["check_gathered", "check_parts", "check_scattered", "exchanged"]
 
 Array = npt.NDArray[Any]
 
 
-def check_gathered(verb: str, x: Array, out: Array, rank: int) -> None:
+def check_gathered(verb: str, x: Array, out: Array, rank: int, before: int | None = None) -> None:
     """`all_gather` and `gather`: `x` may be exactly this rank's part of `out`.
+
+    Args:
+        before: Bytes of `out` before that part; without it, all parts are as long as `x`.
 
     Raises:
         UsageError: They overlap otherwise.
     """
-    if np.may_share_memory(x, out) and _offset(out, x) != rank * x.nbytes:
+    if np.may_share_memory(x, out) and _offset(out, x) != (rank * x.nbytes if before is None else before):
         raise _refused(verb, out, x, "x", f"x may be exactly part {rank} of out, this rank's own,")
 
 
@@ -45,6 +48,16 @@ def check_parts(verb: str, x: Array, out: Array, size: int) -> int | None:
     if rest or not 0 <= part < size:
         raise _refused(verb, x, out, "out", "out may be exactly one of the parts of x")
     return part
+
+
+def check_scattered(verb: str, x: Array, out: Array, rank: int, before: int) -> None:
+    """`scatter` of unequal parts: `out` may be exactly this rank's part of `x`, which begins `before` bytes in it.
+
+    Raises:
+        UsageError: They overlap otherwise.
+    """
+    if np.may_share_memory(x, out) and _offset(x, out) != before:
+        raise _refused(verb, x, out, "out", f"out may be exactly part {rank} of x, this rank's own,")
 
 
 def exchanged(verb: str, source: Adapted, out: Array) -> Adapted:

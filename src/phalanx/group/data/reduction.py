@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ..._native import divide_in_place, valid_ops
@@ -85,6 +86,29 @@ class Reduction:
         made.name = made.step = step
         made.dtype = dtype
         return made
+
+    def neutral(self, storage: np.dtype[Any]) -> Any:
+        """The value that changes nothing when it is combined with another; the mean of nothing is not a number.
+
+        Args:
+            storage: The dtype of the memory.
+        """
+        if self.dtype == BFLOAT16:  # as these lie in 16 bits
+            return {"prod": 0x3F80, "min": 0x7F80, "max": 0xFF80, "mean": 0x7FC0}.get(self.name, 0)
+        if self.name in ("sum", "bor", "bxor"):
+            return 0
+        if self.name == "prod":
+            return 1
+        if self.name == "mean":
+            return np.nan
+        if storage.kind == "b":
+            return self.name != "max"
+        if self.name == "band":
+            return np.invert(storage.type(0))
+        if storage.kind == "f":
+            return np.inf if self.name == "min" else -np.inf
+        limits = np.iinfo(storage)
+        return limits.max if self.name == "min" else limits.min
 
     def finish(self, total: npt.NDArray[Any], size: int) -> None:
         """Makes the mean of a sum, in place."""

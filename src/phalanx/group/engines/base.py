@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..._native import reduce_into
+from ...algorithms import chunk_bounds
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...errors import PhalanxError
@@ -166,6 +168,26 @@ class Engine(ABC):
         length = 256 * int(slot[0]) + int(slot[1])
         target = receive(slot[2 : 2 + length].tobytes())
         self.scatter(running, None if parts is None else parts.flat, target, src, [target.size] * self.size)
+
+    def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
+        """On rank r the reduction of `flat` of the ranks up to r; if `exclusive`, of those below r.
+
+        A mean is left a sum. With `exclusive`, `flat` of rank 0 is left undefined.
+
+        Here the ranks exchange parts, so that rank r has the r-th part of everybody, and back: two exchanges, and each
+        rank combines as many elements as it has.
+        """
+        if self.size == 1:
+            return
+        lengths = [stop - start for start, stop in chunk_bounds(flat.size, self.size)]
+        sizes = np.tile(np.array(lengths, np.int64), (self.size, 1))
+        rows = np.empty((self.size, lengths[self.rank]), flat.dtype)
+        self.all_to_all(running, flat, rows.reshape(-1), sizes)
+        for below, row in pairwise(rows):
+            reduce_into(row, below, reduction.step, dtype=reduction.dtype)
+        if exclusive:
+            rows = np.roll(rows, 1, axis=0)
+        self.all_to_all(running, rows.reshape(-1), flat, sizes.T)
 
     @abstractmethod
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:

@@ -230,6 +230,9 @@ class ClassicEngine(Engine):
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         self._refuse(running)
 
+    def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
+        self._refuse(running)
+
     def gather(
         self, running: RunningCollective, source: Flat, target: Flat | None, dst: int, counts: Sequence[int]
     ) -> None:

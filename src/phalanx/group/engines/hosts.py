@@ -180,6 +180,9 @@ class HostEngine(Engine):
     ) -> None:
         self._network.scatter(running, source, target, src, counts)
 
+    def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
+        self._network.scan(running, flat, reduction, exclusive=exclusive)
+
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         self._network.all_to_all(running, source, target, sizes)
 

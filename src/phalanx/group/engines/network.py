@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...algorithms import bruck, chunk_bounds, select
+from ...algorithms import Schedule, bruck, chunk_bounds, scan, select
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
 from ..data.reduction import Reduction
@@ -105,6 +105,18 @@ class NetworkEngine(Engine):
         sources: Mapping[int, Flat] | None = None,
     ) -> None:
         schedule = select.schedule(operation, name, self.rank, self.size, root=root, nbytes=nbytes)
+        self._follow(running, schedule, name, chunks, reduction=reduction, sources=sources)
+
+    def _follow(
+        self,
+        running: RunningCollective,
+        schedule: Schedule,
+        name: str,
+        chunks: Chunks,
+        *,
+        reduction: Reduction | None = None,
+        sources: Mapping[int, Flat] | None = None,
+    ) -> None:
         run(
             schedule if self._members is None else schedule.among(self._members),
             self._lane,
@@ -193,6 +205,16 @@ class NetworkEngine(Engine):
         elif name == "star" and self.rank == 0:  # it passes them on
             chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in range(1, self.size)}
         self._run(running, "scatter", name, chunks, root=src)
+
+    def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
+        if self._topology == "star" or select.scans_by_parts(self.size, flat.nbytes):
+            super().scan(running, flat, reduction, exclusive=exclusive)
+            return
+        if exclusive:
+            chunks = {self.rank: flat.copy(), self.rank - 1: flat}
+            self._follow(running, scan.pass_on(self.rank, self.size), "pass_on", chunks)
+        schedule = scan.inclusive(self.rank, self.size, 1 if exclusive else 0)
+        self._follow(running, schedule, "doubling", (flat,), reduction=reduction)
 
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         size, rank = self.size, self.rank

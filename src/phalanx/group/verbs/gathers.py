@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...arguments import as_counts
 from ...errors import UsageError
 from ...frames import hide_frames
-from ..collective_runner import CollectiveRunner
+from ...types import AnyArray, ArrayT, Counts, OutT, TensorT
 from ..data.arrays import Adapted, Description, adapt, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
@@ -21,14 +21,22 @@ from ..members import as_member
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
 from ..work import Work
+from .uneven import UnevenGathers
 
 __all__ = ["Gathers"]
 
 
-class Gathers(CollectiveRunner):
+class Gathers(UnevenGathers):
     """`barrier`, `broadcast`, `all_gather` and their kin."""
 
-    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
+    @overload
+    def barrier(self, *, timeout: float | None = ..., async_op: Literal[False] = ...) -> None: ...
+    @overload
+    def barrier(self, *, timeout: float | None = ..., async_op: Literal[True]) -> Work[None]: ...
+    @overload
+    def barrier(self, *, timeout: float | None = ..., async_op: bool) -> Work[None] | None: ...
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Returns once every member has called it.
 
         Raises:
@@ -50,11 +58,23 @@ class Gathers(CollectiveRunner):
                 engine.barrier(running)
 
             call = CollectiveCall("barrier")
-            work: Work | None = self._run(call, body, timeout, async_op)
-            return work
+            return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
             raise
+
+    @overload
+    def broadcast(
+        self, x: ArrayT, src: int, *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
+    @overload
+    def broadcast(
+        self, x: ArrayT, src: int, *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
+    @overload
+    def broadcast(
+        self, x: ArrayT, src: int, *, timeout: float | None = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
 
     def broadcast(self, x: Any, src: int, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Gives every member the array of rank `src`. All pass an array of the same dtype and shape.
@@ -84,18 +104,70 @@ class Gathers(CollectiveRunner):
             hide_frames(error)
             raise
 
-    def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+    @overload
+    def all_gather(
+        self,
+        x: AnyArray,
+        out: OutT,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> OutT: ...
+    @overload
+    def all_gather(
+        self, x: AnyArray, out: OutT, *, counts: Counts = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[OutT]: ...
+    @overload
+    def all_gather(
+        self,
+        x: TensorT,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> TensorT: ...
+    @overload
+    def all_gather(
+        self, x: TensorT, out: None = ..., *, counts: Counts = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[TensorT]: ...
+    @overload
+    def all_gather(
+        self,
+        x: AnyArray,
+        out: AnyArray | None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        counts: Counts = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """Puts the arrays of all members together along dim 0, in the order of ranks; everybody gets the result.
 
         Args:
             x: An array of the same dtype and shape on all ranks.
             out: Is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
+            counts: For parts that differ along dim 0: the rows of each rank, the same on all ranks; or `"auto"` on all
+                ranks, to find them out.
 
         Raises:
-            UsageError: `out` does not fit, or overlaps `x` otherwise.
+            UsageError: `out` does not fit, or overlaps `x` otherwise; or `x` has not as many rows as `counts` says.
+            Desync: Ranks differ in `counts`.
             As `broadcast`.
         """
         try:
+            if counts is not None:
+                return self._gather_uneven("all_gather", x, None, out, counts, timeout, async_op)
             if self._fast_path is not None and timeout is None and not async_op and out is not None:
                 done = self._fast_path.all_gather(x, out)
                 if done is not None:
@@ -116,12 +188,78 @@ class Gathers(CollectiveRunner):
             hide_frames(error)
             raise
 
-    def gather(self, x: Any, dst: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+    @overload
+    def gather(
+        self,
+        x: AnyArray,
+        dst: int,
+        out: OutT,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> OutT | None: ...
+    @overload
+    def gather(
+        self,
+        x: AnyArray,
+        dst: int,
+        out: OutT,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[OutT | None]: ...
+    @overload
+    def gather(
+        self,
+        x: TensorT,
+        dst: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> TensorT | None: ...
+    @overload
+    def gather(
+        self,
+        x: TensorT,
+        dst: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[TensorT | None]: ...
+    @overload
+    def gather(
+        self,
+        x: AnyArray,
+        dst: int,
+        out: AnyArray | None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
+
+    def gather(
+        self,
+        x: Any,
+        dst: int,
+        out: Any = None,
+        *,
+        counts: Counts = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """Puts the arrays of all members together along dim 0 on rank `dst`.
 
         Args:
             x: An array of the same dtype and shape on all ranks.
             out: On `dst`: is filled and returned; without it, a new array. `x` may be exactly this rank's part of it.
+            counts: As of `all_gather`.
 
         Returns:
             The result on `dst`, None elsewhere.
@@ -130,6 +268,8 @@ class Gathers(CollectiveRunner):
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
         try:
+            if counts is not None:
+                return self._gather_uneven("gather", x, dst, out, counts, timeout, async_op)
             if self._fast_path is not None and timeout is None and not async_op:
                 done = self._fast_path.gather(x, dst, out)
                 if done is not None:
@@ -155,20 +295,110 @@ class Gathers(CollectiveRunner):
             hide_frames(error)
             raise
 
+    @overload
     def scatter(
-        self, x: Any, src: int, out: Any = None, *, timeout: float | None = None, async_op: bool = False
+        self,
+        x: AnyArray | None,
+        src: int,
+        out: OutT,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> OutT: ...
+    @overload
+    def scatter(
+        self,
+        x: AnyArray | None,
+        src: int,
+        out: OutT,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[OutT]: ...
+    @overload
+    def scatter(
+        self,
+        x: None,
+        src: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Any: ...
+    @overload
+    def scatter(
+        self,
+        x: None,
+        src: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def scatter(
+        self,
+        x: TensorT | None,
+        src: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> TensorT: ...
+    @overload
+    def scatter(
+        self,
+        x: TensorT | None,
+        src: int,
+        out: None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[TensorT]: ...
+    @overload
+    def scatter(
+        self,
+        x: AnyArray | None,
+        src: int,
+        out: AnyArray | None = ...,
+        *,
+        counts: Counts = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
+
+    def scatter(
+        self,
+        x: Any,
+        src: int,
+        out: Any = None,
+        *,
+        counts: Counts = None,
+        timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Gives rank r the r-th part of the array of rank `src`, cut along dim 0.
 
         Args:
             x: On `src`: an array whose dim 0 is a multiple of the world size. Elsewhere it is not looked at.
-            out: Is filled and returned; without it, a new array. On `src` it may be exactly one of the parts of `x`.
+            out: Is filled and returned; without it, a new array. On `src` it may be exactly one of the parts of `x`
+                (with `counts`: its own).
+            counts: For parts that differ along dim 0. On `src`: the rows of each rank, or `"auto"` to cut as
+                `numpy.array_split` does, into parts that differ by one row at most. Elsewhere the same, or `"auto"`.
 
         Raises:
             UsageError: Dim 0 cannot be cut, or `out` does not fit what the root has, or overlaps `x` otherwise.
             As `broadcast`.
         """
         try:
+            if counts is not None:
+                return self._scatter_uneven(x, src, out, counts, timeout, async_op)
             if self._fast_path is not None and timeout is None and not async_op and out is not None:
                 done = self._fast_path.scatter(x, src, out)
                 if done is not None:
@@ -220,6 +450,62 @@ class Gathers(CollectiveRunner):
         except BaseException as error:
             hide_frames(error)
             raise
+
+    @overload
+    def all_to_all(
+        self,
+        x: AnyArray,
+        out: OutT,
+        *,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> OutT: ...
+    @overload
+    def all_to_all(
+        self,
+        x: AnyArray,
+        out: OutT,
+        *,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[OutT]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: TensorT,
+        out: None = ...,
+        *,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> TensorT: ...
+    @overload
+    def all_to_all(
+        self,
+        x: TensorT,
+        out: None = ...,
+        *,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[TensorT]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: AnyArray,
+        out: AnyArray | None = ...,
+        *,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
 
     def all_to_all(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +12,81 @@ from ...arguments import shown
 from ...errors import UsageError
 from ...frames import hides_frames
 from ...wire import codec
+from ..data.typed import ObjectType
 from ..engines.base import Engine, split
 from ..members import as_member
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
+from ..work import Work
 from .gathers import Gathers
 
 __all__ = ["ObjectCollectives"]
 
+T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 
 
 class ObjectCollectives(Gathers):
-    """The `_object` family. What an object may be, and what `allow_pickle` does: see `send_object`."""
+    """The `_object` family. What an object may be, and what `allow_pickle` does: see `send_object`.
+
+    What `type` does, see `recv_object`; it is the type of one object, also where the result is a list of them.
+    """
+
+    @overload
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> T: ...
+    @overload
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[T]: ...
+    @overload
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Any: ...
+    @overload
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def broadcast_object(
+        self,
+        obj: Any,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: bool,
+    ) -> Any: ...
 
     @hides_frames
     def broadcast_object(
@@ -32,6 +94,7 @@ class ObjectCollectives(Gathers):
         obj: Any,
         src: int,
         *,
+        type: Any = None,  # noqa: A002 - the caller knows it as the type
         allow_pickle: bool = False,
         timeout: float | None = None,
         async_op: bool = False,
@@ -39,26 +102,73 @@ class ObjectCollectives(Gathers):
         """Gives every member the object of rank `src`; elsewhere `obj` is not looked at.
 
         Raises:
-            UsageError: The object cannot be sent; nothing was. Or something in it is pickled, and not allowed here.
+            UsageError: The object cannot be sent; nothing was. Or something in it is pickled, and not allowed here, or
+                does not fit `type`.
             As `broadcast`.
         """
         self._check()
         src = as_member(src, self.world_size)
-        mine = self._encode(obj, allow_pickle) if self.rank == src else None
+        expected = ObjectType(type, allow_pickle=allow_pickle)
+        mine = self._encode(obj, expected, allow_pickle) if self.rank == src else None
 
         def body(engine: Engine, running: RunningCollective) -> Any:
             sizes = np.array(_sizes(mine), np.int64)
             engine.broadcast(running, sizes, src)
             data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
             engine.broadcast(running, data, src)
-            return obj if self.rank == src else self._decode(data, int(sizes[0]), allow_pickle)
+            return obj if self.rank == src else self._decode(data, int(sizes[0]), src, expected, allow_pickle)
 
         call = CollectiveCall("broadcast_object", root=src)
         return self._run(call, body, timeout, async_op)
 
+    @overload
+    def all_gather_object(
+        self,
+        obj: Any,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[T]: ...
+    @overload
+    def all_gather_object(
+        self, obj: Any, *, type: type[T], allow_pickle: bool = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[list[T]]: ...
+    @overload
+    def all_gather_object(
+        self,
+        obj: Any,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[Any]: ...
+    @overload
+    def all_gather_object(
+        self,
+        obj: Any,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[list[Any]]: ...
+    @overload
+    def all_gather_object(
+        self, obj: Any, *, type: Any = ..., allow_pickle: bool = ..., timeout: float | None = ..., async_op: bool
+    ) -> Any: ...
+
     @hides_frames
     def all_gather_object(
-        self, obj: Any, *, allow_pickle: bool = False, timeout: float | None = None, async_op: bool = False
+        self,
+        obj: Any,
+        *,
+        type: Any = None,  # noqa: A002
+        allow_pickle: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Everybody's object, as a list in the order of ranks.
 
@@ -66,17 +176,74 @@ class ObjectCollectives(Gathers):
             As `broadcast_object`.
         """
         self._check()
-        mine = self._encode(obj, allow_pickle)
+        expected = ObjectType(type, allow_pickle=allow_pickle)
+        mine = self._encode(obj, expected, allow_pickle)
 
         def body(engine: Engine, running: RunningCollective) -> list[Any]:
             sizes = self._all_sizes(engine, running, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8)
             engine.all_gather(running, mine[1], everything, counts)
-            return self._decode_all(obj, everything, sizes, allow_pickle)
+            return self._decode_all(obj, everything, sizes, expected, allow_pickle)
 
         call = CollectiveCall("all_gather_object")
         return self._run(call, body, timeout, async_op)
+
+    @overload
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[T] | None: ...
+    @overload
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[list[T] | None]: ...
+    @overload
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[Any] | None: ...
+    @overload
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[list[Any] | None]: ...
+    @overload
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: bool,
+    ) -> Any: ...
 
     @hides_frames
     def gather_object(
@@ -84,6 +251,7 @@ class ObjectCollectives(Gathers):
         obj: Any,
         dst: int,
         *,
+        type: Any = None,  # noqa: A002 - the caller knows it as the type
         allow_pickle: bool = False,
         timeout: float | None = None,
         async_op: bool = False,
@@ -95,17 +263,74 @@ class ObjectCollectives(Gathers):
         """
         self._check()
         dst = as_member(dst, self.world_size)
-        mine = self._encode(obj, allow_pickle)
+        expected = ObjectType(type, allow_pickle=allow_pickle)
+        mine = self._encode(obj, expected, allow_pickle)
 
         def body(engine: Engine, running: RunningCollective) -> list[Any] | None:
             sizes = self._all_sizes(engine, running, mine)
             counts = sizes.sum(axis=1).tolist()
             everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
             engine.gather(running, mine[1], everything, dst, counts)
-            return None if everything is None else self._decode_all(obj, everything, sizes, allow_pickle)
+            return None if everything is None else self._decode_all(obj, everything, sizes, expected, allow_pickle)
 
         call = CollectiveCall("gather_object", root=dst)
         return self._run(call, body, timeout, async_op)
+
+    @overload
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> T: ...
+    @overload
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[T]: ...
+    @overload
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Any: ...
+    @overload
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None,
+        src: int,
+        *,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: bool,
+    ) -> Any: ...
 
     @hides_frames
     def scatter_object(
@@ -113,6 +338,7 @@ class ObjectCollectives(Gathers):
         objs: Sequence[Any] | None,
         src: int,
         *,
+        type: Any = None,  # noqa: A002 - the caller knows it as the type
         allow_pickle: bool = False,
         timeout: float | None = None,
         async_op: bool = False,
@@ -125,6 +351,7 @@ class ObjectCollectives(Gathers):
         """
         self._check()
         src = as_member(src, self.world_size)
+        expected = ObjectType(type, allow_pickle=allow_pickle)
         encoded: list[_Encoded] | None = None
         given: list[Any] = []
         if self.rank == src:
@@ -133,7 +360,7 @@ class ObjectCollectives(Gathers):
             given = list(objs)
             if len(given) != self.world_size:
                 raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
-            encoded = [self._encode(obj, allow_pickle) for obj in given]
+            encoded = [self._encode(obj, expected, allow_pickle) for obj in given]
 
         def body(engine: Engine, running: RunningCollective) -> Any:
             sizes = np.zeros((self.world_size, 2), np.int64)
@@ -146,7 +373,7 @@ class ObjectCollectives(Gathers):
             engine.scatter(running, everything, mine, src, counts)
             if self.rank == src:
                 return given[self.rank]
-            return self._decode(mine, int(sizes[self.rank, 0]), allow_pickle)
+            return self._decode(mine, int(sizes[self.rank, 0]), src, expected, allow_pickle)
 
         call = CollectiveCall("scatter_object", root=src)
         return self._run(call, body, timeout, async_op)
@@ -160,20 +387,30 @@ class ObjectCollectives(Gathers):
         engine.all_gather(running, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
         return sizes
 
-    def _decode_all(self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], allow_pickle: bool) -> list[Any]:
+    def _decode_all(
+        self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], expected: ObjectType, allow_pickle: bool
+    ) -> list[Any]:
         """Everybody's object; this rank's own is the one that it gave."""
         parts = split(data, sizes.sum(axis=1).tolist())
         return [
-            obj if rank == self.rank else self._decode(part, int(sizes[rank, 0]), allow_pickle)
+            obj if rank == self.rank else self._decode(part, int(sizes[rank, 0]), rank, expected, allow_pickle)
             for rank, part in enumerate(parts)
         ]
 
-    def _encode(self, obj: Any, allow_pickle: bool) -> _Encoded:
-        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
+    def _encode(self, obj: Any, expected: ObjectType, allow_pickle: bool) -> _Encoded:
+        expected.check_own(obj)
+        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits, structs="typed")
         return len(encoded.head), np.frombuffer(b"".join([encoded.head, *encoded.buffers]), np.uint8)
 
-    def _decode(self, data: Bytes, head: int, allow_pickle: bool) -> Any:
-        return codec.decode(data[:head].data, data[head:].data, limits=self._limits, allow_pickle=allow_pickle)
+    def _decode(self, data: Bytes, head: int, src: int, expected: ObjectType, allow_pickle: bool) -> Any:
+        value = codec.decode(
+            data[:head].data,
+            data[head:].data,
+            limits=self._limits,
+            allow_pickle=allow_pickle,
+            typed=expected.is_given,
+        )
+        return expected.convert(value, self.members[src])
 
 
 _Encoded = tuple[int, Bytes]

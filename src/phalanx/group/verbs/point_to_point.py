@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from ...arguments import as_index, in_units
 from ...deadline import Deadline
@@ -12,12 +12,13 @@ from ...system_limits import naming_limits
 from ...transports.channel import OutgoingFrame
 from ...transports.mailbox import Envelope, PendingTransfer, Receive
 from ...transports.ring_channel import last_handed_over
-from ...types import Received
+from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
 from ..data.arrays import adapt
 from ..data.overlap import exchanged
+from ..data.typed import ObjectType
 from ..members import as_member
 from ..tracking.journal import Entry
 from ..work import Work
@@ -27,6 +28,7 @@ __all__ = ["PointToPoint"]
 
 LOOK = 1.0
 """Seconds after which a wait looks whether it can ever end."""
+T = TypeVar("T")
 AnySink = ArraySink | NewArraySink | ObjectSink
 
 
@@ -35,9 +37,20 @@ class PointToPoint(GroupCore):
 
     # -- arrays --------------------------------------------------------------------------------------------------------
 
+    @overload
     def send(
-        self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
-    ) -> Work | None:
+        self, x: AnyArray, dst: int, *, tag: int = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> None: ...
+    @overload
+    def send(
+        self, x: AnyArray, dst: int, *, tag: int = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[None]: ...
+    @overload
+    def send(
+        self, x: AnyArray, dst: int, *, tag: int = ..., timeout: float | None = ..., async_op: bool
+    ) -> Work[None] | None: ...
+
+    def send(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
         """Sends an array; returns once its memory may be changed again.
 
         Args:
@@ -69,6 +82,55 @@ class PointToPoint(GroupCore):
         except BaseException as error:
             hide_frames(error)
             raise
+
+    @overload
+    def recv(
+        self, out: OutT, src: int, *, tag: int = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> OutT: ...
+    @overload
+    def recv(
+        self, out: OutT, src: int, *, tag: int = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[OutT]: ...
+    @overload
+    def recv(
+        self,
+        out: AnyArray | None = ...,
+        src: None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Received: ...
+    @overload
+    def recv(
+        self,
+        out: AnyArray | None = ...,
+        src: None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Received]: ...
+    @overload
+    def recv(
+        self,
+        out: AnyArray | None = ...,
+        src: int | None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def recv(
+        self,
+        out: AnyArray | None = ...,
+        src: int | None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
 
     def recv(
         self,
@@ -116,17 +178,52 @@ class PointToPoint(GroupCore):
             raise
 
     @hides_frames
-    def isend(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work:
+    def isend(self, x: AnyArray, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
         """`send` with `async_op=True`."""
-        work = self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
-        assert work is not None
-        return work
+        return self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
+
+    @overload
+    def irecv(self, out: OutT, src: int, *, tag: int = ..., timeout: float | None = ...) -> Work[OutT]: ...
+    @overload
+    def irecv(
+        self, out: AnyArray | None = ..., src: None = ..., *, tag: int = ..., timeout: float | None = ...
+    ) -> Work[Received]: ...
+    @overload
+    def irecv(
+        self, out: AnyArray | None = ..., src: int | None = ..., *, tag: int = ..., timeout: float | None = ...
+    ) -> Work[Any]: ...
 
     @hides_frames
-    def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Work:
+    def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Any:
         """`recv` with `async_op=True`."""
-        work: Work = self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
-        return work
+        return self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
+
+    @overload
+    def sendrecv(
+        self, x: AnyArray, dst: int, out: OutT, src: int, *, tag: int = ..., timeout: float | None = ...
+    ) -> OutT: ...
+    @overload
+    def sendrecv(
+        self,
+        x: AnyArray,
+        dst: int,
+        out: AnyArray | None = ...,
+        src: None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+    ) -> Received: ...
+    @overload
+    def sendrecv(
+        self,
+        x: AnyArray,
+        dst: int,
+        out: AnyArray | None = ...,
+        src: int | None = ...,
+        *,
+        tag: int = ...,
+        timeout: float | None = ...,
+    ) -> Any: ...
 
     @hides_frames
     def sendrecv(
@@ -177,6 +274,40 @@ class PointToPoint(GroupCore):
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
+    @overload
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> None: ...
+    @overload
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[None]: ...
+    @overload
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: bool,
+    ) -> Work[None] | None: ...
+
     @hides_frames
     def send_object(
         self,
@@ -187,8 +318,11 @@ class PointToPoint(GroupCore):
         allow_pickle: bool = False,
         timeout: float | None = None,
         async_op: bool = False,
-    ) -> Work | None:
+    ) -> Any:
         """Sends data: None, numbers, text, bytes, lists, tuples, dicts, sets, dates and arrays, nested as you like.
+
+        Dataclasses, `msgspec.Struct`s, named tuples and members of an enum can be sent, too, if the receiver names the
+        type.
 
         Args:
             allow_pickle: Pickle everything else. The receiver must allow it, too, and runs the sender's code by it.
@@ -198,10 +332,77 @@ class PointToPoint(GroupCore):
             As `send`.
         """
         dst, tag = self._check_target(dst, tag)
-        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits)
+        encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits, structs="typed")
         what = _to("send_object", dst, tag)
         deadline = self._deadline(timeout)
         return self._send(what, dst, FrameKind.OBJECT, tag, encoded.head, encoded.buffers, deadline, async_op)
+
+    @overload
+    def recv_object(
+        self,
+        src: int,
+        *,
+        tag: int = ...,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> T: ...
+    @overload
+    def recv_object(
+        self,
+        src: int,
+        *,
+        tag: int = ...,
+        type: type[T],
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[T]: ...
+    @overload
+    def recv_object(
+        self,
+        src: None = ...,
+        *,
+        tag: int = ...,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Received: ...
+    @overload
+    def recv_object(
+        self,
+        src: None = ...,
+        *,
+        tag: int = ...,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Received]: ...
+    @overload
+    def recv_object(
+        self,
+        src: int | None = ...,
+        *,
+        tag: int = ...,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    @overload
+    def recv_object(
+        self,
+        src: int | None = ...,
+        *,
+        tag: int = ...,
+        type: Any = ...,
+        allow_pickle: bool = ...,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
 
     @hides_frames
     def recv_object(
@@ -209,21 +410,29 @@ class PointToPoint(GroupCore):
         src: int | None = None,
         *,
         tag: int = 0,
+        type: Any = None,  # noqa: A002 - the caller knows it as the type
         allow_pickle: bool = False,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
         """Receives what `send_object` sent.
 
+        Args:
+            type: The type of the object, if it is more than plain data: a class such as `Config`, or `list[Config]`.
+                Only what is named here is made, whatever the sender has. A field that is missing or of another type is
+                an error; one that the type does not have is left out, unless it is a Struct that forbids it.
+
         Returns:
             The object; with `src=None` a `Received(data, src, tag)`.
 
         Raises:
-            UsageError: The object holds something pickled, and `allow_pickle` is not set here.
+            UsageError: The object holds something pickled, and `allow_pickle` is not set here; or it does not fit
+                `type`, or needs one.
             As `recv`.
         """
         src, tag = self._check_source(src, tag)
-        sink = ObjectSink(self._limits, self._naming, allow_pickle=allow_pickle)
+        expected = ObjectType(type, allow_pickle=allow_pickle)
+        sink = ObjectSink(self._limits, self._naming, expected, allow_pickle=allow_pickle)
         deadline = self._deadline(timeout)
         return self._receive(_describe("recv_object", src, tag), src, tag, sink, deadline, async_op)
 
@@ -255,7 +464,7 @@ class PointToPoint(GroupCore):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work | None:
+    def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work[None] | None:
         adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
         description, payload = adapted.description.pack(), [adapted.bytes]
@@ -301,7 +510,7 @@ class PointToPoint(GroupCore):
         payload: list[memoryview],
         deadline: Deadline,
         async_op: bool,
-    ) -> Work | None:
+    ) -> Work[None] | None:
         entry = self._journal.begin(what)
         try:
             with naming_limits():
@@ -387,10 +596,10 @@ class PointToPoint(GroupCore):
 
     def _in_background(
         self, entry: Entry, operation: PendingTransfer, deadline: Deadline, waiting: list[int], result: Any
-    ) -> Work:
+    ) -> Work[Any]:
         """Returns at once; the lane's own thread goes on unless the caller waits."""
         lane = self._messages
-        work = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
+        work: Work[Any] = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
 
         def finished() -> None:
             entry.end()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from ...errors import UnsupportedArray
 from ...frames import hide_frames, hides_frames
-from ...types import ReduceOp
+from ...types import AnyArray, ArrayT, Op, OutT, TensorT
 from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, adapt
 from ..data.overlap import check_parts
@@ -19,6 +19,7 @@ from ..engines.base import Engine
 from ..members import as_member
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
+from ..work import Work
 
 __all__ = ["Reductions"]
 
@@ -26,9 +27,20 @@ __all__ = ["Reductions"]
 class Reductions(CollectiveRunner):
     """`all_reduce` and its kin."""
 
+    @overload
     def all_reduce(
-        self, x: Any, op: str | ReduceOp = "sum", *, timeout: float | None = None, async_op: bool = False
-    ) -> Any:
+        self, x: ArrayT, op: Op = ..., *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
+    @overload
+    def all_reduce(
+        self, x: ArrayT, op: Op = ..., *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
+    @overload
+    def all_reduce(
+        self, x: ArrayT, op: Op = ..., *, timeout: float | None = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+
+    def all_reduce(self, x: Any, op: Op = "sum", *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Combines the arrays of all members, element by element; everybody gets the same bits.
 
         Args:
@@ -61,11 +73,24 @@ class Reductions(CollectiveRunner):
             hide_frames(error)
             raise
 
+    @overload
+    def all_reduce_many(
+        self, arrays: Sequence[ArrayT], op: Op = ..., *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> list[ArrayT]: ...
+    @overload
+    def all_reduce_many(
+        self, arrays: Sequence[ArrayT], op: Op = ..., *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[list[ArrayT]]: ...
+    @overload
+    def all_reduce_many(
+        self, arrays: Sequence[ArrayT], op: Op = ..., *, timeout: float | None = ..., async_op: bool
+    ) -> list[ArrayT] | Work[list[ArrayT]]: ...
+
     @hides_frames
     def all_reduce_many(
         self,
         arrays: Sequence[Any],
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         *,
         timeout: float | None = None,
         async_op: bool = False,
@@ -105,11 +130,24 @@ class Reductions(CollectiveRunner):
         call = CollectiveCall("all_reduce_many", dtype=layout, reduction=name, detail=f"{len(targets)} arrays")
         return self._run(call, body, timeout, async_op)
 
+    @overload
+    def reduce(
+        self, x: ArrayT, dst: int, op: Op = ..., *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
+    @overload
+    def reduce(
+        self, x: ArrayT, dst: int, op: Op = ..., *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
+    @overload
+    def reduce(
+        self, x: ArrayT, dst: int, op: Op = ..., *, timeout: float | None = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+
     def reduce(
         self,
         x: Any,
         dst: int,
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         *,
         timeout: float | None = None,
         async_op: bool = False,
@@ -142,10 +180,45 @@ class Reductions(CollectiveRunner):
             hide_frames(error)
             raise
 
+    @overload
+    def reduce_scatter(
+        self, x: AnyArray, op: Op, out: OutT, *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> OutT: ...
+    @overload
+    def reduce_scatter(
+        self, x: AnyArray, op: Op, out: OutT, *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[OutT]: ...
+    @overload
+    def reduce_scatter(
+        self, x: AnyArray, op: Op = ..., *, out: OutT, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> OutT: ...
+    @overload
+    def reduce_scatter(
+        self, x: AnyArray, op: Op = ..., *, out: OutT, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[OutT]: ...
+    @overload
+    def reduce_scatter(
+        self, x: TensorT, op: Op = ..., out: None = ..., *, timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> TensorT: ...
+    @overload
+    def reduce_scatter(
+        self, x: TensorT, op: Op = ..., out: None = ..., *, timeout: float | None = ..., async_op: Literal[True]
+    ) -> Work[TensorT]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: AnyArray,
+        op: Op = ...,
+        out: AnyArray | None = ...,
+        *,
+        timeout: float | None = ...,
+        async_op: bool = ...,
+    ) -> Any: ...
+
     def reduce_scatter(
         self,
         x: Any,
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         out: Any = None,
         *,
         timeout: float | None = None,

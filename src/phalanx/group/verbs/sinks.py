@@ -10,6 +10,7 @@ from ...transports.mailbox import Envelope, Sink
 from ...wire import codec
 from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, empty, make, memory_of
+from ..data.typed import PLAIN_DATA, ObjectType
 
 __all__ = ["ArraySink", "NewArraySink", "ObjectSink"]
 
@@ -98,8 +99,12 @@ class NewArraySink(Sink):
 class ObjectSink(Sink):
     """An object; its arrays are received in place."""
 
-    def __init__(self, limits: codec.Limits, naming: Naming, *, allow_pickle: bool) -> None:
+    def __init__(
+        self, limits: codec.Limits, naming: Naming, expected: ObjectType = PLAIN_DATA, *, allow_pickle: bool
+    ) -> None:
         self._naming = naming
+        self._expected = expected
+        self._src = -1
         self._limits = limits
         self._allow_pickle = allow_pickle
         self._plan: codec.DecodePlan | None = None
@@ -114,13 +119,15 @@ class ObjectSink(Sink):
                 payload_bytes=envelope.size,
                 limits=self._limits,
                 allow_pickle=self._allow_pickle,
+                typed=self._expected.is_given,
             )
         except ProtocolError as error:
             raise ProtocolError(f"from rank {src}: {error}", peer=src) from None
+        self._src = src
         self._target = self._plan.allocate()
         return self._target
 
     def result(self) -> Any:
         """The object."""
         assert self._plan is not None
-        return self._plan.build(self._target)
+        return self._expected.convert(self._plan.build(self._target), self._src)

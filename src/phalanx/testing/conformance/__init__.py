@@ -30,9 +30,11 @@ from . import (
     messages,
     objects,
     raw,
+    scans,
     subgroups,
     threads,
     timeouts,
+    uneven,
 )
 from .check import Check, Make, as_subgroup, checks, find, on_group, run
 
@@ -53,7 +55,9 @@ __all__ = [
     "on_group",
     "raw",
     "run",
+    "scans",
     "subgroups",
     "threads",
     "timeouts",
+    "uneven",
 ]

@@ -35,7 +35,7 @@ def many_at_once(backend: Any) -> None:
         def size(a: int, b: int, tag: int) -> int:
             return (0, 3, 100, 2_000, 40_000)[(a + 2 * b + tag) % 5]
 
-        works: list[tuple[Work, tuple[str, int, int, int]]] = []
+        works: list[tuple[Work[Any], tuple[str, int, int, int]]] = []
         for job in jobs:
             kind, a, b, tag = job
             if kind == "s":
@@ -144,7 +144,7 @@ def awaited(backend: Any) -> None:
             receives = [group.irecv(src=other, tag=tag) for tag in range(20)]
             sends = [group.isend(np.array([tag]), other, tag=tag) for tag in reversed(range(20))]
 
-            async def first(work: Work) -> int:
+            async def first(work: Work[Any]) -> int:
                 return int((await work)[0])
 
             found = await asyncio.gather(*(first(work) for work in receives))
@@ -175,7 +175,7 @@ def awaited(backend: Any) -> None:
         group.barrier()
 
 
-async def _as_coroutine(work: Work) -> Any:
+async def _as_coroutine(work: Work[Any]) -> Any:
     return await work
 
 
@@ -189,7 +189,7 @@ def failing_callback(backend: Any) -> None:
         try:
             first, second = group.irecv(src=other, tag=1), group.irecv(src=other, tag=2)
 
-            def fails(_work: Work) -> None:
+            def fails(_work: Work[Any]) -> None:
                 raise RuntimeError("the callback's own trouble")
 
             first.add_done_callback(fails)
@@ -221,7 +221,7 @@ def async_send_timeout(backend: Any) -> None:
             time.sleep(12 * SHORT)
 
 
-def work_ends(work: Work) -> None:
+def work_ends(work: Work[Any]) -> None:
     """Waits for work whose error does not matter here."""
     try:
         work.wait()

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from ...errors import Desync, PhalanxError, Timeout
 from ...group import Group, Work
-from ...types import ReduceOp
+from ...types import Op, ReduceOp
 from .check import check
 from .common import SHORT, expect, is_classic, same, sync
 from .messages import DTYPES
 from .threads import together
 
-OPS: dict[str, Any] = {
+OPS: dict[Op, Any] = {
     "sum": np.add,
     "prod": np.multiply,
     "min": np.minimum,
@@ -30,7 +30,7 @@ OPS: dict[str, Any] = {
 }
 
 
-def ops_for(dtype: npt.DTypeLike) -> list[str]:
+def ops_for(dtype: npt.DTypeLike) -> list[Op]:
     """The reductions that a dtype has."""
     kind = np.dtype(dtype).kind
     if kind in "biu":
@@ -45,7 +45,7 @@ def values_of(rank: int, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
     return numbers.astype(dtype)
 
 
-def combined(op: str, arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def combined(op: Op, arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """The result by NumPy."""
     if op == "mean":
         mean: npt.NDArray[Any] = (np.sum(arrays, axis=0) / len(arrays)).astype(arrays[0].dtype)
@@ -193,7 +193,7 @@ def bfloat16(backend: Any) -> None:
 def asynchronous(backend: Any) -> None:
     """Asynchronous collectives run in the order of issue."""
     with Group(backend) as group:
-        works: list[tuple[Work, Any]] = []
+        works: list[tuple[Work[Any], Any]] = []
         for number in range(60):
             x = np.array([group.rank + number, number])
             if number % 3 == 0:

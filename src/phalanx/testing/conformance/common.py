@@ -10,7 +10,22 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SHORT", "connected", "expect", "has_self", "is_classic", "is_star", "noise", "pairs", "sync", "within"]
+from ...errors import Desync, PhalanxError
+from ...group import Group
+
+__all__ = [
+    "SHORT",
+    "connected",
+    "differ",
+    "expect",
+    "has_self",
+    "is_classic",
+    "is_star",
+    "noise",
+    "pairs",
+    "sync",
+    "within",
+]
 
 SHORT = 0.05
 """Seconds for a wait that is meant to end in a timeout."""
@@ -51,6 +66,27 @@ def expect(kind: type[_E], call: Callable[..., object], *args: Any, **kwargs: An
     except kind as error:
         return error
     raise AssertionError(f"{kind.__name__} was expected, but the call returned {result!r}")
+
+
+def differ(backend: Any, call: Callable[[Group, float], object]) -> None:
+    """Makes a call that is not the same on all ranks, on a group of its own: it must be Desync.
+
+    Args:
+        call: Gets the group, and the seconds for its `timeout`.
+    """
+    classic = is_classic(backend)
+    seconds = 0.5 if classic else 10.0
+    with Group(backend) as group:
+        group.barrier()
+
+        def calls() -> None:
+            call(group, seconds)
+            group.barrier(timeout=seconds)  # a rank that only sends may be done before it can know
+
+        error = expect(PhalanxError, calls)
+        # Only one rank may have met the other's mark, where no directory tells the second.
+        assert isinstance(error, Desync) or classic, error
+        sync(backend)
 
 
 @functools.lru_cache(maxsize=16)

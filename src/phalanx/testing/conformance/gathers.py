@@ -32,7 +32,7 @@ def parts_of_arrays(backend: Any) -> None:
         assert same(out, everything)
         for root in range(RANKS):
             gathered = group.gather(rows(me), root)
-            assert same(gathered, everything) if me == root else gathered is None
+            assert gathered is None if me != root else gathered is not None and same(gathered, everything)
             part = group.scatter(everything if me == root else None, root)
             assert same(part, rows(me))
         exchanged = group.all_to_all(rows(me))
@@ -81,7 +81,8 @@ def objects_of_everyone(backend: Any) -> None:
         for root in range(RANKS):
             assert is_of(group.broadcast_object(mine if me == root else None, root), root)
             gathered = group.gather_object(mine, root)
-            assert gathered is None if me != root else all(is_of(one, rank) for rank, one in enumerate(gathered))
+            assert (gathered is None) == (me != root)
+            assert all(is_of(one, rank) for rank, one in enumerate(gathered or []))
             assert group.scatter_object([10, 11, 12] if me == root else None, root) == 10 + me
         assert all(is_of(one, rank) for rank, one in enumerate(group.all_gather_object(mine)))
 

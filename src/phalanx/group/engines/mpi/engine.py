@@ -243,6 +243,11 @@ class MpiEngine(Engine):
         everything = None if source is None else [_bytes(source), lengths[0] if even else lengths, word]
         self.do(running, "Scatter" if even else "Scatterv", everything, [_bytes(target), word], src)
 
+    def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
+        datatype, operation = self._kind(flat, reduction)
+        for part in _parts(flat):
+            self.do(running, "Exscan" if exclusive else "Scan", self.in_place, [part, datatype], operation)
+
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         word, width = self._word(source)
         lengths = sizes * (source.itemsize // width)
