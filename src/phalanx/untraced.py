@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
-from types import CodeType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["leave_alone", "leave_calls_alone"]
@@ -25,13 +25,22 @@ def leave_calls_alone() -> None:
     if "torch" not in sys.modules:
         return
     found = {name: module for name, module in list(sys.modules.items()) if name.startswith(_CALLED)}
+    for function in _functions_of(module for name, module in found.items() if name not in _marked):
+        # As torch.compiler.disable does: a call is not traced as a part of its caller either.
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
     leave_alone(module for name, module in found.items() if name not in _marked)
     _marked.update(found)
 
 
 def leave_alone(modules: Iterable[ModuleType]) -> None:
-    """Marks every function of these modules."""
+    """Marks every function of these modules, so that none is traced when it runs."""
     skip = _skipper()
+    for function in _functions_of(modules):
+        _mark(function.__code__, skip)
+
+
+def _functions_of(modules: Iterable[ModuleType]) -> Iterator[FunctionType]:
+    """The functions of modules, and the methods and getters of their classes."""
     for module in modules:
         for value in list(vars(module).values()):
             if getattr(value, "__module__", None) != module.__name__:
@@ -40,7 +49,7 @@ def leave_alone(modules: Iterable[ModuleType]) -> None:
             for member in members:
                 function = member.fget if isinstance(member, property) else member
                 if inspect.isfunction(function):
-                    _mark(function.__code__, skip)
+                    yield function
 
 
 def _skipper() -> Callable[[CodeType], object]:

@@ -285,7 +285,7 @@ def test_both(world):
 
 def test_workers_of_xdist_can_use_it(tests: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist")
-    monkeypatch.setenv("PYTEST_PLUGINS", "phalanx.pytest_plugin,xdist")
+    monkeypatch.setenv("PYTEST_PLUGINS", "phalanx.pytest_plugin,xdist.plugin")
     source = (
         "\n@pytest.mark.ranks(2)\n@pytest.mark.parametrize('x', [1, 2])\ndef test_it(world, x):\n    assert x == 1\n"
     )

@@ -19,8 +19,8 @@ import pytest
 
 from phalanx.backends import MeshBackend
 from phalanx.config import Launch, Options
+from phalanx.launching import fork_server
 from phalanx.rendezvous.directory import Directory
-from phalanx.testing import fork_server
 from phalanx.types import Address
 from phalanx.wire.handshake import ClientHandshake, Hello, Role
 
