@@ -43,6 +43,7 @@ class ControlLink:
         self._buffer = bytearray(READ_SIZE)
         self._on_message = on_message
         self._on_end = on_end
+        self._reading = False
         self.closed = False
 
     def start(self) -> None:
@@ -83,6 +84,9 @@ class ControlLink:
     def _ready(self, events: int) -> None:
         if events & WRITE:
             self._flush()
+        if self._reading:
+            return
+        self._reading = True
         view = memoryview(self._buffer)
         try:
             while not self.closed:
@@ -97,6 +101,8 @@ class ControlLink:
             self._end(error.reason)
         except ProtocolError as error:
             self._end(str(error))
+        finally:
+            self._reading = False
 
     def _flush(self) -> None:
         if self.closed:
@@ -110,7 +116,8 @@ class ControlLink:
         except StreamEnded as error:
             # The other side may have said goodbye before it closed: read its last words before judging its silence.
             self._outgoing.clear()
-            self._ready(READ)
-            self._end(error.reason)
+            if not self._reading:  # else who called this is reading them
+                self._ready(READ)
+                self._end(error.reason)
             return
         self._reactor.watch(self.stream.fd, READ | WRITE if self._outgoing else READ, self._ready)
