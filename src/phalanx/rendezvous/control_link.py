@@ -116,7 +116,7 @@ class ControlLink:
         except StreamEnded as error:
             # The other side may have said goodbye before it closed: read its last words before judging its silence.
             self._outgoing.clear()
-            if not self._reading:  # else who called this is reading them
+            if not self._reading:  # else `_ready` further up is in the middle of them, and will find the end
                 self._ready(READ)
                 self._end(error.reason)
             return
