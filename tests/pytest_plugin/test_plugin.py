@@ -23,7 +23,9 @@ def tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     # Whatever else is installed here has no part in this.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "phalanx.pytest_plugin")
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    # pytest shows more where it believes to be in continuous integration.
+    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(variable, raising=False)
     return pytester
 
 
