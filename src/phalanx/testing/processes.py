@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from ..config import Options, inherited
 from ..deadline import Deadline
 from ..errors import PhalanxError, UsageError
+from ..operating_system import process_state
 from ..wire import codec
 from . import shipping
 from .failures import Died, RankFailed, RankFailure, first_cause, to_error
@@ -223,9 +223,7 @@ class _RunningRanks:
                 self._results[rank] = Died(rank, stopped=True)
 
     def _is_stopped(self, rank: int) -> bool:
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self._pids[rank]}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        return False
+        return process_state(self._pids[rank]) in ("T", "t")
 
     def _hung(self, ranks: list[int]) -> RankFailed:
         limit = Deadline(DUMP_TIME)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...deadline import Deadline
 from ...errors import BackendUnavailable, PhalanxError
+from ...operating_system import loaded_libraries
 
 __all__ = ["Backoff", "Mpi", "load_mpi"]
 
@@ -142,13 +143,8 @@ def _libraries() -> list[Any]:
     """The MPI libraries that are loaded in this process. mpi4py does not offer all of their functions."""
     import ctypes
 
-    try:
-        with open("/proc/self/maps") as maps:
-            names = {line.split()[-1] for line in maps if "/libmpi" in line}
-    except OSError:
-        return []
     found = []
-    for name in sorted(names):
+    for name in loaded_libraries("/libmpi"):
         with contextlib.suppress(OSError):
             found.append(ctypes.CDLL(name))
     return found

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from phalanx.errors import ConfigError
+from phalanx.operating_system import hold_port
 from phalanx.types import Address
 
 from .guardian import MARK
@@ -82,7 +83,7 @@ def reserve_port() -> Iterator[int]:
     """A port of this machine that no process gets by chance, but that a rank can listen on.
 
     The socket is bound but does not listen: the kernel then does not hand the port out as a free one, while a socket
-    with SO_REUSEADDR (as torch's store has) may bind and listen there.
+    with SO_REUSEADDR (as torch's store has) may bind and listen there. Where it could not, the port is only a free one.
 
     Raises:
         ConfigError: There is no free port.
@@ -96,4 +97,7 @@ def reserve_port() -> Iterator[int]:
             holder.bind(("", 0))
         except OSError as error:
             raise ConfigError(f"cannot reserve a port for MASTER_PORT: {error.strerror}") from None
-        yield holder.getsockname()[1]
+        port = holder.getsockname()[1]
+        if not hold_port():
+            holder.close()
+        yield port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.errors import ConfigError
+from phalanx.operating_system import usable_cores
 from phalanx.types import Address
 
 from .own_variables import OWN_VARIABLES
@@ -23,7 +23,7 @@ MOST_RANKS = 4096
 
 def cores() -> int:
     """The cores that this process may use, which a container or a batch system may have limited."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return usable_cores()
 
 
 @dataclass(frozen=True, kw_only=True)
