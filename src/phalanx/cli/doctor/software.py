@@ -128,7 +128,7 @@ def mpi_library(situation: Situation) -> Finding:
     topic = "MPI library"
     version = _version("mpi4py")
     if not version:
-        return ok(topic, "mpi4py is not installed (only needed for MPI: pip install phalanx[mpi])")
+        return ok(topic, "mpi4py is not installed (only needed for MPI: pip install mpi4py)")
     try:
         # In another process: what a library does when it is loaded must not happen to this one.
         answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=20, check=False)
