@@ -1,4 +1,4 @@
-"""What only Linux has, each with an answer for other systems. Nothing else in the package uses such a thing.
+"""The only user of what only Linux has. Each function here has an answer for other systems, too.
 
 On macOS there is no /proc, no memory without a name, no signal at the death of a parent. `PHALANX_PORTABLE=1` has every
 function here give its portable answer on Linux, too, and turns the native core off: so the tests see what a Mac sees.
@@ -251,7 +251,7 @@ def memory_namespace() -> int | None:
 
 
 def memory_seals() -> int:
-    """What fixes the size of memory: a process that touches memory which another one has cut off is killed."""
+    """Seals that fix the size of memory: a process that touches memory which another has cut off is killed."""
     import fcntl
 
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if LINUX else 0

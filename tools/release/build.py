@@ -79,7 +79,7 @@ def _build(python: str, what: list[str], folder: Path, env: dict[str, str]) -> B
 def _run(command: list[str], env: dict[str, str] | None = None) -> None:
     done = subprocess.run(
         command,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}", **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
