@@ -182,7 +182,7 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(runtime: Path) -> 
     path_of(runtime).unlink()
 
 
-def dead_process() -> tuple[int, int | None]:
+def dead_process() -> tuple[int, str | None]:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = process_started(child.pid)
     child.communicate(b"\n")
@@ -193,7 +193,7 @@ def stale() -> dict[str, dict[str, object]]:
     pid, started = dead_process()
     return {
         "dead writer": {"pid": pid, "started": started},
-        "reused pid": {"started": 1},
+        "reused pid": {"started": "1"},
         "another machine": {"host_id": "elsewhere/1"},
     }
 

@@ -209,6 +209,15 @@ def test_the_doctor(run: Runner) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_the_benchmark_says_what_it_needs(run: Runner) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "bench"], env=run.environment(**ELSEWHERE), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "needs Linux" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ranks_of_the_testing_module(run: Runner) -> None:
     """Its ranks are forked by a process of their own, which also says how they ended."""
     script = run.script(
