@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 
 # Tests wait for each other and for clocks as well, so that a small machine has one worker more than processors; on a
 # large one the ranks of a test want some of their own.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
+WORKERS ?= $(shell n=$$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
 # A test that failed is run once more, three of all at most, and the summary shows why: see tests/second_chance.py.
 # A worker begins with neighbours, which share worlds, and takes from the others when it is done.
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal --second-chances 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import build, check
 from .publish import publish
-from .pythons import ROOT, find_pythons
+from .pythons import ROOT, Python, find_pythons
 
 
 def main() -> None:
@@ -19,40 +19,41 @@ def main() -> None:
     parser.add_argument("--pythons", default="", help="interpreters, with blanks between (default: all that are found)")
     parser.add_argument("--here", action="store_true", help="wheels by this machine's compiler, without containers")
     parser.add_argument("--publish", action="store_true", help="upload the files once all is well")
+    parser.add_argument("--built", action="store_true", help="build nothing: check and try what is there already")
     asked = parser.parse_args()
     pythons = find_pythons(asked.pythons)
     if not pythons:
         sys.exit("found no Python 3.10 or newer (name some: --pythons '/path/to/python3.12 …')")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    left = sorted(asked.out.iterdir())
-    if left:
-        sys.exit(
-            f"{asked.out} is not empty ({left[0].name}, …): remove what is there, or choose another folder by --out"
-        )
+    folder = asked.out.resolve()
     say(f"Pythons: {', '.join(map(str, pythons))}")
-
-    say("sdist")
-    source = build.sdist(asked.out)
-    say("wheels" + (" of this machine" if asked.here else " in containers") + ", and the one without the core")
-    if asked.here:
-        wheels = build.on_this_machine(source.path, pythons, asked.out)
-    else:
-        wheels = build.in_containers(source.path, asked.out)
-    wheels.append(build.pure(source.path, asked.out))
-    paths = [source.path, *(wheel.path for wheel in wheels)]
+    paths = sorted(folder.glob("phalanx-*")) if asked.built else build_all(folder, pythons, here=asked.here)
     say("names, metadata and contents")
     check.look(paths)
-    show(f"{source.path.name}: {size(source.path)}, built in {source.seconds:.0f} s")
-    for wheel in wheels:
-        show(f"{wheel.path.name}: {size(wheel.path)}, built in {wheel.seconds:.0f} s")
+    for path in paths:
+        show(f"{path.name}: {path.stat().st_size / 1024:,.0f} KiB")
         for python in pythons:
-            if runs_here(wheel.path) and check.fits(wheel.path, python):
-                tried = check.try_out(wheel.path, python)
-                show(
-                    f"    Python {python}: installed in {tried.install:.0f} s, demo and smoke tests {tried.smoke:.0f} s"
-                )
+            if path.suffix == ".whl" and runs_here(path) and check.fits(path, python):
+                tried = check.try_out(path, python)
+                seconds = f"installed in {tried.install:.0f} s, smoke tests and demo {tried.smoke:.0f} s"
+                show(f"    Python {python}: {seconds}")
     if asked.publish:
         publish(paths)
+
+
+def build_all(folder: Path, pythons: list[Python], *, here: bool) -> list[Path]:
+    """Builds the sdist and all wheels; says how long each took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    left = sorted(folder.iterdir())
+    if left:
+        sys.exit(f"{folder} is not empty ({left[0].name}, …): remove what is there, or choose another folder by --out")
+    say("sdist")
+    source = build.sdist(folder)
+    say(f"wheels {'of this machine' if here else 'in containers'}, and the one without the core")
+    wheels = build.on_this_machine(source.path, pythons, folder) if here else build.in_containers(source.path, folder)
+    built = [source, *wheels, build.pure(source.path, folder)]
+    for one in built:
+        show(f"{one.path.name}: built in {one.seconds:.0f} s")
+    return [one.path for one in built]
 
 
 def runs_here(wheel: Path) -> bool:
@@ -60,11 +61,6 @@ def runs_here(wheel: Path) -> bool:
     tag = wheel.stem.rsplit("-", 1)[1]
     libc = "manylinux" if platform.libc_ver()[0] == "glibc" else "musllinux"
     return tag == "any" or (tag.startswith((libc, "linux")) and tag.endswith(platform.machine()))
-
-
-def size(path: Path) -> str:
-    """The size of a file for people."""
-    return f"{path.stat().st_size / 1024:,.0f} KiB"
 
 
 def say(text: str) -> None:
