@@ -37,6 +37,19 @@ MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 SHARED_MEMORY = "phalanx.transports.shared_memory"
 EARLY = "phalanx.torch_backend"
 """Runs whenever torch is imported: it may look whether a variable is there before it imports `config`."""
+LINUX_ONLY = {
+    *(
+        "F_ADD_SEALS",
+        "F_GET_SEALS",
+        "MFD_CLOEXEC",
+        "O_PATH",
+        "POLLRDHUP",
+        "SO_PEERCRED",
+        "TCP_KEEPIDLE",
+        "TCP_USER_TIMEOUT",
+    ),
+    *("epoll", "eventfd", "memfd_create", "pidfd_open", "prctl", "sched_getaffinity", "sched_setaffinity", "waitid"),
+}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -68,7 +81,8 @@ def heavy_at_import(source: Source) -> list[str]:
 
 
 def environment_uses(source: Source) -> list[str]:
-    if source.item == "config" or source.name == EARLY:
+    # The last one is loaded without the package, too, by programs of the launcher.
+    if source.item in {"config", "operating_system"} or source.name == EARLY:
         return []
     wrong = []
     for node in ast.walk(source.tree):
@@ -84,7 +98,7 @@ def environment_uses(source: Source) -> list[str]:
 
 def memory_uses(source: Source) -> list[str]:
     """Memory made or mapped outside its module. The doctor, which tries whether there is any, opens no one else's."""
-    if source.name == SHARED_MEMORY or source.item == "cli":
+    if source.name == SHARED_MEMORY or source.item in {"cli", "operating_system"}:
         return []
     names = {"memfd_create", "mmap"}
     return [
@@ -93,6 +107,24 @@ def memory_uses(source: Source) -> list[str]:
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.alias) and node.name in names)
     ]
+
+
+def linux_only(source: Source) -> list[str]:
+    """Things that only Linux has, outside their module. The doctor and the benchmark look at Linux on purpose."""
+    if source.item == "operating_system" or source.name.startswith(("phalanx.cli.doctor", "phalanx.cli.bench")):
+        return []
+    texts = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}  # docstrings
+    wrong = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute):
+            found = node.attr if node.attr in LINUX_ONLY else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            found = node.value if node.value.startswith(("/proc", "/sys/", "/dev/shm")) else ""
+        else:
+            continue
+        if found:
+            wrong.append(f"{source.path}:{node.lineno}: {found} outside phalanx.operating_system")
+    return wrong
 
 
 def borrowed(source: Source) -> list[str]:
@@ -173,6 +205,11 @@ def test_only_config_reads_the_environment() -> None:
 
 def test_only_one_module_makes_and_opens_shared_memory() -> None:
     wrong = [text for source in SOURCES for text in memory_uses(source)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_one_module_uses_what_only_linux_has() -> None:
+    wrong = [text for source in SOURCES for text in linux_only(source)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -304,3 +341,19 @@ def test_heavy_imports_are_seen(text: str, wrong: int) -> None:
 def test_environment_reads_are_seen(text: str, wrong: int) -> None:
     assert len(environment_uses(parse("phalanx.world", text))) == wrong
     assert environment_uses(parse("phalanx.config.detect", text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("import os\nos.sched_getaffinity(0)", 1),
+        ("open(f'/proc/{pid}/stat')", 1),
+        ("Path('/sys/fs/cgroup')", 1),
+        ("ctypes.CDLL(None).prctl(1, 9)", 1),
+        ("import os\nos.cpu_count()", 0),
+        ("def f():\n    '/proc is read elsewhere.'", 0),
+    ],
+)
+def test_what_only_linux_has_is_seen(text: str, wrong: int) -> None:
+    assert len(linux_only(parse("phalanx.transports.tcp", text))) == wrong
+    assert linux_only(parse("phalanx.operating_system", text)) == []
