@@ -62,9 +62,10 @@ ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.pyright $(VENV)/.peers
 	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
-lint: $(VENV)/.test ## ruff and mypy
+lint: $(VENV)/.test ## ruff and mypy, for Linux and for macOS
 	$(SAY) "ruff, mypy"
-	@$(call stage,"ruff and mypy",$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy)
+	@$(call stage,"ruff and mypy",$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy \
+	    && $(PY) -m mypy --config-file tests/other_system/mypy.ini)
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in site/

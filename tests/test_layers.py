@@ -29,6 +29,7 @@ from tests.imports import (
     parse,
     sources,
 )
+from tests.other_system.linux_only import FOLDERS, FUNCTIONS, MODULES
 
 SOURCES = sources()
 
@@ -37,19 +38,7 @@ MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 SHARED_MEMORY = "phalanx.transports.shared_memory"
 EARLY = "phalanx.torch_backend"
 """Runs whenever torch is imported: it may look whether a variable is there before it imports `config`."""
-LINUX_ONLY = {
-    *(
-        "F_ADD_SEALS",
-        "F_GET_SEALS",
-        "MFD_CLOEXEC",
-        "O_PATH",
-        "POLLRDHUP",
-        "SO_PEERCRED",
-        "TCP_KEEPIDLE",
-        "TCP_USER_TIMEOUT",
-    ),
-    *("epoll", "eventfd", "memfd_create", "pidfd_open", "prctl", "sched_getaffinity", "sched_setaffinity", "waitid"),
-}
+LINUX_ONLY = frozenset(" ".join([*MODULES.values(), FUNCTIONS]).split())
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -110,20 +99,21 @@ def memory_uses(source: Source) -> list[str]:
 
 
 def linux_only(source: Source) -> list[str]:
-    """Things that only Linux has, outside their module. The doctor and the benchmark look at Linux on purpose."""
-    if source.item == "operating_system" or source.name.startswith(("phalanx.cli.doctor", "phalanx.cli.bench")):
+    """Things that only Linux has, outside their module. The benchmark is for Linux on purpose, and says so."""
+    if source.item == "operating_system" or source.name.startswith("phalanx.cli.bench"):
         return []
     texts = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}  # docstrings
     wrong = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute):
-            found = node.attr if node.attr in LINUX_ONLY else ""
+            found = {node.attr} & LINUX_ONLY
+        elif isinstance(node, ast.ImportFrom):
+            found = {alias.name for alias in node.names} & LINUX_ONLY
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
-            found = node.value if node.value.startswith(("/proc", "/sys/", "/dev/shm")) else ""
+            found = {node.value} if node.value in LINUX_ONLY or node.value.startswith(FOLDERS) else set()
         else:
             continue
-        if found:
-            wrong.append(f"{source.path}:{node.lineno}: {found} outside phalanx.operating_system")
+        wrong += [f"{source.path}:{node.lineno}: {name} outside phalanx.operating_system" for name in sorted(found)]
     return wrong
 
 
@@ -350,6 +340,10 @@ def test_environment_reads_are_seen(text: str, wrong: int) -> None:
         ("open(f'/proc/{pid}/stat')", 1),
         ("Path('/sys/fs/cgroup')", 1),
         ("ctypes.CDLL(None).prctl(1, 9)", 1),
+        ("from os import eventfd, memfd_create", 2),
+        ("import os\ngetattr(os, 'pidfd_open', None)", 1),
+        ("import signal\nsignal.pidfd_send_signal(fd, 9)", 1),
+        ("libc.process_vm_readv(pid)", 1),
         ("import os\nos.cpu_count()", 0),
         ("def f():\n    '/proc is read elsewhere.'", 0),
     ],

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "CGROUPS",
     "LINUX",
     "PROC",
+    "SHARED_MEMORY",
     "adopt_orphans",
     "die_with_parent",
     "hold_port",
@@ -47,7 +49,9 @@ _OFF = ("", "0", "false", "no", "off")
 LINUX = sys.platform == "linux" and os.environ.get("PHALANX_PORTABLE", "").strip().lower() in _OFF
 """False: every answer is the portable one."""
 PROC = "/proc" if LINUX else "/nonexistent/proc"
-"""The kernel's folder, for the doctor, who looks at more of it than anybody else."""
+CGROUPS = "/sys/fs/cgroup" if LINUX else "/nonexistent/cgroup"
+SHARED_MEMORY = "/dev/shm" if LINUX else "/nonexistent/shm"  # noqa: S108  (looked at, not relied on)
+"""The kernel's folders, for the doctor, who looks at more of them than anybody else."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

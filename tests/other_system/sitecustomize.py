@@ -6,27 +6,20 @@ own `ps` stays, as macOS has one.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import select
-import socket
+import importlib
 import sys
-from types import ModuleType
 
-LINUX_ONLY: dict[ModuleType, tuple[str, ...]] = {
-    fcntl: ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW"),
-    os: ("memfd_create", "eventfd", "sched_getaffinity", "sched_setaffinity", "waitid", "pidfd_open", "O_PATH"),
-    select: ("epoll", "POLLRDHUP"),
-    socket: ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "SO_PEERCRED"),
-}
-for module, names in LINUX_ONLY.items():
-    for name in names:
-        if hasattr(module, name):
-            delattr(module, name)
+from linux_only import FOLDERS, MODULES  # type: ignore[import-not-found]
+
+for module, names in MODULES.items():
+    found = importlib.import_module(module)
+    for name in names.split():
+        if hasattr(found, name):
+            delattr(found, name)
 
 
 def refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(("/proc", "/sys/")):
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(FOLDERS):
         raise FileNotFoundError(f"there is no {arguments[0]} on this system")
 
 

@@ -6,7 +6,7 @@ import mmap
 import os
 import tempfile
 
-from phalanx.operating_system import LINUX
+from phalanx.operating_system import LINUX, make_memory_file
 
 from .findings import Finding, Situation, check, ok, problem, warning
 from .limits import size
@@ -70,9 +70,8 @@ def memory_file(situation: Situation) -> Finding:
             "Nothing to do: ranks on this host talk over TCP, only slower.",
         )
     try:
-        descriptor = os.memfd_create("phalanx-doctor", os.MFD_CLOEXEC)
+        descriptor = make_memory_file("phalanx-doctor", 1 << 20)
         try:
-            os.ftruncate(descriptor, 1 << 20)
             with mmap.mmap(descriptor, 1 << 20) as first, mmap.mmap(descriptor, 1 << 20) as second:
                 first[:5] = b"hello"
                 seen = second[:5]
