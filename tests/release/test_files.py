@@ -72,9 +72,13 @@ def test_the_metadata(kind: str, request: pytest.FixtureRequest) -> None:
     assert found["Description-Content-Type"] == "text/markdown"
     assert sorted(found.get_all("License-File", [])) == ["LICENSE", "licenses/nanobind.txt", "licenses/robin_map.txt"]
     classifiers = found.get_all("Classifier", [])
-    for minor in range(10, 15):
-        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
-    assert "Operating System :: MacOS" in classifiers
+    # Those on which it was run: no Mac, and no Python after 3.13, has been among them yet.
+    versions = [one.rpartition(" ")[2] for one in classifiers if re.search(r"Python :: 3\.\d+$", one)]
+    assert versions == ["3.10", "3.11", "3.12", "3.13"]
+    assert {one for one in classifiers if one.startswith("Operating System")} == {
+        "Operating System :: POSIX",
+        "Operating System :: POSIX :: Linux",
+    }
     assert "Private :: Do Not Upload" not in classifiers
 
 

@@ -55,6 +55,29 @@ def test_python_is_without_what_only_linux_has(run: Runner) -> None:
     assert "there is no /proc/self/stat on this system" in job.out
 
 
+def test_every_module_can_be_imported(run: Runner) -> None:
+    """Also where `sys.platform` says macOS. torch has its own modules for each system, and is left out."""
+    script = run.script(
+        """
+        import importlib, pkgutil, sys
+        import click, msgspec, numpy, pytest, rich.console, rich.table  # they know which system this is
+        sys.platform = "darwin"
+        import phalanx
+        skipped = ("phalanx._core", "phalanx.__main__", "phalanx.parallel", "phalanx.torch_backend")
+        names = [module.name for module in pkgutil.walk_packages(phalanx.__path__, "phalanx.")]
+        names = [name for name in names if not name.startswith(skipped)]
+        for name in names:
+            importlib.import_module(name)
+        print(len(names))
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, script], env=run.environment(**ELSEWHERE), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 200
+
+
 def test_collectives_messages_and_remote_calls(run: Runner) -> None:
     script = run.script(
         """
