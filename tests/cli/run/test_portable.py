@@ -126,9 +126,12 @@ def test_a_killed_rank_is_noticed(run: Runner) -> None:
         world = px.init()
         world.barrier()
         if world.rank == 1:
+            for other in (0, 2):
+                world.recv(src=other)  # it is through the barrier, too
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
         try:
+            world.send(np.ones(1), 1)
             world.all_reduce(np.ones(4))
         except px.errors.PeerLost as error:
             print(f"lost {error.peer} after {time.monotonic() - began:.3f}", flush=True)
