@@ -18,10 +18,13 @@ from typing import Any
 
 import click
 
-from phalanx import cli, config, errors
+from phalanx import __version__, cli, config, errors
 from phalanx.config.options import _RULES
 
 DOCS = Path(__file__).parent
+if str(DOCS.parent) not in sys.path:  # mkdocs and a test load this file by its path
+    sys.path.insert(0, str(DOCS.parent))
+from docs import compatibility  # noqa: E402
 BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -125,6 +128,8 @@ PARTS = {
     "tls-options": lambda: options(config.TlsOptions),
     **{f"command-{name}": lambda name=name: command_options(name) for name in ("run", "doctor", "demo", "bench")},
     "errors": error_tree,
+    "compatibility": compatibility.table,
+    "version": lambda: f"This is the documentation of Phalanx {__version__}.\n",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -15,6 +17,7 @@ from docs import architecture
 from tests import imports
 
 import phalanx as px
+import phalanx.types
 from phalanx import config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,3 +212,69 @@ def test_the_list_of_what_works_is_true() -> None:
     assert hasattr(px.parallel, "DDP")
     assert "`group.empty`" in table["on one machine"][0]
     assert hasattr(px.Group, "empty")
+
+
+# -- the public names ------------------------------------------------------------------------------------------------
+
+MODULES = [
+    px,
+    px.backends,
+    px.errors,
+    px.parallel,
+    px.rpc,
+    px.testing,
+    px.testing.conformance,
+    px.testing.faults,
+    phalanx.types,
+]
+
+
+def public_names() -> list[tuple[str, Any]]:
+    """Every public name with the folder it is in, but for modules, which have pages and not entries, and plain data."""
+    names = [(module, name) for module in MODULES for name in module.__all__ if not name.startswith("__")]
+    if importlib.util.find_spec("torch") is None:
+        names.remove((px.parallel, "DDP"))
+    found = [(f"{module.__name__}.{name}", getattr(module, name)) for module, name in names]
+    return [(name, value) for name, value in found if not inspect.ismodule(value)]
+
+
+def documented() -> set[str]:
+    """What the pages of the API show: the names that they list, and everything in the modules that they list whole."""
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = set(re.findall(r"^::: (\S+)$", text, re.M))
+    whole = [module for module in MODULES if module.__name__ in listed]
+    return listed | {f"{module.__name__}.{name}" for module in whole for name in module.__all__}
+
+
+def test_every_public_name_has_its_place_in_the_api() -> None:
+    # The same thing may have several names: `phalanx.Timeout` is `phalanx.errors.Timeout`.
+    shown = documented()
+    known = {id(value) for name, value in public_names() if name in shown}
+    assert not [name for name, value in public_names() if id(value) not in known]
+
+
+def test_nothing_else_is_shown_as_public() -> None:
+    public = {name for name, _ in public_names()} | {module.__name__ for module in MODULES}
+    unknown = documented() - public - {"phalanx.pytest_plugin.world", "phalanx.parallel.DDP"}
+    assert not unknown
+
+
+@pytest.mark.parametrize(("name", "value"), public_names(), ids=[name for name, _ in public_names()])
+def test_a_public_name_says_what_it_is(name: str, value: Any) -> None:
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return  # the docstring of an alias stands in the source; test_every_alias_is_explained looks for it
+    assert inspect.getdoc(value)
+    if inspect.isclass(value):
+        members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")]
+        functions = [key for key, member in members if inspect.isfunction(member) or isinstance(member, property)]
+        assert not [key for key in functions if not inspect.getdoc(getattr(value, key))]
+
+
+def test_every_alias_is_explained() -> None:
+    body = ast.parse(inspect.getsource(phalanx.types)).body
+    aliases = []
+    for node, after in zip(body, body[1:], strict=False):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node).split(" ")[0] != "__all__":
+            aliases.append(node)
+            assert isinstance(after, ast.Expr), ast.unparse(node)
+    assert len(aliases) >= 6
