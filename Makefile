@@ -70,6 +70,10 @@ lint: $(VENV)/.test ## ruff and mypy
 docs: $(VENV)/.docs ## the documentation as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
+.PHONY: screens
+screens: $(VENV)/.docs ## the pictures of terminals in docs/screens.md, by running the commands
+	@$(PY) -m docs.screens $(ARGS)
+
 # Runs of the tests leave a record each in build/tested.
 .PHONY: compatibility
 compatibility: $(VENV)/.test ## the table of docs/compatibility.md, by the tests that were run here

@@ -51,7 +51,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def table() -> str:
     """The page's table: a line for each Python, platform and torch."""
-    rows = ["| Python | platform | torch | tested | passed | skipped | on |", "| --- | --- | --- | --- | ---: | ---: | --- |"]
+    rows = [
+        "| Python | platform | torch | tested | passed | skipped | on |",
+        "| --- | --- | --- | --- | ---: | ---: | --- |",
+    ]
     for run in kept():
         skipped = "" if run["skipped"] is None else f"{run['skipped']:,}"
         cells = [run["python"], run["platform"], run["torch"] or "none", PARTS[run["part"]], f"{run['passed']:,}"]

@@ -25,6 +25,7 @@ DOCS = Path(__file__).parent
 if str(DOCS.parent) not in sys.path:  # mkdocs and a test load this file by its path
     sys.path.insert(0, str(DOCS.parent))
 from docs import compatibility  # noqa: E402
+
 BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
