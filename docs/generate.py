@@ -148,8 +148,19 @@ def pages() -> list[Path]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for every page."""
-    return renew(markdown)
+    """Called by mkdocs for every page.
+
+    In a table, the forges want a bar inside code to be escaped. Python-Markdown does not, and would show the backslash.
+    """
+    lines = renew(markdown).splitlines()
+    return "\n".join(CODE.sub(without_escapes, line) if line.startswith("|") else line for line in lines)
+
+
+CODE = re.compile(r"`[^`]+`")
+
+
+def without_escapes(code: re.Match[str]) -> str:
+    return code[0].replace("\\|", "|")
 
 
 if __name__ == "__main__":

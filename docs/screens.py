@@ -112,6 +112,7 @@ def draw(name: str, screen: Screen) -> str:
         console.print(text)
     svg = console.export_svg(title=screen.command, unique_id=f"screen-{name}")
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    svg = svg.replace("font-family: arial", "font-family: sans-serif")
     svg = svg.replace("Fira Code", "ui-monospace, DejaVu Sans Mono, Menlo, Consolas")
     return "\n".join(line.rstrip() for line in svg.splitlines() if line.strip()) + "\n"
 

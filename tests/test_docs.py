@@ -11,18 +11,20 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 from docs import architecture, compatibility, screens
 from tests import imports, record
 
 import phalanx as px
 import phalanx.types
-from phalanx import config
+from phalanx import cli, config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -110,6 +112,60 @@ def test_the_line_above_a_script_can_be_read() -> None:
     assert written == len([s for s in SCRIPTS if s.how is not None]) > 10
     for script in SCRIPTS:
         assert re.fullmatch(r"( -n \d+)?( (prints|fails): .+)?", script.how or ""), by_place(script)
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+SHELL = re.compile(r"^```(?:bash|sh)\n(.*?)^```$", re.DOTALL | re.M)
+SHELL_BLOCKS = [
+    pytest.param(block, id=f"{name}:{text.count(chr(10), 0, block.start()) + 1}")
+    for name, page in zip(NAMES, PAGES, strict=True)
+    for text in [page.read_text(encoding="utf-8")]
+    for block in SHELL.finditer(text)
+]
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each line, without variables in front and comments behind."""
+    found = []
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"\w+=.*", words[0]):
+            words.pop(0)
+        found.append(words)
+    return [words for words in found if words]
+
+
+@pytest.mark.parametrize("block", SHELL_BLOCKS)
+def test_commands_can_be_typed(block: re.Match[str]) -> None:
+    checked = subprocess.run(["bash", "-n"], input=block[1], capture_output=True, text=True, check=False)
+    assert not checked.stderr
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for words in commands(block[1]):
+        if words[0] == "make":
+            assert {word for word in words[1:] if re.fullmatch("[a-z-]+", word)} <= targets
+        elif Path(words[0]).name == "phalanx" and len(words) > 1 and not words[1].startswith("-"):
+            command = cli.app.get_command(click.Context(cli.app), words[1])
+            assert command is not None, words
+            assert unknown_option(command, words) is None
+
+
+def unknown_option(command: click.Command, words: list[str]) -> str | None:
+    try:
+        command.make_context(words[1], words[2:]).close()
+    except click.NoSuchOption as error:
+        return error.option_name
+    except (click.ClickException, click.exceptions.Exit):
+        pass  # a value that stands for the reader's own
+    return None
+
+
+def test_blocks_of_commands_are_found() -> None:
+    assert len(SHELL_BLOCKS) > 30
+    doctor = cli.app.get_command(click.Context(cli.app), "doctor")
+    assert doctor is not None
+    assert unknown_option(doctor, ["phalanx", "doctor", "--master", "node0:29500"]) is None
+    assert unknown_option(doctor, ["phalanx", "doctor", "--cure"]) == "--cure"
 
 
 # -- links and names -------------------------------------------------------------------------------------------------
@@ -276,7 +332,7 @@ def test_every_public_name_has_its_place_in_the_api() -> None:
 
 def test_nothing_else_is_shown_as_public() -> None:
     public = {name for name, _ in public_names()} | {module.__name__ for module in MODULES}
-    unknown = documented() - public - {"phalanx.pytest_plugin.world", "phalanx.parallel.DDP"}
+    unknown = documented() - public - {"phalanx.parallel.DDP"}
     assert not unknown
 
 
