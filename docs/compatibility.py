@@ -53,7 +53,7 @@ def table() -> str:
     """The page's table: a line for each Python, platform and torch."""
     rows = [
         "| Python | platform | torch | tested | passed | skipped | on |",
-        "| --- | --- | --- | --- | ---: | ---: | --- |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: |",
     ]
     for run in kept():
         skipped = "" if run["skipped"] is None else f"{run['skipped']:,}"
