@@ -37,13 +37,11 @@ class Gathers(CollectiveRunner):
             Desync: A member called another operation.
         """
         try:
-            if (
-                self._fast_path is not None
-                and timeout is None
-                and not async_op
-                and self._fast_path.barrier() is not None
-            ):
-                return None
+            fast = self._fast_path
+            if fast is not None:
+                done: Any = self._later("barrier", timeout) if async_op else fast.barrier(timeout)
+                if done is not None:
+                    return done if async_op else None
             self._check()
 
             def body(engine: Engine, running: RunningCollective) -> None:
@@ -66,8 +64,9 @@ class Gathers(CollectiveRunner):
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.broadcast(x, src)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("broadcast", x, src, timeout) if async_op else fast.broadcast(x, src, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -96,8 +95,9 @@ class Gathers(CollectiveRunner):
             As `broadcast`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op and out is not None:
-                done = self._fast_path.all_gather(x, out)
+            fast = self._fast_path
+            if fast is not None and out is not None:
+                done = self._later("all_gather", x, out, timeout) if async_op else fast.all_gather(x, out, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -130,8 +130,9 @@ class Gathers(CollectiveRunner):
             As `all_gather`; `InvalidRank` if there is no rank `dst`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.gather(x, dst, out)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("gather", x, dst, out, timeout) if async_op else fast.gather(x, dst, out, timeout)
                 if done is not None:
                     return None if done is True else done
             self._check()
@@ -169,8 +170,9 @@ class Gathers(CollectiveRunner):
             As `broadcast`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op and out is not None:
-                done = self._fast_path.scatter(x, src, out)
+            fast = self._fast_path
+            if fast is not None and out is not None:
+                done = self._later("scatter", x, src, out, timeout) if async_op else fast.scatter(x, src, out, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -244,9 +246,9 @@ class Gathers(CollectiveRunner):
             As `broadcast`.
         """
         try:
-            plain = out is not None and send_counts is None and recv_counts is None
-            if self._fast_path is not None and timeout is None and not async_op and plain:
-                done = self._fast_path.all_to_all(x, out)
+            fast = self._fast_path
+            if fast is not None and out is not None and send_counts is None and recv_counts is None:
+                done = self._later("all_to_all", x, out, timeout) if async_op else fast.all_to_all(x, out, timeout)
                 if done is not None:
                     return done
             self._check()
