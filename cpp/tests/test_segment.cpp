@@ -49,7 +49,11 @@ struct Rank {
     template <class F>
     Outcome run(F operation) {
         Outcome outcome = operation();
-        while (resumable && outcome == Outcome::interrupted) outcome = operation();
+        while (resumable && outcome == Outcome::interrupted) {
+            const timespec pause{0, 50'000};  // the others may come meanwhile, and read and write
+            nanosleep(&pause, nullptr);
+            outcome = operation();
+        }
         return outcome;
     }
 };

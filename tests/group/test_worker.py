@@ -205,6 +205,15 @@ def test_stopping_runs_the_rest() -> None:
     assert all(work.done() for work in works)
 
 
+def test_a_worker_that_is_stopped_in_the_middle_of_a_collective_ends() -> None:
+    worker = CollectiveWorker()
+    go_on = hold(worker)
+    worker._alarm.stop()
+    go_on.set()
+    worker._thread.join(LONG)
+    assert not worker._thread.is_alive
+
+
 # -- on ranks ----------------------------------------------------------------------------------------------------------
 
 

@@ -205,6 +205,8 @@ class _PlainAlarm:
 
     def disarm(self) -> None:
         self._event.clear()
+        if self._stopped:  # perhaps just before
+            self._event.set()
 
     def stop(self) -> None:
         self._stopped = True
