@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,8 +84,8 @@ def hold(worker: CollectiveWorker) -> threading.Event:
 def without_thread() -> CollectiveWorker:
     """A worker whose thread has ended: only threads that wait run anything."""
     made = CollectiveWorker()
-    made._alarm.stop()
-    made._thread.join()
+    made.stop()
+    made._is_over = False
     return made
 
 
@@ -198,11 +199,54 @@ def test_an_interrupted_wait_leaves_the_collective_to_the_groups_thread(worker: 
     assert len(first_issued.ran_in) == 2
 
 
+def test_an_interrupt_while_the_end_is_noted_loses_nothing(
+    worker: CollectiveWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that ran it is interrupted before the others hear of it: the group's thread tells them."""
+    go_on = hold(worker)
+    work, issued = issue(worker, lambda: 5)
+    worker._jobs.popleft()  # what holds the thread: this one goes first now
+    called: list[int] = []
+    work.add_done_callback(lambda ended: called.append(ended.result()))
+    slept: list[bool] = []
+    sleeper = threading.Thread(target=lambda: slept.append(work._sleep(LONG)))
+    sleeper.start()
+    while work._ended is None:
+        time.sleep(1e-3)
+    finish = work._ended.set
+
+    def interrupted() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        finish()
+
+    monkeypatch.setattr(work._ended, "set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert work.done()
+    go_on.set()
+    sleeper.join(LONG)
+    assert slept == [True]
+    worker.stop()
+    assert called == [5]
+    assert len(issued.ran_in) == 1
+
+
 def test_stopping_runs_the_rest() -> None:
     worker = CollectiveWorker()
     works = [issue(worker, lambda: None)[0] for _ in range(10)]
     worker.stop()
     assert all(work.done() for work in works)
+
+
+def test_what_comes_after_the_end_is_refused() -> None:
+    worker = CollectiveWorker()
+    worker.stop()
+    with pytest.raises(px.Closed, match="closed"):
+        issue(worker, lambda: None)
+    with pytest.raises(px.Closed, match="closed"):
+        queue(worker, lambda: None)
+    assert worker.idle
 
 
 def test_a_worker_that_is_stopped_in_the_middle_of_a_collective_ends() -> None:

@@ -176,16 +176,19 @@ class Work(Generic[T_co]):
         return self._ended.wait(seconds)
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""
         with self._lock:
-            if self._done:
-                return
-            self._result, self._error = result, error
-            callbacks, self._callbacks = self._callbacks, ()
-            self._done = True
+            if not self._done:
+                self._result, self._error = result, error
+                self._done = True
             if self._ended is not None:
                 self._ended.set()
-        for callback in callbacks:
-            self._call(callback)
+        while self._callbacks:
+            with self._lock:
+                callback, *rest = self._callbacks or (None,)
+                self._callbacks = tuple(rest)
+            if callback is not None:
+                self._call(callback)
 
     def _call(self, callback: Callable[[Work[T_co]], object]) -> None:
         # It runs in a thread that has other work to do: its error is the caller's to read, not that thread's to die of.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .._native import core
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
+from ..errors import Closed
+from .core import GroupCore
 from .fast_path import AnyFastPath
 from .work import Work
 
@@ -69,14 +71,14 @@ class IssuedWork(Work[Any]):
         operation: str,
         issued: IssuedCollective,
         worker: CollectiveWorker,
-        group: object,
+        group: GroupCore | None,
         on_told: Callable[[], None],
     ) -> None:
         # Without the base's, which takes as long as the collective.
         self._operation = operation
         self._issued = issued
         self._worker = worker
-        self._group: object = group
+        self._group = group
         self._on_told = on_told
         self._lock = threading.Lock()
 
@@ -86,17 +88,20 @@ class IssuedWork(Work[Any]):
         Raises:
             BaseException: A signal handler raised before all ranks had met. The collective has not ended by that.
         """
-        if not self._done:
-            if not self._issued.run():
-                return False
-            self._finish(self._issued.result, self._issued.error)
-            self._group = None
+        if not self._issued.run():
+            return False
+        # Also if it has ended before: an interrupt may have come between that and the note of it.
+        self._finish(self._issued.result, self._issued.error)
+        self._group = None
         return True
 
     def _remaining(self) -> float:
         return self._issued.remaining
 
     def _help(self, timeout: float | None) -> None:
+        group = self._group
+        if group is not None and group.backend.forked:
+            group.backend.check_usable()  # raises: the collective is the parent's
         # A wait that may end before the collective does leaves it to the group's thread.
         if timeout is None:
             self._worker.run_until(self)
@@ -114,6 +119,8 @@ class CollectiveWorker:
         self._jobs: deque[QueuedWork | IssuedWork] = deque()
         """The first is the one that runs. It is taken out when it has ended: an interrupt of a thread loses nothing."""
         self._lock = threading.Lock()
+        self._is_over = False
+        """True once the thread has ended: it would not run what came now."""
         self._fast_path: AnyFastPath | None = None
         self._alarm: Alarm | _PlainAlarm = _PlainAlarm() if core is None else core.Alarm()
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
@@ -130,8 +137,14 @@ class CollectiveWorker:
             fast_path.paused = len(self._jobs)
 
     def add(self, work: QueuedWork | IssuedWork, *, at_once: bool) -> None:
-        """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon."""
+        """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon.
+
+        Raises:
+            Closed: Another thread has closed the group meanwhile.
+        """
         with self._lock:
+            if self._is_over:
+                raise Closed("this group was closed")
             self._jobs.append(work)
             if self._fast_path is not None:
                 self._fast_path.paused = len(self._jobs)
@@ -186,8 +199,11 @@ class CollectiveWorker:
             while (first := self._first()) is not None and self._run(first):
                 pass
             first = None  # an idle worker keeps nothing alive
-        while (first := self._first()) is not None:
-            if not self._run(first):
+        while not self._is_over:
+            with self._lock:
+                first = self._first()
+                self._is_over = first is None
+            if first is not None and not self._run(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
 
 
