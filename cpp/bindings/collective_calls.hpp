@@ -166,16 +166,18 @@ public:
     }
 
 protected:
-    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays.
+    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `describe(x, n)` is what the root of a scatter
+    // tells of the n parts of `x`.
     CollectiveCalls(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
-                    double timeout)
+                    nb::object describe, double timeout)
         : recorder_(recorder),
           turn_(turn),
           timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)),
           rank_(rank),
           ranks_(ranks),
           arrays_(arrays),
-          kind_of_(std::move(kind_of)) {
+          kind_of_(std::move(kind_of)),
+          describe_(std::move(describe)) {
         for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
     }
 
@@ -195,6 +197,20 @@ protected:
             known = nb::cast<std::uint64_t>(in_interpreter(
                 [&] { return kind_of_(verb_names[static_cast<int>(verb)], dtype, op >= 0 ? op_names[op] : ""); }));
         return known;
+    }
+
+    // What the root of a scatter tells of the parts of an array; mostly it is like the one before.
+    const std::string& words_of(const Array& array) {
+        const std::vector<Py_ssize_t> shape(array.lengths.begin(), array.lengths.begin() + array.dims);
+        PyTypeObject* const type = Py_TYPE(array.object.ptr());
+        if (words_.empty() || array.dtype != described_ || shape != described_shape_ || type != described_type_) {
+            const nb::object words = in_interpreter([&] { return describe_(array.object, ranks()); });
+            words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
+            described_ = array.dtype;
+            described_shape_ = shape;
+            described_type_ = type;
+        }
+        return words_;
     }
 
     void give_number(Operation& o) {
@@ -287,7 +303,11 @@ private:
     const std::int64_t timeout_ns_;
     const int rank_, ranks_;
     PlainArrays& arrays_;
-    nb::object kind_of_;
+    nb::object kind_of_, describe_;
+    std::string words_;  // of the array that was described last
+    Dtype described_ = Dtype::uint8;
+    std::vector<Py_ssize_t> described_shape_;
+    PyTypeObject* described_type_ = nullptr;  // only compared
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[verbs][dtypes + 1][ops + 1] = {};
 };

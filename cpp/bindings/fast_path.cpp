@@ -39,14 +39,14 @@ struct Ending {
 class FastPath : public CollectiveCalls {
 public:
     // `failed(outcome, sequence, blamed, interrupt, seconds, later)` raises what it means that an operation, which had so many
-    // seconds, did not go well. `describe(x, n)` is what the root of a scatter tells of the n parts of `x`, and
-    // `misfit(out, words, root)` raises what it means that they do not fit. `mpi`: None where the segment moves the data.
+    // seconds, did not go well. `misfit(out, words, root)` raises what it means that the parts of a scatter do not fit.
+    // `mpi`: None where the segment moves the data.
     FastPath(SharedSegment& segment, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
             nb::object failed, nb::object describe, nb::object misfit, double timeout, nb::object mpi)
-        : CollectiveCalls(segment.segment.rank(), segment.segment.ranks(), recorder, turn, arrays, std::move(kind_of), timeout),
+        : CollectiveCalls(segment.segment.rank(), segment.segment.ranks(), recorder, turn, arrays, std::move(kind_of),
+                          std::move(describe), timeout),
           s_(segment),
           failed_(std::move(failed)),
-          describe_(std::move(describe)),
           misfit_(std::move(misfit)),
           mpi_owner_(std::move(mpi)),
           mpi_(mpi_owner_.is_none() ? nullptr : nb::cast<MpiCalls*>(mpi_owner_)) {}
@@ -215,28 +215,10 @@ private:
         if (how.divisor > 1) divide(array.data, array.items, how.divisor, how.dtype);
     }
 
-    // What the root of a scatter says of the parts of an array; mostly it is like the one before.
-    const std::string& words_of(const Array& array) {
-        const std::vector<Py_ssize_t> shape(array.lengths.begin(), array.lengths.begin() + array.dims);
-        PyTypeObject* const type = Py_TYPE(array.object.ptr());
-        if (words_.empty() || array.dtype != described_ || shape != described_shape_ || type != described_type_) {
-            const nb::object words = in_interpreter([&] { return describe_(array.object, ranks()); });
-            words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
-            described_ = array.dtype;
-            described_shape_ = shape;
-            described_type_ = type;
-        }
-        return words_;
-    }
-
     static constexpr std::size_t worth_holding = 16 << 10;
 
     SharedSegment& s_;
-    nb::object failed_, describe_, misfit_;
-    std::string words_;  // of the array that was described last
-    Dtype described_ = Dtype::uint8;
-    std::vector<Py_ssize_t> described_shape_;
-    PyTypeObject* described_type_ = nullptr;  // only compared
+    nb::object failed_, misfit_;
     nb::object mpi_owner_;
     MpiCalls* mpi_;
 };

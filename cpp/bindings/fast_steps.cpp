@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -168,63 +169,137 @@ private:
 class FastSteps : public CollectiveCalls {
 public:
     // `lay_out(verb, root, items, itemsize)` makes a StepsLayout, or None where the general way has to do it. `go_on(run, origin,
-    // outcome, sequence, interrupt, seconds)` finishes what lasts, or raises. `ahead` counts the messages that wait on the lane.
+    // outcome, sequence, interrupt, seconds)` finishes what lasts, or raises. `take_part(out, slot, root, sequence, seconds)`
+    // takes a rank's part of a scatter, of which the root has told what is in the slot, and raises if it does not fit.
+    // `ahead` counts the messages that wait on the lane.
     FastSteps(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
-              nb::object lay_out, nb::object go_on, nb::dict ahead, double timeout, WaitPolicy& policy, std::size_t piece)
-        : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), timeout),
+              nb::object describe, nb::object lay_out, nb::object go_on, nb::object take_part, nb::dict ahead, double timeout,
+              WaitPolicy& policy, std::size_t piece)
+        : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), std::move(describe), timeout),
           lay_out_(std::move(lay_out)),
           go_on_(std::move(go_on)),
+          take_part_(std::move(take_part)),
           ahead_(std::move(ahead)),
           policy_(policy),
-          piece_(piece) {}
+          piece_(piece) {
+        slot_.object = slot_owner_;
+        slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AS_STRING(slot_owner_.ptr()));
+    }
 
 protected:
-    // Not a scatter: the root tells what the parts are first.
-    bool takes(const Operation& o) const override { return o.verb != Verb::scatter; }
-
     bool run(Operation& o) override {
-        const nb::object layout_object = paused == 0 ? layout_of(o) : nb::none();
-        if (layout_object.is_none()) return false;
+        if (paused != 0) return false;
+        const bool tells = o.verb == Verb::scatter && rank() == o.root;
+        const bool is_told = o.verb == Verb::scatter && !tells;
+        // All that may run Python, before the turn is taken.
+        const Told telling = tells ? telling_of(o) : Told{};
+        if (tells && telling.words.size() > slot_bytes - sizeof(PartsHead)) return false;
+        const nb::object layout_object = layout_of(o);
+        const nb::object told_object = is_told ? layout_of_slot(o.root) : nb::none();
+        if (layout_object.is_none() || (is_told && told_object.is_none())) return false;
         StepsLayout& layout = *nb::inst_ptr<StepsLayout>(layout_object);
         if (paused != 0 || ahead_.size() != 0) return false;
         const TurnHeld turn(turn_);
         if (!turn.taken) return false;
-        Held held(layout, ended_, resting_);
+        Held held(layout, ended_, resting_);  // the slot comes by the channel that the part comes by
         if (!held.all) return false;
-        std::unique_ptr<std::byte[]> scratch;
-        if (layout.scratch > 0) scratch = std::make_unique_for_overwrite<std::byte[]>(layout.scratch);
-        const std::array<std::byte*, 3> memory{o.x.data, o.out.data, scratch.get()};
         give_number(o);
         const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
         Record& record = note(o, site);
-        const std::int64_t began_ns = record.began_ns;
+        Begun begun{o, site, record, record.began_ns};
+        if (is_told) {
+            StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
+            const bool at_once = follow(begun, told, held, slot_, Array{}, nullptr);
+            if (!at_once || !fits(o)) {
+                held.release();
+                take_part(begun);
+                return true;
+            }
+        }
+        std::unique_ptr<std::byte[]> scratch;
+        if (layout.scratch > 0) scratch = std::make_unique_for_overwrite<std::byte[]>(layout.scratch);
+        if (tells) fill(scratch.get(), telling, o);
+        follow(begun, layout, held, o.x, o.out, std::move(scratch));
+        if (o.how.divisor > 1 && (o.root < 0 || rank() == o.root)) {
+            const Array& target = o.verb == Verb::reduce_scatter ? o.out : o.x;
+            divide(target.data, target.items, o.how.divisor, o.how.dtype);
+        }
+        begun.end();
+        return true;
+    }
+
+private:
+    // A collective that has its number.
+    struct Begun {
+        const Operation& o;
+        const CallSite& site;
+        Record& record;
+        const std::int64_t began_ns;
+
+        void end() const {
+            if (record.sequence == o.sequence) record.ended_ns = monotonic_ns();
+        }
+    };
+
+    // What the root of a scatter tells first: the head, and the words behind it. The rest of the slot is not looked at, but
+    // sent: nothing of this process's memory must be in it.
+    struct PartsHead {
+        std::uint64_t bytes = 0, kind = 0, words = 0;
+    };
+    struct Told {
+        std::uint64_t kind = 0;
+        std::string words{};
+    };
+    static constexpr std::size_t slot_bytes = 1024;  // DESCRIPTION_SLOT in phalanx/group/engines/base.py
+
+    Told telling_of(const Operation& o) {
+        return {kind_of(Verb::scatter, static_cast<int>(o.x.dtype), -1), words_of(o.x)};
+    }
+
+    static void fill(std::byte* slot, const Told& telling, const Operation& o) noexcept {
+        const PartsHead head{o.out.bytes, telling.kind, telling.words.size()};
+        std::memset(slot, 0, slot_bytes);
+        std::memcpy(slot, &head, sizeof head);
+        std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
+    }
+
+    // Whether the part that the root has told of is what this rank takes.
+    bool fits(const Operation& o) {
+        PartsHead head;
+        std::memcpy(&head, slot_.data, sizeof head);
+        return head.bytes == o.out.bytes && head.kind == kind_of(Verb::scatter, static_cast<int>(o.out.dtype), -1);
+    }
+
+    // Does the steps of a layout on these arrays. False if they lasted, and were finished in Python: then the channels are not
+    // held any more.
+    bool follow(const Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
+                std::unique_ptr<std::byte[]> scratch) {
+        const Operation& o = begun.o;
+        const std::array<std::byte*, 3> memory{x.data, out.data, scratch.get()};
         std::unique_ptr<Steps> steps = layout.start(memory, o.fingerprint ^ layout.salt, o.how);
         Steps::Outcome outcome;
         {
             const WithoutGil released;
             layout.copy(memory);
-            outcome = move(*steps, held, began_ns + std::min(handover_ns, o.timeout_ns));
+            outcome = move(*steps, held, begun.began_ns + std::min(handover_ns, o.timeout_ns));
         }
         if (outcome == Steps::Outcome::done) {
-            held.release();
             if (o.bytes <= short_bytes) layout.keep(std::move(steps));
-        } else {
-            for (std::size_t i = 0; i < layout.out.size(); ++i)
-                if (steps->halfway(i)) layout.out[i].channel.attr("halfway") = true;
-            held.release();
-            if (record.sequence != o.sequence) note(o, site).began_ns = began_ns;  // the ring came round
-            auto rest = std::make_unique<Run>(std::move(steps), std::move(scratch), kept(o.x), kept(o.out), policy_);
-            go_on(std::move(rest), layout, outcome, o, record);
+            return true;
         }
-        if (o.how.divisor > 1 && (o.root < 0 || rank() == o.root)) {
-            const Array& target = o.verb == Verb::reduce_scatter ? o.out : o.x;
-            divide(target.data, target.items, o.how.divisor, o.how.dtype);
-        }
-        if (record.sequence == o.sequence) record.ended_ns = monotonic_ns();
-        return true;
+        for (std::size_t i = 0; i < layout.out.size(); ++i)
+            if (steps->halfway(i)) layout.out[i].channel.attr("halfway") = true;
+        held.release();
+        keep_noted(begun);
+        auto rest = std::make_unique<Run>(std::move(steps), std::move(scratch), kept(x), kept(out), policy_);
+        go_on(begun, std::move(rest), layout, outcome);
+        return false;
     }
 
-private:
+    void keep_noted(const Begun& begun) {
+        if (begun.record.sequence != begun.o.sequence) note(begun.o, begun.site).began_ns = begun.began_ns;  // the ring came round
+    }
+
     // A wait that lasts so long is handed over: signals are looked at there, and a lost connection is explained.
     static constexpr std::int64_t handover_ns = 50'000'000;
     static constexpr int sleep_ms = 2;  // so long may pass before a thread that wants a channel is seen
@@ -262,12 +337,17 @@ private:
     // None if there is none, or not yet.
     nb::object layout_of(const Operation& o) {
         const std::size_t item = o.dtype >= 0 ? item_size(static_cast<Dtype>(o.dtype)) : 1;
-        const Key key{o.verb, o.root, o.bytes, item};
+        return layout_of({o.verb, o.root, o.bytes, item}, verb_names[static_cast<int>(o.verb)]);
+    }
+
+    // Of what comes before the part of a scatter. No array has elements of no size.
+    nb::object layout_of_slot(int root) { return layout_of({Verb::scatter, root, slot_bytes, 0}, "scatter_slot"); }
+
+    nb::object layout_of(const Key& key, const char* verb) {
         const auto found = layouts_.find(key);
         if (found != layouts_.end()) return found->second;
-        const nb::object made = in_interpreter([&] {
-            return lay_out_(verb_names[static_cast<int>(o.verb)], std::max(o.root, 0), o.bytes / item, item);
-        });
+        const std::size_t item = std::max<std::size_t>(key.item, 1);
+        const nb::object made = in_interpreter([&] { return lay_out_(verb, std::max(key.root, 0), key.bytes / item, item); });
         if (!made.is_none()) {
             if (layouts_.size() >= most_layouts) layouts_.clear();
             layouts_.insert_or_assign(key, made);
@@ -285,7 +365,8 @@ private:
         }
     }
 
-    void go_on(std::unique_ptr<Run> run, const StepsLayout& layout, Steps::Outcome outcome, const Operation& o, Record& record) {
+    void go_on(const Begun& begun, std::unique_ptr<Run> run, const StepsLayout& layout, Steps::Outcome outcome) {
+        const Operation& o = begun.o;
         nb::object interrupt = nb::none();
         if (PyErr_CheckSignals() != 0) interrupt = nb::borrow(nb::python_error().value());
         const nb::object held = nb::cast(run.release(), nb::rv_policy::take_ownership);
@@ -293,12 +374,29 @@ private:
             in_interpreter(
                 [&] { return go_on_(held, layout.origin, static_cast<int>(outcome), o.sequence, interrupt, o.seconds()); });
         } catch (const nb::python_error&) {
-            if (record.sequence == o.sequence) record.ended_ns = monotonic_ns();
+            begun.end();
             throw;
         }
     }
 
-    nb::object lay_out_, go_on_;
+    // In Python: what the root has told is here, but the part may last as well, or needs other memory.
+    void take_part(const Begun& begun) {
+        const Operation& o = begun.o;
+        keep_noted(begun);
+        try {
+            in_interpreter([&] {
+                return take_part_(o.out.object, nb::bytes(slot_.data, slot_bytes), o.root, o.sequence, o.seconds());
+            });
+        } catch (const nb::python_error&) {
+            begun.end();
+            throw;
+        }
+        begun.end();
+    }
+
+    nb::object lay_out_, go_on_, take_part_;
+    nb::object slot_owner_ = nb::steal(PyByteArray_FromStringAndSize(nullptr, slot_bytes));
+    Array slot_;  // what the root of a scatter tells
     nb::dict ahead_;
     WaitPolicy& policy_;
     const std::size_t piece_;
@@ -316,10 +414,11 @@ void phalanx::bind_fast_steps(nb::module_& m) {
              nb::arg("plan"), nb::arg("outbound"), nb::arg("inbound"), nb::arg("chunks"), nb::arg("copies"), nb::arg("scratch"),
              nb::arg("salt"), nb::arg("origin"));
     nb::class_<FastSteps> path(m, "FastSteps", "The fast path of a group's collectives over TCP.");
-    path.def(nb::init<int, int, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::dict, double,
-                      WaitPolicy&, std::size_t>(),
+    path.def(nb::init<int, int, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, nb::object,
+                      nb::dict, double, WaitPolicy&, std::size_t>(),
              nb::arg("rank"), nb::arg("ranks"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"),
-             nb::arg("lay_out"), nb::arg("go_on"), nb::arg("ahead"), nb::arg("timeout"), nb::arg("policy"), nb::arg("piece"),
-             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 12>());
+             nb::arg("describe"), nb::arg("lay_out"), nb::arg("go_on"), nb::arg("take_part"), nb::arg("ahead"), nb::arg("timeout"),
+             nb::arg("policy"), nb::arg("piece"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
+             nb::keep_alive<1, 14>());
     bind_verbs(path);
 }

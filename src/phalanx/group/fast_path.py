@@ -122,6 +122,7 @@ class FastPathMaker:
         piece: int,
         lay_out: Callable[[str, int, int, int], StepsLayout | None],
         finish: Callable[..., None],
+        take_scattered: Callable[..., None],
     ) -> FastSteps | None:
         """The fast path of a group over plain TCP; None where there is no core, or its lane has other channels.
 
@@ -129,6 +130,7 @@ class FastPathMaker:
             piece: Bytes that are moved at once.
             lay_out: Says how an operation on arrays of one size is done; see `NetworkEngine`.
             finish: Finishes an operation in Python; gets its collective, `steps`, `origin` and `outcome`.
+            take_scattered: Takes a rank's part of a scatter in Python; gets its collective, `out`, `slot` and `root`.
         """
         if core is None or lane.wait_policy is None or self._recorder is None:
             return None
@@ -138,6 +140,9 @@ class FastPathMaker:
         ) -> None:
             self._go_on(partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt, seconds)
 
+        def take_part(out: Any, slot: bytes, root: int, sequence: int, seconds: float) -> None:
+            self._go_on(partial(take_scattered, out=out, slot=slot, root=root), sequence, None, seconds)
+
         made: FastSteps = core.FastSteps(
             lane.rank,
             lane.size,
@@ -145,8 +150,10 @@ class FastPathMaker:
             self._turn,
             plain_arrays(),
             _kind_of,
+            _describe_part,
             lay_out,
             go_on,
+            take_part,
             lane.mailbox.ahead,
             self._timeout,
             lane.wait_policy,
