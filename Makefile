@@ -54,7 +54,7 @@ stage = began=$$(date +%s); $(2); code=$$?; printf '== %s: %d s\n' $(1) $$(($$(d
 .PHONY: test
 test: ready lint ## install with test extras, lint, type check, all tests
 	$(SAY) "tests, $(WORKERS) at a time"
-	@$(call stage,"tests",$(PY) $(PYTEST) $(ARGS))
+	@$(call stage,"tests",$(PY) $(PYTEST) --record whole $(ARGS))
 	@$(call stage,"newest torch",$(MAKE) --no-print-directory test-newest-torch)
 
 .PHONY: ready
@@ -69,6 +69,16 @@ lint: $(VENV)/.test ## ruff and mypy
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
+
+.PHONY: screens
+screens: $(VENV)/.docs ## the pictures of terminals in docs/screens.md, by running the commands
+	@$(PY) -m docs.screens $(ARGS)
+
+# Runs of the tests leave a record each in build/tested.
+.PHONY: compatibility
+compatibility: $(VENV)/.test ## the table of docs/compatibility.md, by the tests that were run here
+	@$(PY) -m docs.compatibility
+	@$(PY) docs/generate.py
 
 # The page is written by hand, but for the figures; what was measured stays in build/bench.
 BENCH := build/bench
@@ -107,7 +117,7 @@ test-torches: $(VENV)/.torch ## the plug-in's tests on every release of torch si
 	@failed=; for release in $(or $(TORCHES),$$($(PY) tests/torch_backend/releases.py)); do \
 	    $(MAKE) --no-print-directory .venv-torch-$$release/.installed || exit 1; \
 	    printf '== torch %s\n' $$release; \
-	    .venv-torch-$$release/bin/python $(PYTEST) -q tests/torch_backend $(ARGS) || failed="$$failed $$release"; \
+	    .venv-torch-$$release/bin/python $(PYTEST) -q --record torch tests/torch_backend $(ARGS) || failed="$$failed $$release"; \
 	done; [ -z "$$failed" ] || { echo "failed on torch$$failed"; exit 1; }
 
 # A new release comes every two months: these tests show at once whether it still takes the plug-in.
@@ -116,7 +126,7 @@ test-newest-torch: $(VENV)/.torch ## some of the plug-in's tests on the newest t
 	@release=$$($(PY) tests/torch_backend/releases.py --newest); \
 	if [ -n "$$release" ] && $(MAKE) --no-print-directory .venv-torch-$$release/.installed; then \
 	    printf '== torch %s\n' $$release; \
-	    .venv-torch-$$release/bin/python -m pytest -q -n 2 $(SMOKE); \
+	    .venv-torch-$$release/bin/python -m pytest -q -n 2 --record "some of torch" $(SMOKE); \
 	else \
 	    echo "note: there is no newer torch to be had for this Python; the plug-in was tested on the one above only"; \
 	fi

@@ -18,10 +18,14 @@ from typing import Any
 
 import click
 
-from phalanx import cli, config, errors
+from phalanx import __version__, cli, config, errors
 from phalanx.config.options import _RULES
 
 DOCS = Path(__file__).parent
+if str(DOCS.parent) not in sys.path:  # mkdocs and a test load this file by its path
+    sys.path.insert(0, str(DOCS.parent))
+from docs import compatibility  # noqa: E402
+
 BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -125,6 +129,8 @@ PARTS = {
     "tls-options": lambda: options(config.TlsOptions),
     **{f"command-{name}": lambda name=name: command_options(name) for name in ("run", "doctor", "demo", "bench")},
     "errors": error_tree,
+    "compatibility": compatibility.table,
+    "version": lambda: f"This is the documentation of Phalanx {__version__}.\n",
 }
 
 
@@ -142,8 +148,19 @@ def pages() -> list[Path]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for every page."""
-    return renew(markdown)
+    """Called by mkdocs for every page.
+
+    In a table, the forges want a bar inside code to be escaped. Python-Markdown does not, and would show the backslash.
+    """
+    lines = renew(markdown).splitlines()
+    return "\n".join(CODE.sub(without_escapes, line) if line.startswith("|") else line for line in lines)
+
+
+CODE = re.compile(r"`[^`]+`")
+
+
+def without_escapes(code: re.Match[str]) -> str:
+    return code[0].replace("\\|", "|")
 
 
 if __name__ == "__main__":

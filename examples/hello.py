@@ -1,4 +1,4 @@
-"""The first steps: who am I, wait for everybody, pass a message around.
+"""The first steps: who am I, the mean over all ranks, a message that goes around.
 
 phalanx run -n 4 examples/hello.py
 python examples/hello.py                    (a world of one)
@@ -9,7 +9,9 @@ import numpy as np
 import phalanx as px
 
 with px.init() as world:
-    print(f"Hello from rank {world.rank} of {world.world_size}", flush=True)
+    mean = np.full(1, world.rank, np.float32)
+    world.all_reduce(mean, op="mean")  # in place: the mean over all ranks, the same bits on each
+    print(f"Hello from rank {world.rank} of {world.world_size}; the mean of all ranks is {mean[0]}", flush=True)
     world.barrier()  # nobody goes on before everybody is here
 
     # A ring: each rank adds its number to what it got from the left and hands it on to the right.

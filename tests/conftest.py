@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from tests import lateness
 
-pytest_plugins = ["tests.second_chance"]
+pytest_plugins = ["tests.record", "tests.second_chance"]
 
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
 settings.register_profile("phalanx", deadline=None)

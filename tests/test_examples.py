@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(120)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LAUNCHED = {
     "hello.py": [
-        "Hello from rank 0 of {n}",
-        "Hello from rank 1 of {n}",
+        "Hello from rank 0 of {n}; the mean of all ranks is {mean}",
+        "Hello from rank 1 of {n}; the mean of all ranks is {mean}",
         "The sum of all ranks went around the ring: {sum}",
     ],
     "objects.py": ["rank 0 sent the settings", "rank 1 is process", "has weights of shape (64, 128)"],
@@ -68,7 +68,7 @@ def test_an_example_under_the_launcher(name: str, ranks: int) -> None:
     done = launched(name, ranks)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in LAUNCHED[name]:
-        assert words.format(n=ranks, sum=ranks * (ranks - 1) // 2) in done.stdout
+        assert words.format(n=ranks, sum=ranks * (ranks - 1) // 2, mean=(ranks - 1) / 2) in done.stdout
 
 
 @pytest.mark.parametrize("name", list(ALONE))

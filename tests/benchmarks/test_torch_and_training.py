@@ -13,7 +13,7 @@ from benchmarks.__main__ import app
 from benchmarks.training.operations import TRAINING
 from benchmarks.training.plan import CONTENDERS, TrainingPlan, alone
 from benchmarks.training.show import show, steps, tables
-from benchmarks.under_torch.goals import asked_for, missed, summary
+from benchmarks.under_torch.goals import asked_for, missed, standing, summary
 from benchmarks.under_torch.operations import LISTS
 from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
@@ -137,10 +137,13 @@ def test_a_cell_that_misses_is_named() -> None:
         cell("all_reduce", 64 << 20, phalanx=1e-2, gloo=3e-2),
     ]
     report = report_of({"phalanx": True, "gloo": False}, cells)
-    assert [standing.cell.size for standing in missed(report)] == [1 << 20]
+    assert [found.cell.size for found in missed(report)] == [1 << 20]
+    small = "at least 30.0 times as fast as Gloo (all_reduce of 4 B on 2 ranks)"
     lines = list(summary(report))
-    assert ("up to 16 KiB", "at least 30.0 times Gloo (all_reduce of 4 B on 2 ranks); asked for: 10") in lines
+    assert ("up to 16 KiB", f"{small}; asked for: 10") in lines
     assert ("missed", "all_reduce of 1 MiB on 2 ranks: 3.00 times, asked for: 4") in lines
+    assert ("up to 16 KiB", small) in list(standing(report))
+    assert not [text for line in standing(report) for text in line if "asked for" in text or "missed" in text]
 
 
 def test_waiting_is_what_a_step_takes_longer_than_alone() -> None:

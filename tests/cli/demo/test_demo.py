@@ -23,7 +23,7 @@ from phalanx.cli.demo.digits import load
 from phalanx.cli.demo.follow import follow
 from phalanx.cli.demo.model import Classifier
 from phalanx.cli.demo.report import Outcome, TrainingStep
-from phalanx.cli.demo.screen import next_steps
+from phalanx.cli.demo.screen import next_steps, program
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,7 +61,7 @@ def test_in_a_pipe_it_trains_proves_and_says_what_is_next() -> None:
     assert accuracy
     assert float(accuracy[1]) > 95
     assert re.search(r"throughput: +[\d,]+ images/s on 4 ranks", done.stdout)
-    assert re.search(r"communicating: +\d+% of the time", done.stdout)
+    assert re.search(r"communicating: +\d+% of the ranks' processor time", done.stdout)
     assert "bit-identical" in done.stdout
     hashes = dict(re.findall(r"rank (\d): ([0-9a-f]{32})\n", done.stdout))
     assert sorted(hashes) == ["0", "1", "2", "3"]
@@ -151,13 +151,30 @@ def test_what_to_try_next_are_real_commands() -> None:
     for command, purpose in next_steps(2):
         words = shlex.split(command)
         assert purpose
-        if words[0] == "phalanx":
-            words = [sys.executable, "-m", *words]
         if "phalanx.cli.demo.train" in words:
             words += ["--steps", "20"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0 or (words[-1] == "doctor" and done.returncode == 1), (command, done.stderr)
         assert done.stdout
+
+
+def test_what_to_try_next_is_written_for_the_shell_it_is_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my env" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "phalanx"):
+        (folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program() == "'my env/bin/phalanx'"  # not active, below the working directory
+    monkeypatch.setenv("PATH", str(folder))
+    assert program() == "phalanx"
+    (folder / "phalanx").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert program() == shlex.quote(str(folder / "python")) + " -m phalanx"
 
 
 def test_the_job_by_itself_logs_a_few_lines() -> None:

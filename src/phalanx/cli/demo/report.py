@@ -39,7 +39,7 @@ class Outcome:
     seconds: float
     images_per_second: float
     communicating: float
-    """Share of the time that a rank spent in all_reduce, waiting for the slowest included; mean over the ranks."""
+    """The share of a rank's processor time that went into all_reduce; mean over the ranks."""
     replicas: list[str]
     """The SHA-256 of each rank's parameters."""
 
@@ -55,7 +55,7 @@ class Outcome:
         return [
             ("accuracy", f"{self.accuracy:.1%} of the test images"),
             ("throughput", speed),
-            ("communicating", f"{self.communicating:.0%} of the time, waiting for the slowest rank included"),
+            ("communicating", f"{self.communicating:.0%} of the ranks' processor time"),
             ("replicas", f"{verdict}, by the SHA-256 of each rank's {self.parameters:,} parameters"),
             *(("", line) for line in _proof(self.replicas)),
         ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -14,22 +17,38 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["DemoScreen", "next_steps", "screen"]
+__all__ = ["DemoScreen", "next_steps", "program", "screen"]
 
 
 def next_steps(ranks: int) -> list[tuple[str, str]]:
     """Commands that work as they stand, and what each is for."""
     other = 2 if ranks != 2 else 4
-    source = shlex.quote(str(Path(__file__).with_name("train.py")))
+    source = shlex.quote(_from_here(Path(__file__).with_name("train.py")))
+    phalanx = program()
     return [
-        (f"phalanx demo -n {other}", f"the same on {other} ranks"),
+        (f"{phalanx} demo -n {other}", f"the same on {other} ranks"),
         (
-            f"phalanx run -n {ranks} -m phalanx.cli.demo.train",
+            f"{phalanx} run -n {ranks} -m phalanx.cli.demo.train",
             "the job by itself, as you would start a script of your own",
         ),
         (f"cat {source}", "its source, to start from"),
-        ("phalanx doctor", "what on this machine would break a job or slow it down"),
+        (f"{phalanx} doctor", "what on this machine would break a job or slow it down"),
     ]
+
+
+def program() -> str:
+    """The command in words that this shell understands: `make demo` runs it from an environment that is not active."""
+    own = Path(sys.executable).with_name("phalanx")
+    if not own.exists():
+        return f"{shlex.quote(_from_here(Path(sys.executable)))} -m phalanx"
+    found = shutil.which("phalanx")
+    return "phalanx" if found is not None and Path(found).samefile(own) else shlex.quote(_from_here(own))
+
+
+def _from_here(path: Path) -> str:
+    """The path as seen from the working directory, if it lies below."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 class DemoScreen(Protocol):
