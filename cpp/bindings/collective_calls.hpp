@@ -1,4 +1,5 @@
-// What the fast paths of collectives have in common: they look at a call on plain arrays, and note it in the journal.
+// What the fast paths of collectives have in common: they look at a call on plain arrays, give it its number, and note it in
+// the journal. How the data moves is up to them (fast_path.cpp, fast_steps.cpp).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,6 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "gil.hpp"
 #include "phalanx/collectives.hpp"
@@ -29,27 +33,22 @@ inline constexpr const char* op_names[] = {"sum", "prod", "min", "max", "band", 
 constexpr int ops = 8;
 constexpr int mean = 7;
 
-// In the order of `phalanx._native.PLAIN`.
+// In the order of `phalanx._native.PLAIN`, and then what only tensors have.
 inline constexpr Dtype plain_dtypes[] = {Dtype::boolean, Dtype::int8,    Dtype::uint8,   Dtype::int16,     Dtype::uint16,   Dtype::int32,
                                   Dtype::uint32,  Dtype::int64,   Dtype::uint64,  Dtype::int64,     Dtype::uint64,   Dtype::float16,
-                                  Dtype::float32, Dtype::float64, Dtype::complex64, Dtype::complex128};
-
-// The shape of an array, which must be the same on all ranks.
-struct Shape {
-    int dims = 0;
-    const Py_ssize_t* lengths = nullptr;
-};
+                                  Dtype::float32, Dtype::float64, Dtype::complex64, Dtype::complex128, Dtype::bfloat16};
 
 // An array that the fast path can take.
 struct Array {
+    nb::handle object{};  // whose memory it is
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     std::size_t items = 0;
-    Shape shape;
-    Py_ssize_t rows = -1;  // -1 for a scalar
+    int dims = 0;
+    std::array<Py_ssize_t, Record::most_dims> lengths;  // as many as there are dims
     Dtype dtype = Dtype::uint8;
 
-    bool divides(int parts) const noexcept { return rows >= 0 && rows % parts == 0; }
+    bool divides(int parts) const noexcept { return dims > 0 && lengths[0] % parts == 0; }
     bool apart_from(const Array& other) const noexcept {
         return data + bytes <= other.data || other.data + other.bytes <= data;
     }
@@ -59,65 +58,138 @@ struct Array {
     }
 };
 
+// A collective that was looked at, and can be done.
+struct Operation {
+    Verb verb;
+    int root = -1;   // -1: none
+    int dtype = -1;  // -1: none, or not the same on all ranks
+    int op = -1;     // -1: none
+    Combine how{};
+    Array x{}, out{};
+    std::size_t bytes = 0;
+    nb::handle result{};  // invalid: there is none
+    std::int64_t timeout_ns = 0;
+    std::int64_t deadline_ns = 0;  // 0: counted from when it runs
+    std::uint64_t kind = 0;        // the part of the fingerprint that stays
+    std::uint64_t sequence = 0;    // 0: it has no number yet
+    std::uint64_t fingerprint = 0;
+
+    // Its shape, where that is the same on all ranks.
+    int dims() const noexcept { return verb == Verb::scatter ? 0 : x.dims; }
+    double seconds() const noexcept { return static_cast<double>(timeout_ns) / 1e9; }
+};
+
 class CollectiveCalls {
 public:
     int paused = 0;  // operations under way in another thread, which come first
 
+    virtual ~CollectiveCalls() = default;
+
+    // Every verb does its collective and returns the result (True if there is none), or declines with None before anything
+    // has happened. `timeout`: None for the group's own. `later`: it is only issued, as an IssuedCollective.
+
+    nb::object barrier(nb::handle timeout, bool later) {
+        Operation o{Verb::barrier};
+        return start(o, timeout, later);
+    }
+
+    nb::object broadcast(nb::handle x, nb::handle src, nb::handle timeout, bool later) {
+        Operation o{Verb::broadcast};
+        o.root = rank_of(src);
+        if (o.root < 0 || !look(x, rank() != o.root, o.x)) return nb::none();
+        o.bytes = o.x.bytes;
+        o.result = x;
+        return start(o, timeout, later);
+    }
+
+    nb::object all_reduce(nb::handle x, nb::handle op, nb::handle timeout, bool later) {
+        Operation o{Verb::all_reduce};
+        if (!look(x, true, o.x) || !combine(o, op)) return nb::none();
+        o.bytes = o.x.bytes;
+        o.result = x;
+        return start(o, timeout, later);
+    }
+
+    nb::object reduce(nb::handle x, nb::handle dst, nb::handle op, nb::handle timeout, bool later) {
+        Operation o{Verb::reduce};
+        o.root = rank_of(dst);
+        if (o.root < 0 || !look(x, rank() == o.root, o.x) || !combine(o, op)) return nb::none();
+        o.bytes = o.x.bytes;
+        o.result = x;
+        return start(o, timeout, later);
+    }
+
+    nb::object all_gather(nb::handle x, nb::handle out, nb::handle timeout, bool later) {
+        Operation o{Verb::all_gather};
+        if (!look(x, false, o.x) || !look_at_gathered(o, out)) return nb::none();
+        o.bytes = o.out.bytes;
+        o.result = out;
+        return start(o, timeout, later);
+    }
+
+    nb::object gather(nb::handle x, nb::handle dst, nb::handle out, nb::handle timeout, bool later) {
+        Operation o{Verb::gather};
+        o.root = rank_of(dst);
+        if (o.root < 0 || !look(x, false, o.x)) return nb::none();
+        const bool receives = rank() == o.root;
+        if (receives ? !look_at_gathered(o, out) : !out.is_none()) return nb::none();
+        o.bytes = o.x.bytes * ranks();
+        if (receives) o.result = out;
+        return start(o, timeout, later);
+    }
+
+    nb::object scatter(nb::handle x, nb::handle src, nb::handle out, nb::handle timeout, bool later) {
+        Operation o{Verb::scatter};
+        o.root = rank_of(src);
+        if (o.root < 0 || !look(out, true, o.out)) return nb::none();
+        if (rank() == o.root && (!look(x, false, o.x) || !is_cut(o))) return nb::none();
+        o.bytes = o.out.bytes * ranks();
+        o.result = out;
+        return start(o, timeout, later);
+    }
+
+    nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out, nb::handle timeout, bool later) {
+        Operation o{Verb::reduce_scatter};
+        if (!look(x, false, o.x) || !look(out, true, o.out) || !is_cut(o) || !combine(o, op)) return nb::none();
+        o.bytes = o.x.bytes;
+        o.result = out;
+        return start(o, timeout, later);
+    }
+
+    nb::object all_to_all(nb::handle x, nb::handle out, nb::handle timeout, bool later) {
+        Operation o{Verb::all_to_all};
+        if (!look(x, false, o.x) || !look(out, true, o.out) || o.x.dtype != o.out.dtype) return nb::none();
+        if (!o.x.divides(ranks()) || o.x.bytes != o.out.bytes || !o.x.apart_from(o.out)) return nb::none();
+        o.bytes = o.x.bytes;
+        o.result = out;
+        return start(o, timeout, later);
+    }
+
 protected:
-    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays.
-    CollectiveCalls(int rank, int ranks, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-                    double timeout)
+    // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `describe(x, n)` is what the root of a scatter
+    // tells of the n parts of `x`.
+    CollectiveCalls(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
+                    nb::object describe, double timeout)
         : recorder_(recorder),
           turn_(turn),
           timeout_ns_(static_cast<std::int64_t>(timeout * 1e9)),
           rank_(rank),
           ranks_(ranks),
           arrays_(arrays),
-          kind_of_(std::move(kind_of)) {
+          kind_of_(std::move(kind_of)),
+          describe_(std::move(describe)) {
         for (int i = 0; i < ops; ++i) op_objects_[i] = nb::steal(PyUnicode_InternFromString(op_names[i]));
     }
 
+    // Whether this path can do it at all.
+    virtual bool takes(const Operation&) const { return true; }
+    // Does it in its turn; false if it is not, or cannot be now.
+    virtual bool run(Operation&) = 0;
+    // Gives it its number, for later: an IssuedCollective, or None.
+    virtual nb::object issue(Operation&) { return nb::none(); }
+
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return ranks_; }
-
-    // What an operation is: the same on all ranks.
-    struct What {
-        Verb verb;
-        int root;   // -1: none
-        int dtype;  // -1: none
-        int op;     // -1: none
-        Shape shape;
-        std::size_t bytes;
-    };
-
-    // -1 for what is no rank, or not a plain int: the general way says so, or knows better.
-    int rank_of(nb::handle object) const noexcept {
-        if (!PyLong_CheckExact(object.ptr())) return -1;
-        int overflow = 0;
-        const long value = PyLong_AsLongAndOverflow(object.ptr(), &overflow);
-        return overflow == 0 && value >= 0 && value < ranks() ? static_cast<int>(value) : -1;
-    }
-
-    bool look(nb::handle object, bool writable, Array& found) const {
-        PlainArray plain;
-        if (!arrays_.look(object, writable, plain) || plain.dims > Record::most_dims) return false;
-        found.data = plain.data;
-        found.bytes = plain.bytes;
-        found.dtype = plain_dtypes[plain.number];
-        found.items = plain.bytes / item_size(found.dtype);
-        found.shape = {plain.dims, plain.shape};
-        found.rows = plain.dims > 0 ? plain.shape[0] : -1;
-        return true;
-    }
-
-    // The position in `op_names`; -1 if there is no such operation for the dtype.
-    int combine(Dtype dtype, nb::handle op, Combine& how) const {
-        int code = 0;
-        while (code < ops && op.ptr() != op_objects_[code].ptr()) ++code;
-        if (code == ops || (code == mean && !is_floating(dtype))) return -1;
-        how = code == mean ? Combine{dtype, Op::sum, ranks()} : Combine{dtype, static_cast<Op>(code), 1};
-        return has_op(how.dtype, how.op) ? code : -1;
-    }
 
     std::uint64_t kind_of(Verb verb, int dtype, int op) {
         std::uint64_t& known = kinds_[static_cast<int>(verb)][dtype + 1][op + 1];
@@ -127,32 +199,135 @@ protected:
         return known;
     }
 
-    Record& note(const What& what, std::uint64_t sequence, std::uint64_t fingerprint) {
-        Record& record = recorder_.begin(verb_names[static_cast<int>(what.verb)]);
-        record.rank = what.root;
-        if (what.op >= 0) record.op = op_names[what.op];
-        record.dtype = what.dtype;
-        record.dims = what.shape.dims;
-        std::copy_n(what.shape.lengths, what.shape.dims, record.shape.begin());
-        record.sequence = sequence;
-        record.fingerprint = fingerprint;
-        return record;
+    // What the root of a scatter tells of the parts of an array; mostly it is like the one before.
+    const std::string& words_of(const Array& array) {
+        const std::vector<Py_ssize_t> shape(array.lengths.begin(), array.lengths.begin() + array.dims);
+        PyTypeObject* const type = Py_TYPE(array.object.ptr());
+        if (words_.empty() || array.dtype != described_ || shape != described_shape_ || type != described_type_) {
+            const nb::object words = in_interpreter([&] { return describe_(array.object, ranks()); });
+            words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
+            described_ = array.dtype;
+            described_shape_ = shape;
+            described_type_ = type;
+        }
+        return words_;
     }
 
-    static std::uint64_t fingerprint_for(std::uint64_t kind, std::uint64_t sequence, const What& what) noexcept {
-        return fingerprint_of(kind, sequence, extent_of(what.shape.lengths, what.shape.dims), what.root < 0 ? 0 : what.root);
+    void give_number(Operation& o) {
+        o.sequence = ++recorder_.sequence;
+        o.fingerprint = fingerprint_of(o.kind, o.sequence, extent_of(o.x.lengths.data(), o.dims()), o.root < 0 ? 0 : o.root);
+    }
+
+    Record& note(const Operation& o, const CallSite& site) {
+        Record& record = recorder_.begin(verb_names[static_cast<int>(o.verb)], site);
+        record.rank = o.root;
+        if (o.op >= 0) record.op = op_names[o.op];
+        record.dtype = o.dtype;
+        record.dims = o.dims();
+        std::copy_n(o.x.lengths.begin(), o.dims(), record.shape.begin());
+        record.sequence = o.sequence;
+        record.fingerprint = o.fingerprint;
+        return record;
     }
 
     Recorder& recorder_;
     TurnLock& turn_;
-    const std::int64_t timeout_ns_;
 
 private:
+    static constexpr double longest_seconds = 1e9;
+
+    nb::object start(Operation& o, nb::handle timeout, bool later) {
+        if (o.verb != Verb::barrier && o.verb != Verb::scatter) o.dtype = static_cast<int>(o.x.dtype);
+        if (!set_time(o, timeout) || !takes(o)) return nb::none();
+        o.kind = kind_of(o.verb, o.dtype, o.op);
+        if (later) return issue(o);
+        if (!run(o)) return nb::none();
+        return nb::borrow(o.result.is_valid() ? o.result : nb::handle(Py_True));
+    }
+
+    // False for what is no time, or not a plain number: the general way says so.
+    bool set_time(Operation& o, nb::handle timeout) const noexcept {
+        o.timeout_ns = timeout_ns_;
+        if (timeout.is_none()) return true;
+        if (!PyFloat_CheckExact(timeout.ptr()) && !PyLong_CheckExact(timeout.ptr())) return false;
+        const double seconds = PyFloat_AsDouble(timeout.ptr());
+        if (PyErr_Occurred() != nullptr) PyErr_Clear();  // a number beyond all floats, which is -1 here
+        o.timeout_ns = seconds > 0 && seconds < longest_seconds ? static_cast<std::int64_t>(seconds * 1e9) : 0;
+        return o.timeout_ns > 0;
+    }
+
+    // -1 for what is no rank, or not a plain int: the general way says so, or knows better.
+    int rank_of(nb::handle object) const noexcept {
+        if (!PyLong_CheckExact(object.ptr())) return -1;
+        int overflow = 0;
+        const long value = PyLong_AsLongAndOverflow(object.ptr(), &overflow);
+        return overflow == 0 && value >= 0 && value < ranks() ? static_cast<int>(value) : -1;
+    }
+
+    bool look(nb::handle object, bool writable, Array& found) {
+        PlainArray plain;
+        if (!arrays_.look_further(object, writable, plain) || plain.dims > Record::most_dims) return false;
+        found.object = object;
+        found.data = plain.data;
+        found.bytes = plain.bytes;
+        found.dtype = plain_dtypes[plain.number];
+        found.items = plain.bytes / item_size(found.dtype);
+        found.dims = plain.dims;
+        std::copy_n(plain.shape, plain.dims, found.lengths.begin());
+        return true;
+    }
+
+    // The array that the parts of all ranks are put together in.
+    bool look_at_gathered(Operation& o, nb::handle out) {
+        return look(out, true, o.out) && o.x.dtype == o.out.dtype && o.x.bytes * ranks() == o.out.bytes &&
+               (o.x.apart_from(o.out) || o.x.is_part_of(o.out, rank()));
+    }
+
+    // Whether `out` is as long as one of the parts that `x` is cut into.
+    bool is_cut(const Operation& o) const noexcept {
+        return o.x.dtype == o.out.dtype && o.x.divides(ranks()) && o.x.bytes == o.out.bytes * ranks() &&
+               (o.x.apart_from(o.out) || o.out.is_part_of(o.x, rank()));
+    }
+
+    // False if there is no such operation for the dtype.
+    bool combine(Operation& o, nb::handle op) const {
+        const Dtype dtype = o.x.dtype;
+        int code = 0;
+        while (code < ops && op.ptr() != op_objects_[code].ptr()) ++code;
+        if (code == ops || (code == mean && !is_floating(dtype))) return false;
+        o.op = code;
+        o.how = code == mean ? Combine{dtype, Op::sum, ranks()} : Combine{dtype, static_cast<Op>(code), 1};
+        return has_op(o.how.dtype, o.how.op);
+    }
+
+    const std::int64_t timeout_ns_;
     const int rank_, ranks_;
-    const PlainArrays& arrays_;
-    nb::object kind_of_;
+    PlainArrays& arrays_;
+    nb::object kind_of_, describe_;
+    std::string words_;  // of the array that was described last
+    Dtype described_ = Dtype::uint8;
+    std::vector<Py_ssize_t> described_shape_;
+    PyTypeObject* described_type_ = nullptr;  // only compared
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[verbs][dtypes + 1][ops + 1] = {};
 };
+
+// The verbs, for Python. None is declined as anything else that is not as it should be: the general way says what is wrong.
+template <class Path>
+void bind_verbs(nb::class_<Path>& path) {
+    const auto plain = [] { return nb::arg().none(); };
+    const auto timeout = nb::arg("timeout").none() = nb::none();
+    const auto later = nb::arg("later") = false;
+    path.def_rw("paused", &Path::paused)
+        .def("barrier", &Path::barrier, timeout, later)
+        .def("broadcast", &Path::broadcast, plain(), plain(), timeout, later)
+        .def("all_reduce", &Path::all_reduce, plain(), plain(), timeout, later)
+        .def("reduce", &Path::reduce, plain(), plain(), plain(), timeout, later)
+        .def("all_gather", &Path::all_gather, plain(), plain(), timeout, later)
+        .def("gather", &Path::gather, plain(), plain(), plain(), timeout, later)
+        .def("scatter", &Path::scatter, plain(), plain(), plain(), timeout, later)
+        .def("reduce_scatter", &Path::reduce_scatter, plain(), plain(), plain(), timeout, later)
+        .def("all_to_all", &Path::all_to_all, plain(), plain(), timeout, later);
+}
 
 }  // namespace phalanx

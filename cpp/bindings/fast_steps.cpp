@@ -1,6 +1,6 @@
-// The fast path of a group's collectives over TCP: a synchronous call on plain contiguous NumPy arrays, with the default
-// timeout, from the Group's method to the sockets without any Python in between. What is not as simple is declined with
-// None, before anything has happened. What lasts, or goes wrong, is handed over where it stands: the general way
+// The fast path of a group's collectives over TCP: a synchronous call on plain contiguous arrays of NumPy or torch, from the
+// Group's method to the sockets without any Python in between. What is not as simple is declined with None, before anything
+// has happened. What lasts, or goes wrong, is handed over where it stands: the general way
 // (phalanx/group/engines/steps/run.py) knows about deadlines, lost ranks and interrupts.
 
 #include <nanobind/nanobind.h>
@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -168,102 +169,142 @@ private:
 class FastSteps : public CollectiveCalls {
 public:
     // `lay_out(verb, root, items, itemsize)` makes a StepsLayout, or None where the general way has to do it. `go_on(run, origin,
-    // outcome, sequence, interrupt)` finishes what lasts, or raises. `ahead` counts the messages that wait on the lane.
-    FastSteps(int rank, int ranks, Recorder& recorder, TurnLock& turn, const PlainArrays& arrays, nb::object kind_of,
-              nb::object lay_out, nb::object go_on, nb::dict ahead, double timeout, WaitPolicy& policy, std::size_t piece)
-        : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), timeout),
+    // outcome, sequence, interrupt, seconds)` finishes what lasts, or raises. `take_part(out, slot, root, sequence, seconds)`
+    // takes a rank's part of a scatter, of which the root has told what is in the slot, and raises if it does not fit.
+    // `ahead` counts the messages that wait on the lane.
+    FastSteps(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
+              nb::object describe, nb::object lay_out, nb::object go_on, nb::object take_part, nb::dict ahead, double timeout,
+              WaitPolicy& policy, std::size_t piece)
+        : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), std::move(describe), timeout),
           lay_out_(std::move(lay_out)),
           go_on_(std::move(go_on)),
+          take_part_(std::move(take_part)),
           ahead_(std::move(ahead)),
           policy_(policy),
-          piece_(piece) {}
-
-    nb::object barrier() { return run({Verb::barrier, -1, -1, -1, {}, 0}, {}, {}, Py_True, {}); }
-
-    nb::object broadcast(nb::handle x, nb::handle src) {
-        Array array;
-        const int root = rank_of(src);
-        if (root < 0 || !look(x, rank() != root, array)) return nb::none();
-        return run({Verb::broadcast, root, code(array), -1, array.shape, array.bytes}, {x, array}, {}, x, {});
+          piece_(piece) {
+        slot_.object = slot_owner_;
+        slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AS_STRING(slot_owner_.ptr()));
     }
 
-    nb::object all_reduce(nb::handle x, nb::handle op) {
-        Array array;
-        Combine how;
-        const int number = look(x, true, array) ? combine(array.dtype, op, how) : -1;
-        if (number < 0) return nb::none();
-        return run({Verb::all_reduce, -1, code(array), number, array.shape, array.bytes}, {x, array}, {}, x, how);
-    }
-
-    nb::object reduce(nb::handle x, nb::handle dst, nb::handle op) {
-        Array array;
-        Combine how;
-        const int root = rank_of(dst);
-        if (root < 0 || !look(x, rank() == root, array)) return nb::none();
-        const int number = combine(array.dtype, op, how);
-        if (number < 0) return nb::none();
-        if (rank() != root) how.divisor = 1;
-        return run({Verb::reduce, root, code(array), number, array.shape, array.bytes}, {x, array}, {}, x, how);
-    }
-
-    nb::object all_gather(nb::handle x, nb::handle out) {
-        Array source, target;
-        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
-        if (source.bytes * ranks() != target.bytes) return nb::none();
-        if (!source.apart_from(target) && !source.is_part_of(target, rank())) return nb::none();
-        return run({Verb::all_gather, -1, code(source), -1, source.shape, target.bytes}, {x, source}, {out, target}, out, {});
-    }
-
-    nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out) {
-        Array source, target;
-        Combine how;
-        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
-        if (!source.divides(ranks()) || source.bytes != target.bytes * ranks()) return nb::none();
-        if (!source.apart_from(target) && !target.is_part_of(source, rank())) return nb::none();
-        const int number = combine(source.dtype, op, how);
-        if (number < 0) return nb::none();
-        return run({Verb::reduce_scatter, -1, code(source), number, source.shape, source.bytes}, {x, source}, {out, target},
-                   out, how);
-    }
-
-    nb::object all_to_all(nb::handle x, nb::handle out) {
-        Array source, target;
-        if (!look(x, false, source) || !look(out, true, target) || source.dtype != target.dtype) return nb::none();
-        if (!source.divides(ranks()) || source.bytes != target.bytes || !source.apart_from(target)) return nb::none();
-        return run({Verb::all_to_all, -1, code(source), -1, source.shape, source.bytes}, {x, source}, {out, target}, out, {});
-    }
-
-    // True on a rank that gets nothing: None would decline.
-    nb::object gather(nb::handle x, nb::handle dst, nb::handle out) {
-        Array source, target;
-        const int root = rank_of(dst);
-        if (root < 0 || !look(x, false, source)) return nb::none();
-        const bool receives = rank() == root;
-        if (receives) {
-            if (!look(out, true, target) || source.dtype != target.dtype) return nb::none();
-            if (source.bytes * ranks() != target.bytes) return nb::none();
-            if (!source.apart_from(target) && !source.is_part_of(target, rank())) return nb::none();
-        } else if (!out.is_none()) {
-            return nb::none();
+protected:
+    bool run(Operation& o) override {
+        if (paused != 0) return false;
+        const bool tells = o.verb == Verb::scatter && rank() == o.root;
+        const bool is_told = o.verb == Verb::scatter && !tells;
+        // All that may run Python, before the turn is taken.
+        const Told telling = tells ? telling_of(o) : Told{};
+        if (tells && telling.words.size() > slot_bytes - sizeof(PartsHead)) return false;
+        const nb::object layout_object = layout_of(o);
+        const nb::object told_object = is_told ? layout_of_slot(o.root) : nb::none();
+        if (layout_object.is_none() || (is_told && told_object.is_none())) return false;
+        StepsLayout& layout = *nb::inst_ptr<StepsLayout>(layout_object);
+        if (paused != 0 || ahead_.size() != 0) return false;
+        const TurnHeld turn(turn_);
+        if (!turn.taken) return false;
+        Held held(layout, ended_, resting_);  // the slot comes by the channel that the part comes by
+        if (!held.all) return false;
+        give_number(o);
+        const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
+        Record& record = note(o, site);
+        Begun begun{o, site, record, record.began_ns};
+        if (is_told) {
+            StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
+            const bool at_once = follow(begun, told, held, slot_, Array{}, nullptr);
+            if (!at_once || !fits(o)) {
+                held.release();
+                take_part(begun);
+                return true;
+            }
         }
-        return run({Verb::gather, root, code(source), -1, source.shape, source.bytes * ranks()}, {x, source}, {out, target},
-                   receives ? out : nb::handle(Py_True), {});
+        std::unique_ptr<std::byte[]> scratch;
+        if (layout.scratch > 0) scratch = std::make_unique_for_overwrite<std::byte[]>(layout.scratch);
+        if (tells) fill(scratch.get(), telling, o);
+        follow(begun, layout, held, o.x, o.out, std::move(scratch));
+        if (o.how.divisor > 1 && (o.root < 0 || rank() == o.root)) {
+            const Array& target = o.verb == Verb::reduce_scatter ? o.out : o.x;
+            divide(target.data, target.items, o.how.divisor, o.how.dtype);
+        }
+        begun.end();
+        return true;
     }
-
-    // The general way: the root tells what the parts are first.
-    nb::object scatter(nb::handle, nb::handle, nb::handle) { return nb::none(); }
 
 private:
+    // A collective that has its number.
+    struct Begun {
+        const Operation& o;
+        const CallSite& site;
+        Record& record;
+        const std::int64_t began_ns;
+
+        void end() const {
+            if (record.sequence == o.sequence) record.ended_ns = monotonic_ns();
+        }
+    };
+
+    // What the root of a scatter tells first: the head, and the words behind it. The rest of the slot is not looked at, but
+    // sent: nothing of this process's memory must be in it.
+    struct PartsHead {
+        std::uint64_t bytes = 0, kind = 0, words = 0;
+    };
+    struct Told {
+        std::uint64_t kind = 0;
+        std::string words{};
+    };
+    static constexpr std::size_t slot_bytes = 1024;  // DESCRIPTION_SLOT in phalanx/group/engines/base.py
+
+    Told telling_of(const Operation& o) {
+        return {kind_of(Verb::scatter, static_cast<int>(o.x.dtype), -1), words_of(o.x)};
+    }
+
+    static void fill(std::byte* slot, const Told& telling, const Operation& o) noexcept {
+        const PartsHead head{o.out.bytes, telling.kind, telling.words.size()};
+        std::memset(slot, 0, slot_bytes);
+        std::memcpy(slot, &head, sizeof head);
+        std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
+    }
+
+    // Whether the part that the root has told of is what this rank takes.
+    bool fits(const Operation& o) {
+        PartsHead head;
+        std::memcpy(&head, slot_.data, sizeof head);
+        return head.bytes == o.out.bytes && head.kind == kind_of(Verb::scatter, static_cast<int>(o.out.dtype), -1);
+    }
+
+    // Does the steps of a layout on these arrays. False if they lasted, and were finished in Python: then the channels are not
+    // held any more.
+    bool follow(const Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
+                std::unique_ptr<std::byte[]> scratch) {
+        const Operation& o = begun.o;
+        const std::array<std::byte*, 3> memory{x.data, out.data, scratch.get()};
+        std::unique_ptr<Steps> steps = layout.start(memory, o.fingerprint ^ layout.salt, o.how);
+        Steps::Outcome outcome;
+        {
+            const WithoutGil released;
+            layout.copy(memory);
+            outcome = move(*steps, held, begun.began_ns + std::min(handover_ns, o.timeout_ns));
+        }
+        if (outcome == Steps::Outcome::done) {
+            if (o.bytes <= short_bytes) layout.keep(std::move(steps));
+            return true;
+        }
+        for (std::size_t i = 0; i < layout.out.size(); ++i)
+            if (steps->halfway(i)) layout.out[i].channel.attr("halfway") = true;
+        held.release();
+        keep_noted(begun);
+        auto rest = std::make_unique<Run>(std::move(steps), std::move(scratch), kept(x), kept(out), policy_);
+        go_on(begun, std::move(rest), layout, outcome);
+        return false;
+    }
+
+    void keep_noted(const Begun& begun) {
+        if (begun.record.sequence != begun.o.sequence) note(begun.o, begun.site).began_ns = begun.began_ns;  // the ring came round
+    }
+
     // A wait that lasts so long is handed over: signals are looked at there, and a lost connection is explained.
     static constexpr std::int64_t handover_ns = 50'000'000;
     static constexpr int sleep_ms = 2;  // so long may pass before a thread that wants a channel is seen
     static constexpr std::size_t short_bytes = 64 << 10;
     static constexpr std::size_t most_layouts = 256;
-
-    struct Given {
-        nb::handle object{};
-        Array array{};
-    };
 
     struct Key {
         Verb verb;
@@ -291,65 +332,27 @@ private:
         TurnLock& turn_;
     };
 
-    static int code(const Array& array) noexcept { return static_cast<int>(array.dtype); }
+    static nb::object kept(const Array& array) { return array.object.is_valid() ? nb::borrow(array.object) : nb::object(); }
 
     // None if there is none, or not yet.
-    nb::object layout_of(const What& what) {
-        const std::size_t item = what.dtype >= 0 ? item_size(static_cast<Dtype>(what.dtype)) : 1;
-        const Key key{what.verb, what.root, what.bytes, item};
+    nb::object layout_of(const Operation& o) {
+        const std::size_t item = o.dtype >= 0 ? item_size(static_cast<Dtype>(o.dtype)) : 1;
+        return layout_of({o.verb, o.root, o.bytes, item}, verb_names[static_cast<int>(o.verb)]);
+    }
+
+    // Of what comes before the part of a scatter. No array has elements of no size.
+    nb::object layout_of_slot(int root) { return layout_of({Verb::scatter, root, slot_bytes, 0}, "scatter_slot"); }
+
+    nb::object layout_of(const Key& key, const char* verb) {
         const auto found = layouts_.find(key);
         if (found != layouts_.end()) return found->second;
-        const nb::object made = in_interpreter([&] {
-            return lay_out_(verb_names[static_cast<int>(what.verb)], std::max(what.root, 0), what.bytes / item, item);
-        });
+        const std::size_t item = std::max<std::size_t>(key.item, 1);
+        const nb::object made = in_interpreter([&] { return lay_out_(verb, std::max(key.root, 0), key.bytes / item, item); });
         if (!made.is_none()) {
             if (layouts_.size() >= most_layouts) layouts_.clear();
             layouts_.insert_or_assign(key, made);
         }
         return made;
-    }
-
-    nb::object run(const What& what, const Given& x, const Given& out, nb::handle result, const Combine& how) {
-        const nb::object layout_object = paused == 0 ? layout_of(what) : nb::none();
-        if (layout_object.is_none()) return nb::none();
-        StepsLayout& layout = *nb::inst_ptr<StepsLayout>(layout_object);
-        const std::uint64_t fixed = kind_of(what.verb, what.dtype, what.op);
-        if (paused != 0 || ahead_.size() != 0) return nb::none();
-        const TurnHeld turn(turn_);
-        if (!turn.taken) return nb::none();
-        Held held(layout, ended_, resting_);
-        if (!held.all) return nb::none();
-        std::unique_ptr<std::byte[]> scratch;
-        if (layout.scratch > 0) scratch = std::make_unique_for_overwrite<std::byte[]>(layout.scratch);
-        const std::array<std::byte*, 3> memory{x.array.data, out.array.data, scratch.get()};
-        const std::uint64_t sequence = ++recorder_.sequence;
-        const std::uint64_t fingerprint = fingerprint_for(fixed, sequence, what);
-        Record& record = note(what, sequence, fingerprint);
-        const std::int64_t began_ns = record.began_ns;
-        std::unique_ptr<Steps> steps = layout.start(memory, fingerprint ^ layout.salt, how);
-        Steps::Outcome outcome;
-        {
-            const WithoutGil released;
-            layout.copy(memory);
-            outcome = move(*steps, held, began_ns + std::min(handover_ns, timeout_ns_));
-        }
-        if (outcome == Steps::Outcome::done) {
-            held.release();
-            if (what.bytes <= short_bytes) layout.keep(std::move(steps));
-        } else {
-            for (std::size_t i = 0; i < layout.out.size(); ++i)
-                if (steps->halfway(i)) layout.out[i].channel.attr("halfway") = true;
-            held.release();
-            if (record.sequence != sequence) note(what, sequence, fingerprint).began_ns = began_ns;  // the ring came round
-            go_on(std::make_unique<Run>(std::move(steps), std::move(scratch), nb::borrow(x.object), nb::borrow(out.object), policy_),
-                  layout, outcome, sequence, record);
-        }
-        if (how.divisor > 1) {
-            const Array& target = what.verb == Verb::reduce_scatter ? out.array : x.array;
-            divide(target.data, target.items, how.divisor, how.dtype);
-        }
-        if (record.sequence == sequence) record.ended_ns = monotonic_ns();
-        return nb::borrow(result);
     }
 
     Steps::Outcome move(Steps& steps, const Held& held, std::int64_t until) const {
@@ -362,19 +365,38 @@ private:
         }
     }
 
-    void go_on(std::unique_ptr<Run> run, const StepsLayout& layout, Steps::Outcome outcome, std::uint64_t sequence, Record& record) {
+    void go_on(const Begun& begun, std::unique_ptr<Run> run, const StepsLayout& layout, Steps::Outcome outcome) {
+        const Operation& o = begun.o;
         nb::object interrupt = nb::none();
         if (PyErr_CheckSignals() != 0) interrupt = nb::borrow(nb::python_error().value());
         const nb::object held = nb::cast(run.release(), nb::rv_policy::take_ownership);
         try {
-            in_interpreter([&] { return go_on_(held, layout.origin, static_cast<int>(outcome), sequence, interrupt); });
+            in_interpreter(
+                [&] { return go_on_(held, layout.origin, static_cast<int>(outcome), o.sequence, interrupt, o.seconds()); });
         } catch (const nb::python_error&) {
-            if (record.sequence == sequence) record.ended_ns = monotonic_ns();
+            begun.end();
             throw;
         }
     }
 
-    nb::object lay_out_, go_on_;
+    // In Python: what the root has told is here, but the part may last as well, or needs other memory.
+    void take_part(const Begun& begun) {
+        const Operation& o = begun.o;
+        keep_noted(begun);
+        try {
+            in_interpreter([&] {
+                return take_part_(o.out.object, nb::bytes(slot_.data, slot_bytes), o.root, o.sequence, o.seconds());
+            });
+        } catch (const nb::python_error&) {
+            begun.end();
+            throw;
+        }
+        begun.end();
+    }
+
+    nb::object lay_out_, go_on_, take_part_;
+    nb::object slot_owner_ = nb::steal(PyByteArray_FromStringAndSize(nullptr, slot_bytes));
+    Array slot_;  // what the root of a scatter tells
     nb::dict ahead_;
     WaitPolicy& policy_;
     const std::size_t piece_;
@@ -391,20 +413,12 @@ void phalanx::bind_fast_steps(nb::module_& m) {
                       std::size_t, std::uint64_t, nb::object>(),
              nb::arg("plan"), nb::arg("outbound"), nb::arg("inbound"), nb::arg("chunks"), nb::arg("copies"), nb::arg("scratch"),
              nb::arg("salt"), nb::arg("origin"));
-    nb::class_<FastSteps>(m, "FastSteps", "The fast path of a group's collectives over TCP.")
-        .def(nb::init<int, int, Recorder&, TurnLock&, const PlainArrays&, nb::object, nb::object, nb::object, nb::dict, double,
-                      WaitPolicy&, std::size_t>(),
+    nb::class_<FastSteps> path(m, "FastSteps", "The fast path of a group's collectives over TCP.");
+    path.def(nb::init<int, int, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, nb::object,
+                      nb::dict, double, WaitPolicy&, std::size_t>(),
              nb::arg("rank"), nb::arg("ranks"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"),
-             nb::arg("lay_out"), nb::arg("go_on"), nb::arg("ahead"), nb::arg("timeout"), nb::arg("policy"), nb::arg("piece"),
-             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 12>())
-        .def_rw("paused", &FastSteps::paused)
-        .def("barrier", &FastSteps::barrier)
-        .def("broadcast", &FastSteps::broadcast, nb::arg().none(), nb::arg().none())
-        .def("all_reduce", &FastSteps::all_reduce, nb::arg().none(), nb::arg().none())
-        .def("reduce", &FastSteps::reduce, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_gather", &FastSteps::all_gather, nb::arg().none(), nb::arg().none())
-        .def("gather", &FastSteps::gather, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("scatter", &FastSteps::scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("reduce_scatter", &FastSteps::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_to_all", &FastSteps::all_to_all, nb::arg().none(), nb::arg().none());
+             nb::arg("describe"), nb::arg("lay_out"), nb::arg("go_on"), nb::arg("take_part"), nb::arg("ahead"), nb::arg("timeout"),
+             nb::arg("policy"), nb::arg("piece"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
+             nb::keep_alive<1, 14>());
+    bind_verbs(path);
 }

@@ -12,8 +12,8 @@ namespace phalanx {
 
 namespace nb = nanobind;
 
-// What `PlainArrays` takes beside NumPy's arrays, and by the buffer protocol everything else that takes an array.
-struct FlatTensor {
+// A tensor's memory, for as long as the caller holds the tensor.
+struct TensorView {
     std::byte* data = nullptr;
     Py_ssize_t count = 0;     // elements
     Py_ssize_t itemsize = 0;
@@ -22,9 +22,15 @@ struct FlatTensor {
     bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
     bool is_floating = false;
     PyObject* dtype = nullptr;  // the tensor's own, which torch keeps for ever
-    nb::object tensor;        // owns the memory: an operation may outlive what the caller holds
+    int dims = 0;
+    const std::int64_t* shape = nullptr;  // the tensor's own, which changes if it is resized: to be copied at once
 
     std::size_t bytes() const noexcept { return static_cast<std::size_t>(count * itemsize); }
+};
+
+// What `PlainArrays` takes beside NumPy's arrays, and by the buffer protocol everything else that takes an array.
+struct FlatTensor : TensorView {
+    nb::object tensor;  // owns the memory: an operation may outlive what the caller holds
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) {
         // By the position in PLAIN; a buffer says of the elements what NumPy does.
@@ -58,8 +64,16 @@ public:
                               nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
     }
 
-    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
+    // As the other, and keeps the tensor.
     bool look(nb::handle object, FlatTensor& found) const {
+        if (!look(object, static_cast<TensorView&>(found))) return false;
+        found.shape = nullptr;
+        found.tensor = nb::borrow(object);
+        return true;
+    }
+
+    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
+    bool look(nb::handle object, TensorView& found) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
         bool known = false;
         for (const nb::object& one : types_) known = known || one.ptr() == type;
@@ -85,7 +99,8 @@ public:
         found.is_stand_in = kind->is_stand_in;
         found.is_floating = kind->is_floating;
         found.dtype = kind->dtype.ptr();
-        found.tensor = nb::borrow(object);
+        found.dims = tensor.dims;
+        found.shape = tensor.shape;
         return true;
     }
 

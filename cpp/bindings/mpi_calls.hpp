@@ -28,7 +28,17 @@ public:
         if (!complete) throw std::invalid_argument("not all of MPI's functions, datatypes and operations");
     }
 
-    std::atomic<std::uint64_t> inside{0};  // the number of the collective that is inside MPI now; 0 if none is
+    // Around every call. `seconds`: how long it may take.
+    void enter(std::uint64_t sequence, double seconds) noexcept {
+        if (seconds > longest_.load(std::memory_order_relaxed)) longest_.store(seconds, std::memory_order_relaxed);
+        inside_.store(sequence, std::memory_order_relaxed);
+    }
+    void leave() noexcept { inside_.store(0, std::memory_order_relaxed); }
+
+    // The number of the collective that is inside MPI now; 0 if none is.
+    std::uint64_t inside() const noexcept { return inside_.load(std::memory_order_relaxed); }
+    // Seconds that a call was ever given at most.
+    double longest() const noexcept { return longest_.load(std::memory_order_relaxed); }
 
     // More than this goes the general way, in parts (_MOST in phalanx/group/engines/mpi/engine.py): MPI counts in 31 bits.
     static constexpr std::size_t most = std::size_t{1} << 30;
@@ -86,6 +96,8 @@ private:
     Word comm_;
     std::vector<Word> datatypes_;
     std::vector<std::vector<Word>> operations_;
+    std::atomic<std::uint64_t> inside_{0};
+    std::atomic<double> longest_{0.0};
 };
 
 }  // namespace phalanx

@@ -2,6 +2,8 @@
 //
 // The fields lie where numpy/ndarraytypes.h puts them, in NumPy 1 and 2 alike. Before they are used, they are compared
 // with what the buffer protocol says of a few arrays; where that differs, no array is ever plain.
+//
+// A tensor of torch in ordinary memory is as plain (flat_tensor.hpp).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,10 +11,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "flat_tensor.hpp"
+#include "gil.hpp"
 
 namespace phalanx {
 
@@ -35,16 +40,17 @@ struct PlainArray {
     std::size_t bytes = 0;
     int dims = 0;
     const Py_ssize_t* shape = nullptr;
-    const std::string* dtype = nullptr;  // as a frame calls it
-    int number = -1;                     // of the dtype, in the list that was given
+    const std::string* dtype = nullptr;  // as a frame calls it; null for a tensor's
+    int number = -1;                     // of the dtype, in the list that was given; the next one is bfloat16
 };
 
 // The dtypes that are plain. NumPy has one object of each; an equal one that somebody has made takes the general way.
 class PlainArrays {
 public:
-    // `dtypes` are pairs of a dtype and its name in a frame; `samples` are arrays to compare with.
-    PlainArrays(nanobind::handle array_type, nanobind::list dtypes, nanobind::list samples)
-        : array_type_(nanobind::borrow(array_type)) {
+    // `dtypes` are pairs of a dtype and its name in a frame; `samples` are arrays to compare with. `make_reader()` makes a
+    // TensorReader once the program has imported torch; None until then.
+    PlainArrays(nanobind::handle array_type, nanobind::list dtypes, nanobind::list samples, nanobind::object make_reader)
+        : array_type_(nanobind::borrow(array_type)), make_reader_(std::move(make_reader)) {
         for (nanobind::handle pair : dtypes) {
             const nanobind::object dtype = pair[0];
             dtypes_.push_back({dtype, nanobind::cast<std::string>(nanobind::object(pair[1])),
@@ -70,6 +76,16 @@ public:
         return false;
     }
 
+    // As `look`, but takes tensors, too. The shape of one is to be copied at once.
+    bool look_further(nanobind::handle object, bool write, PlainArray& found) {
+        if (look(object, write, found)) return true;
+        const TensorReader* const reader = reader_for(object);
+        TensorView view;
+        if (reader == nullptr || !reader->look(object, view)) return false;
+        found = {view.data, view.bytes(), view.dims, view.shape, nullptr, view.number};
+        return true;
+    }
+
 private:
     bool look_flat(nanobind::handle object, PlainArray& found) const noexcept {
         static const nanobind::handle type = nanobind::type<FlatTensor>();
@@ -77,6 +93,16 @@ private:
         const auto* flat = nanobind::inst_ptr<FlatTensor>(object);
         found = {flat->data, flat->bytes(), 1, &flat->count, &dtypes_[static_cast<std::size_t>(flat->number)].name, flat->number};
         return true;
+    }
+
+    const TensorReader* reader_for(nanobind::handle object) {
+        if (reader_.is_valid()) return nanobind::inst_ptr<TensorReader>(reader_);
+        const char* name = Py_TYPE(object.ptr())->tp_name;
+        if (std::strcmp(name, "Tensor") != 0 && std::strcmp(name, "Parameter") != 0) return nullptr;
+        nanobind::object made = in_interpreter([&] { return make_reader_(); });
+        if (made.is_none()) return nullptr;
+        reader_ = std::move(made);
+        return nanobind::inst_ptr<TensorReader>(reader_);
     }
 
     struct Known {
@@ -100,7 +126,7 @@ private:
         return same;
     }
 
-    nanobind::object array_type_;
+    nanobind::object array_type_, make_reader_, reader_;
     std::vector<Known> dtypes_;
     bool usable_ = true;
 };

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "call_site.hpp"
 #include "gil.hpp"
@@ -44,10 +45,14 @@ public:
 
     // The caller fills in the rest, and sets `ended_ns` through `end`.
     Record& begin(const char* verb) {
+        return begin(verb, CallSite::current(true));  // the first frame is the Group's own method, which called us
+    }
+
+    Record& begin(const char* verb, CallSite site) {
         Record& record = records_[count_++ % kept];
         record = Record{};
         record.verb = verb;
-        record.site = CallSite::current(true);  // the first frame is the Group's own method, which called us
+        record.site = std::move(site);
         record.began_ns = monotonic_ns();
         return record;
     }

@@ -15,6 +15,9 @@
 // would not notice it there: so a root claims the step, and the second one finds the first one's claim. What a rank shows
 // next also stands for the broadcasts before, because the others may have taken either of them for the root.
 //
+// An operation that is interrupted while it waits for the others at its first step may run again, in another thread. It takes
+// the same step again, and writes nothing anew: the others may be reading it.
+//
 // An array in the rank's heap is not copied: the others read it where it lies. So they do with a long array that lies
 // elsewhere and is only moved, where that is quicker and all can (peer_memory.hpp). Nobody goes on before all have read. At
 // that last step each rank says whether it could. If one could not, all do the operation once more through the slots, and
@@ -191,11 +194,13 @@ public:
         std::uint64_t home = 0;
         if (rank() == root) {
             const PartsHead head{parts.bytes, parts.kind, parts.words.size()};
-            std::memcpy(line.small, &head, sizeof(head));
-            copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
             home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes, parts_by_address(parts.bytes));
             std::byte* to = in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first);
-            if (home == 0) show_parts(to, 0, parts_window());
+            if (!resumes_) {
+                std::memcpy(line.small, &head, sizeof(head));
+                copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
+                if (home == 0) show_parts(to, 0, parts_window());
+            }
         }
         line.home.store(home, std::memory_order_relaxed);
         const Outcome outcome = meet(call);
@@ -211,7 +216,8 @@ public:
     const Parts& told() const noexcept { return telling_.parts; }
 
     // To `target`, which has the length that was told; nowhere if it is null.
-    Outcome take_part(const Call& call, std::byte* target) {
+    Outcome take_part(const Call& given, std::byte* target) {
+        const Call call = once_met(given);
         const auto [source, root, first, parts] = telling_;
         if (parts.bytes == 0) return Outcome::done;
         const std::uint64_t total = ranks() * parts.bytes;
@@ -383,8 +389,9 @@ private:
     // After short broadcasts: nobody may be behind any more.
     Outcome catch_up(const Call& call) {
         if (!ahead_) return Outcome::done;
-        ahead_ = false;
-        return s_.wait(s_.step(), call.bound);
+        const Outcome outcome = s_.wait(s_.step(), call.bound);
+        if (outcome == Outcome::done) ahead_ = false;
+        return outcome;
     }
 
     Outcome pass_note(const Call& call, std::byte* x, std::size_t bytes, int root) {
@@ -447,6 +454,8 @@ private:
         s_.next_line().fingerprint.store(fingerprint, std::memory_order_relaxed);
         s_.arrive();
         outcome = s_.wait(s_.step(), call.bound);
+        resumes_ = outcome == Outcome::interrupted && call.bound.resumable;
+        if (resumes_) s_.step_back();
         if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
         // All have come: where their operations differ, each can say so itself, also if another was the first to see it.
         for (int r = 0; r < ranks(); ++r)
@@ -454,6 +463,14 @@ private:
                 return mismatch(s_.step(), r);
         if (outcome == Outcome::done) passed_ = shown_ = 0;
         return outcome;
+    }
+
+    // For what follows the meeting.
+    static Call once_met(const Call& call) noexcept {
+        Call rest = call;
+        if (rest.bound.resumable) rest.bound.interrupted = nullptr;
+        rest.bound.resumable = false;
+        return rest;
     }
 
     // After the first step: whose arrays can be read where they lie. True if all that matter can.
@@ -526,16 +543,17 @@ private:
         line.home.store(home, std::memory_order_relaxed);
         const bool copies = shows && home == 0;
         std::size_t window = std::min(shape.window, shape.longest);
-        if (copies && window > 0) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
+        if (copies && window > 0 && !resumes_) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
         Outcome outcome = meet(call);
         if (outcome != Outcome::done || shape.longest == 0) return outcome;
         if (find_homes(bytes_of, shape.root)) window = shape.longest;
         bool again = false;
-        outcome = take_turns(call, {first, shape.longest, window, in_line, copies}, again, publish, consume);
+        const Call rest = once_met(call);
+        outcome = take_turns(rest, {first, shape.longest, window, in_line, copies}, again, publish, consume);
         if (!again) return outcome;
         Shape through_slots = shape;
         through_slots.by_address = false;
-        return exchange(call, through_slots, mine, bytes_of, publish, consume);
+        return exchange(rest, through_slots, mine, bytes_of, publish, consume);
     }
 
     // What is left of an operation once all have met, and have shown its first piece.
@@ -587,8 +605,8 @@ private:
     //
     // Piece k lies in slot first + k, and only its owner copies out of that slot, after everybody is done with it. The
     // owner writes piece k + 1 once it has taken piece k - 2 out: three slots would do.
-    Outcome reduce_by_parts(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
-        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
+    Outcome reduce_by_parts(const Call& given, std::byte* x, std::size_t count, const Combine& how, int root) {
+        if (const Outcome late = catch_up(given); late != Outcome::done) return late;
         const std::size_t item = item_size(how.dtype);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
@@ -616,10 +634,11 @@ private:
                 copy_others(x + k * length * item, s_.slot(rank(), first + k), piece_count(k));
         };
 
-        if (count > 0) publish(0);
+        if (count > 0 && !resumes_) publish(0);
         s_.next_line().home.store(offset, std::memory_order_relaxed);
-        Outcome outcome = meet(call);
+        Outcome outcome = meet(given);
         if (outcome != Outcome::done || count == 0) return outcome;
+        const Call call = once_met(given);
         if (find_homes([&](int) { return count * item; }, -1)) length = count;
         const std::uint64_t pieces = (count + length - 1) / length;
         std::uint64_t shown = s_.step();  // the step at which everybody has shown the piece
@@ -670,6 +689,7 @@ private:
     bool ahead_ = false;        // a short broadcast was the last operation: others may be behind
     std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
     std::uint64_t shown_ = 0;   // the step of the last of them that this rank was the root of
+    bool resumes_ = false;      // the next operation was interrupted before: it has shown all it has to show
     Telling telling_{nullptr, 0, 0, {}};  // the scatter under way
     std::vector<std::byte*> homes_;           // arrays in heaps; null for others
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others

@@ -213,6 +213,9 @@ public:
         if (bell.sleepers.load(std::memory_order_seq_cst) != 0 && all_reached(step_)) bell.wake();
     }
 
+    // Forgets the last step, for an operation that will take it again. The others have seen it.
+    void step_back() noexcept { --step_; }
+
     // Waits until everybody has reached a step.
     Outcome wait(std::uint64_t step, const Bound& limits) {
         return wait(step, limits, 0, layout_.ranks, [] { return false; });
@@ -331,6 +334,7 @@ private:
             if (bound.after_long != nullptr) bound.after_long(bound.held);
         }
         if (leaver_ >= 0) outcome = Outcome::left;
+        if (outcome == Outcome::interrupted && limits.resumable) return outcome;
         if (outcome == Outcome::done && known < last) return outcome;  // hopeless: the caller knows why
         return settle(outcome, step, last - first == layout_.ranks ? Verdict::everybody : first);
     }

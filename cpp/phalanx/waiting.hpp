@@ -48,6 +48,9 @@ struct Bound {
     std::int64_t deadline_ns = 0;  // on the monotonic clock
     const Shared<std::uint32_t>* aborted = nullptr;
     bool (*interrupted)() = nullptr;  // asked ten times a second while asleep; true ends the wait
+    // Whether a collective that was interrupted before all ranks had met can run again: then it has not failed. From that
+    // meeting on it is not interrupted, because the others are in the middle of it.
+    bool resumable = false;
     // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
     void (*before_long)(void*) = nullptr;
     void (*after_long)(void*) = nullptr;

@@ -21,11 +21,16 @@ namespace {
 
 constexpr std::int64_t second = 1'000'000'000;
 
+// Every second look at it finds an interrupt.
+std::atomic<int> interrupts{0};
+bool now_and_then() { return interrupts.fetch_add(1, std::memory_order_relaxed) % 2 == 0; }
+
 struct Rank {
     Segment& segment;
     OwnProof& proof;
     Collectives ops;
     std::uint64_t sequence = 0;
+    bool resumable = false;  // operations are interrupted now and then, and run again
 
     Rank(Segment& s, OwnProof& p) : segment(s), proof(p), ops(s) {}
     int rank() const { return segment.rank(); }
@@ -35,7 +40,21 @@ struct Rank {
         Call made;
         made.fingerprint = fingerprint_of(kind, ++sequence, 0, 0);
         made.bound.deadline_ns = monotonic_ns() + timeout;
+        made.bound.resumable = resumable;
+        if (resumable) made.bound.interrupted = now_and_then;
         return made;
+    }
+
+    // Runs an operation until it is not interrupted any more.
+    template <class F>
+    Outcome run(F operation) {
+        Outcome outcome = operation();
+        while (resumable && outcome == Outcome::interrupted) {
+            const timespec pause{0, 50'000};  // the others may come meanwhile, and read and write
+            nanosleep(&pause, nullptr);
+            outcome = operation();
+        }
+        return outcome;
     }
 };
 
@@ -106,15 +125,15 @@ void random_program(Rank& me, unsigned seed, int operations) {
         auto mine = values_of(r, count, salt);
         const Call call = me.call(what + 1);
         if (what == 0) {
-            CHECK(me.ops.barrier(call) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.barrier(call); }) == Outcome::done);
         } else if (what == 1) {
-            CHECK(me.ops.broadcast(call, bytes_of(mine), 4 * count, root) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.broadcast(call, bytes_of(mine), 4 * count, root); }) == Outcome::done);
             CHECK(mine == values_of(root, count, salt));
         } else if (what == 2) {
-            CHECK(me.ops.all_reduce(call, bytes_of(mine), count, sum) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.all_reduce(call, bytes_of(mine), count, sum); }) == Outcome::done);
             CHECK(mine == total_of(n, count, salt));
         } else if (what == 3) {
-            CHECK(me.ops.reduce(call, bytes_of(mine), count, sum, root) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.reduce(call, bytes_of(mine), count, sum, root); }) == Outcome::done);
             CHECK(mine == (r == root ? total_of(n, count, salt) : values_of(r, count, salt)));
         } else if (what == 4 || what == 5) {
             std::vector<std::size_t> counts(n);
@@ -128,7 +147,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             auto source = values_of(r, counts[r] / 4, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
             const int where = what == 4 ? -1 : root;
-            CHECK(me.ops.gather(call, bytes_of(source), bytes_of(target), counts, where) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.gather(call, bytes_of(source), bytes_of(target), counts, where); }) == Outcome::done);
             wipe(source);
             if (where < 0 || where == r) CHECK(target == expected);
         } else if (what == 6) {
@@ -140,7 +159,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             for (int i = 0; i < r; ++i) start += counts[i] / 4;
             const std::vector<std::int32_t> expected(source.begin() + start, source.begin() + start + counts[r] / 4);
             std::vector<std::int32_t> target(counts[r] / 4, -1);
-            CHECK(me.ops.scatter(call, bytes_of(source), bytes_of(target), counts, root) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.scatter(call, bytes_of(source), bytes_of(target), counts, root); }) == Outcome::done);
             wipe(source);
             CHECK(target == expected);
         } else if (what == 7) {
@@ -155,7 +174,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
             }
             auto source = values_of(r, 1 + (count + 1) * n, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
-            CHECK(me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes); }) == Outcome::done);
             wipe(source);
             CHECK(target == expected);
         } else if (what == 8) {  // only the root knows how long the parts are; some take nothing
@@ -164,20 +183,20 @@ void random_program(Rank& me, unsigned seed, int operations) {
             auto words = values_of(root, random() % 250, salt + 1);
             Collectives::Parts parts;
             if (r == root) parts = {4 * count, salt, {bytes_of(words), 4 * words.size()}};
-            CHECK(me.ops.tell_parts(call, r == root ? bytes_of(source) : nullptr, parts, root) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.tell_parts(call, r == root ? bytes_of(source) : nullptr, parts, root); }) == Outcome::done);
             const Collectives::Parts told = me.ops.told();
             CHECK(told.bytes == 4 * count && told.kind == salt && told.words.size() == 4 * words.size());
             CHECK(words.empty() || std::memcmp(told.words.data(), words.data(), 4 * words.size()) == 0);
             const bool takes = (salt + r) % 5 != 0;
             std::vector<std::int32_t> target(count, -1);
-            CHECK(me.ops.take_part(call, takes ? bytes_of(target) : nullptr) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.take_part(call, takes ? bytes_of(target) : nullptr); }) == Outcome::done);
             wipe(source);
             CHECK(target == (takes ? expected : std::vector<std::int32_t>(count, -1)));
         } else {
             auto source = values_of(r, count * n, salt);
             const auto total = total_of(n, count * n, salt);
             std::vector<std::int32_t> target(count, -1);
-            CHECK(me.ops.reduce_scatter(call, bytes_of(source), bytes_of(target), count, sum) == Outcome::done);
+            CHECK(me.run([&] { return me.ops.reduce_scatter(call, bytes_of(source), bytes_of(target), count, sum); }) == Outcome::done);
             CHECK(std::equal(target.begin(), target.end(), total.begin() + r * count));
         }
     }
@@ -232,6 +251,20 @@ void mixed(Rank& me) {
         }
         CHECK(me.segment.reads_peers());
     }
+}
+
+// Operations that are interrupted before all ranks have met, and run again: nobody else notices. Sleepers are woken for nothing
+// all the time, so that they look for interrupts.
+void interrupted(Rank& me, unsigned seed, std::atomic<int>& left) {
+    me.resumable = true;
+    std::thread bell;
+    if (me.rank() == 0)
+        bell = std::thread([&] {
+            while (left.load() > 0) me.segment.wake_sleepers(), std::this_thread::yield();
+        });
+    random_program(me, seed, 60);
+    left.fetch_sub(1);
+    if (me.rank() == 0) bell.join();
 }
 
 void mismatch(Rank& me) {
@@ -373,6 +406,14 @@ int main() {
         std::atomic<int> given_up{0};
         world(ranks, large, Patience{100, 1}, [&](Rank& me) { late(me, 3, given_up); }, by_address);
     }
+    for (const int ranks : {2, 3, 4})
+        for (const Layout& layout : {small, large})
+            for (const Thresholds& thresholds : {Thresholds{}, by_address})
+                for (unsigned seed = 0; seed < 4; ++seed) {
+                    std::atomic<int> left{ranks};
+                    world(ranks, layout, Patience{0, 0}, [&](Rank& me) { interrupted(me, 17 * seed + ranks, left); }, thresholds);
+                }
+    CHECK(interrupts.load() > 1000);
     verdicts();
     for (const int ranks : {2, 3, 4}) {
         world(ranks, large, Patience{100, 1}, heap_arrays);

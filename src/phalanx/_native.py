@@ -24,7 +24,7 @@ from .types import ReduceOp
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from ._core import PlainArrays
+    from ._core import PlainArrays, TensorReader
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +35,7 @@ __all__ = [
     "core",
     "divide_in_place",
     "dtype_code",
-    "dtype_of_code",
+    "dtype_name_of_code",
     "op_code",
     "plain_arrays",
     "reduce_into",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
-_ABI: Final = 7
+_ABI: Final = 8
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -119,7 +119,7 @@ def valid_ops(dtype: np.dtype[Any] | str) -> tuple[str, ...]:
 
 
 PLAIN: Final = "?bBhHiIlLqQefdFD"
-"""The dtypes, by NumPy's letters, that the core's fast paths take; cpp/bindings/fast_path.cpp has the same order."""
+"""The dtypes, by NumPy's letters, that the core's fast paths take, in the order of collective_calls.hpp."""
 
 
 @functools.cache
@@ -130,8 +130,31 @@ def plain_arrays() -> PlainArrays:
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader)
     return arrays
+
+
+_TENSOR_DTYPES: Final = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+]
+"""The dtypes that torch and NumPy have in common, but for complex ones: tensors of those may be conjugated."""
+
+
+def _tensor_reader() -> TensorReader | None:
+    """Finds the memory of torch's tensors for the core; None where torch is not imported, or too old to tell."""
+    torch = sys.modules.get("torch")
+    exchange = getattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__", None)
+    if core is None or torch is None or exchange is None or not hasattr(torch, "nn"):  # it may be being imported
+        return None
+    rows = [(torch.bfloat16, len(PLAIN), 2, False, True)]  # which NumPy lacks
+    for dtype in map(np.dtype, _TENSOR_DTYPES):
+        if hasattr(torch, dtype.name):
+            row = (getattr(torch, dtype.name), PLAIN.index(dtype.char), dtype.itemsize, False, dtype.kind == "f")
+            rows.append(row)
+    types = [torch.Tensor, torch.nn.Parameter]
+    reader: TensorReader = core.TensorReader(types, exchange, torch.Tensor.is_neg, rows)
+    return reader
 
 
 def dtype_code(dtype: np.dtype[Any] | str) -> int:
@@ -143,9 +166,10 @@ def dtype_code(dtype: np.dtype[Any] | str) -> int:
     return (_BY_DTYPE.get(dtype) or _named(dtype)).code if isinstance(dtype, np.dtype) else _named(dtype).code
 
 
-def dtype_of_code(code: int) -> np.dtype[Any]:
-    """The NumPy dtype that the core calls by this number; not for bfloat16, which NumPy does not have."""
-    return np.dtype(_DTYPES[code])
+def dtype_name_of_code(code: int) -> str:
+    """The name that travels with an array of the dtype that the core calls by this number."""
+    name = _DTYPES[code]
+    return name if name == "bfloat16" else np.dtype(name).str
 
 
 def op_code(op: str) -> int:

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from phalanx.algorithms import Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
+from phalanx.algorithms import Recv, Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
 
 from .simulate import Report, check_overlap, counts, every_size, integers, simulate, some_sizes, wild_floats
 
@@ -35,6 +35,22 @@ def talks_to_rank_0_only(schedules: list[Schedule]) -> bool:
 
 def some_roots(size: int) -> list[int]:
     return sorted({0, 1 % size, size // 2, size - 1})
+
+
+@every_size
+def test_a_scatter_with_a_slot(size: int) -> None:
+    """What the root sends at once is what the others receive in two parts: the slot, then their chunk."""
+    for root in some_roots(size):
+        for rank in range(size):
+            first = linear.scatter_with_slot(rank, size, root)
+            if rank == root:
+                sent = [(send.peer, send.chunk) for step in first.steps for send in step.sends]
+                assert sent == [(peer, chunk) for peer in range(size) if peer != root for chunk in (size, peer)]
+                assert len(first.steps) == (size > 1)
+                continue
+            received = [*first.steps, *linear.scatter(rank, size, root).steps]
+            assert [step.recvs for step in received] == [(Recv(root, size),), (Recv(root, rank),)]
+            assert not any(step.sends for step in received)
 
 
 @every_size

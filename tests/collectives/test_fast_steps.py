@@ -35,6 +35,7 @@ def _each_verb(group: px.Group) -> list[Any]:
         group.all_gather(row.reshape(1, 3), out.copy()),
         group.reduce_scatter(rows, "mean", part.copy()),
         group.all_to_all(rows, out.copy()),
+        group.scatter(rows if rank == n - 1 else None, n - 1, part.copy()),
         group.gather(row.reshape(1, 3), 1, out.copy() if rank == 1 else None),
         group.barrier(),
     ]
@@ -51,6 +52,7 @@ def _twice(group: px.Group) -> list[str]:
     for one, other in zip(slow, fast, strict=True):
         assert one is other or (one == other).all()
     at_root = np.repeat(np.arange(group.world_size), 3).reshape(-1, 3) + np.arange(3.0)
+    assert (fast[-3] == (np.arange(3.0) + 3 * group.rank) * group.world_size).all()
     assert fast[-2] is None if group.rank != 1 else (fast[-2] == at_root).all()
     return used
 
@@ -58,7 +60,7 @@ def _twice(group: px.Group) -> list[str]:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_verb_takes_it(n: int) -> None:
     verbs = ["all_reduce"] * 2 + ["reduce", "broadcast", "all_gather", "reduce_scatter"]
-    verbs += ["all_to_all", "gather", "barrier"]
+    verbs += ["all_to_all", "scatter", "gather", "barrier"]
     assert run_ranks(n, _twice, backend="mesh", env=TCP) == [verbs] * n
 
 
@@ -73,6 +75,64 @@ def _waits(group: px.Group) -> float:
 
 def test_a_wait_that_lasts_goes_on_in_python() -> None:
     assert run_ranks(3, _waits, backend="mesh", env=TCP) == [3.0] * 3
+
+
+def _scatter(group: px.Group, x: Any, out: Any, root: int = 0) -> str:
+    """The sum of what this rank gets, or the error."""
+    try:
+        return str(group.scatter(x if group.rank == root else None, root, out).sum())
+    except px.UsageError as error:
+        return str(error)
+
+
+def _scatters(group: px.Group) -> list[str]:
+    n, rank = group.world_size, group.rank
+    x = np.arange(4.0 * n)
+    for root in range(n):  # connects
+        _scatter(group, x, np.zeros(4), root)
+    found = []
+    for out in (np.zeros(5), np.zeros(4, np.int64), np.zeros((2, 2)), np.zeros(8)[::2], None):
+        # Rank 1 has other memory than the root means: the part is received nevertheless, and the group goes on.
+        found.append(_scatter(group, x, out if rank == 1 else np.zeros(4)))
+        found.append(_scatter(group, x, np.zeros(4)))
+    for late in range(n):  # longer than the fast path waits, for the root and for another
+        if rank == late:
+            time.sleep(0.1)
+        found.append(_scatter(group, x, np.zeros(4)))
+    long = np.full(n << 20, 1.0)  # more than the buffers hold: the root waits for the others
+    if rank == 1:
+        time.sleep(0.1)
+    found.append(_scatter(group, long, np.zeros(1 << 20)))
+    mine = x.copy()
+    found.append(_scatter(group, mine, mine[4 * rank : 4 * rank + 4] if rank == 0 else np.zeros(4)))  # in place
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_scatters(n: int) -> None:
+    for rank, found in enumerate(run_ranks(n, _scatters, backend="mesh", env=TCP)):
+        mine = str(16.0 * rank + 6)
+        expected = [mine] * 12 + [mine] * (n - 2) + [str(float(1 << 20)), mine]
+        if rank == 1:
+            expected[0] = "out is float64[5], but rank 0 scattered float64[4]"
+            expected[2] = "out is int64[4], but rank 0 scattered float64[4]"
+        assert found == expected
+
+
+def _other_root(group: px.Group) -> str:
+    """Two ranks that take each other for the root of a scatter."""
+    out = np.zeros(2)
+    for root in range(2):
+        group.scatter(np.ones(4) if group.rank == root else None, root, out)
+    with pytest.raises(px.Desync) as raised:
+        group.scatter(None, 1 - group.rank, out)
+    return str(raised.value)
+
+
+def test_scatters_of_different_roots_part() -> None:
+    for said in run_ranks(2, _other_root, backend="mesh", env=TCP):
+        assert "scatter(src=0)" in said
+        assert "scatter(src=1)" in said
 
 
 class _Enough(Exception):
@@ -92,9 +152,9 @@ def _interrupted(group: px.Group) -> str:
         raise _Enough
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)  # while the core still waits
     began = time.monotonic()
-    with pytest.raises(_Enough):
+    with pytest.raises(_Enough):  # noqa: PT012 - the alarm may come at once
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # while the core still waits
         group.barrier()
     assert time.monotonic() - began < 0.4
     return ""

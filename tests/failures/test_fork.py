@@ -60,6 +60,38 @@ def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str, 
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
+@pytest.mark.skipif(not _native.available, reason="without the core, only the parent's thread runs it")
+def test_a_child_that_waits_for_a_collective_of_its_parent_is_told_so(worlds: Worlds) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        if world.rank == 1:
+            hear()
+        work = world.all_reduce(np.ones(3), async_op=True)
+        if world.rank == 0:
+            pid = os.fork()
+            if pid == 0:
+                expect(lambda: work.wait())
+                expect(lambda: world.all_reduce(np.ones(3), async_op=True))
+                os._exit(0)
+            _, status = os.waitpid(pid, 0)
+            say("child", status=status)
+        say("got", value=float(work.wait()[0]))
+        world.barrier()
+        """,
+    )
+    for count in (1, 2):
+        event = world[0].wait("raised", count=count)
+        assert event["type"] == "Closed", event
+        assert f"forked from rank 0 (process {world[0].pid})" in event["text"]
+    assert world[0].wait("child")["status"] == 0
+    world[1].tell()
+    assert [rank.wait("got")["value"] for rank in world] == [2.0, 2.0]
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
 @pytest.mark.parametrize(
     ("child", "host"),
     [("fork", "rank0"), ("fork", "parent"), ("multiprocessing", "rank0"), ("pool", "parent"), ("subprocess", "rank0")],

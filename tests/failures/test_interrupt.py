@@ -75,6 +75,48 @@ def test_an_interrupted_collective_breaks_the_group_for_all(worlds: Worlds, call
         assert event["took"] < bound(CONTRACT)
 
 
+@pytest.mark.parametrize(
+    "call",
+    {
+        "fast path": "all_reduce(x, async_op=True)",
+        "after a broadcast": "all_reduce(x, async_op=True)",
+        "general way": "all_reduce_many([x], async_op=True)",
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_an_interrupted_wait_leaves_the_collective_under_way(worlds: Worlds, call: tuple[str, str]) -> None:
+    world = worlds(
+        2,
+        """
+        world = init()
+        world.barrier()
+        if {broadcast}:
+            world.broadcast(np.ones(1), 0)
+        if world.rank == 1:
+            hear()
+        x = np.full(3, world.rank + 1.0)
+        work = world.{call}
+        again = world.all_reduce(np.ones(2), async_op=True)
+        if world.rank == 0:
+            say("enter")
+            expect(lambda: again.wait())
+        again.wait()
+        work.wait()
+        say("got", value=float(x[0]))
+        world.barrier()
+        """.replace("{call}", call[1]).replace("{broadcast}", str("broadcast" in call[0])),
+    )
+    world[0].wait("enter")
+    world[0].wait_asleep()
+    since = world[0].signal(signal.SIGINT)
+    event = world[0].wait("raised")
+    assert event["type"] == "KeyboardInterrupt", event
+    assert event["at"] - since < bound(CONTRACT)
+    world[1].tell()
+    assert [rank.wait("got")["value"] for rank in world] == [3.0, 3.0]
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
 def test_an_interrupted_send_of_a_large_message(worlds: Worlds) -> None:
     world = worlds(
         2,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import runpy
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,36 @@ def device_arrays() -> None:
     load_mpi().takes_device_memory = False
 
 
+def asynchronous_collectives() -> None:
+    with px.init() as world:
+        n, rank = world.world_size, world.rank
+        x, whole = np.full(3, rank + 1.0), np.zeros(3 * n)
+        world.barrier()
+        works = [world.all_reduce(x, "max", async_op=True), world.all_gather(x, whole, timeout=20, async_op=True)]
+        assert works[1].wait() is whole
+        assert works[0].wait() is x
+        assert whole.tolist() == [n] * 3 * n
+        world.all_reduce(x, "max", async_op=True)  # nobody waits
+        large = world.all_reduce(np.ones(200_000), async_op=True)
+        assert world.all_reduce(np.ones(1), timeout=20).tolist() == [n]
+        assert large.wait().tolist() == [n] * 200_000
+        # An interrupted wait leaves the collective to the group's thread.
+        if rank > 0:
+            world.recv(np.ones(1), 0)
+        work = world.all_reduce(np.ones(2), async_op=True)
+        if rank == 0:
+            try:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                work.wait()
+                raise AssertionError("the others have not come yet")
+            except KeyboardInterrupt:
+                pass
+            for other in range(1, n):
+                world.send(np.ones(1), other)
+        assert work.wait().tolist() == [n] * 2
+        world.barrier()
+
+
 def remote_calls() -> None:
     with px.init() as world, px.rpc.Agent(world) as agent:
 
@@ -106,6 +139,7 @@ def main() -> None:
         runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
     sys.argv = ["train", "--steps", "20"]
     runpy.run_module("phalanx.cli.demo.train", run_name="__main__")
+    asynchronous_collectives()
     remote_calls()
     training()
     device_arrays()

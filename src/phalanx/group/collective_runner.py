@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import queue
-import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..backends.base import LaneBackend
-from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Desync, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..frames import user_stack
@@ -25,6 +22,10 @@ from .running_collective import Peers, RunningCollective
 from .tracking.call import CollectiveCall
 from .tracking.journal import Entry
 from .work import Work
+from .worker import SHORT, CollectiveWorker, IssuedWork, QueuedWork
+
+if TYPE_CHECKING:
+    from .._core import IssuedCollective
 
 __all__ = ["CollectiveRunner"]
 
@@ -36,10 +37,10 @@ Body = Callable[[Engine, RunningCollective], Any]
 class CollectiveRunner(GroupCore):
     """Runs the collectives of a group, on the engine that its first one has chosen."""
 
-    _worker: _Worker | None = None
+    _worker: CollectiveWorker | None = None
     _engine: Engine | None = None
     _fast_path: AnyFastPath | None = None
-    """The fast path of synchronous calls on plain arrays, once there is a segment of all members."""
+    """The fast path of calls on plain arrays, once the engine has opened one."""
 
     def __init__(self, backend: LaneBackend) -> None:
         super().__init__(backend)
@@ -52,16 +53,26 @@ class CollectiveRunner(GroupCore):
             group._check()
             group._run(call, body, None, False)
 
-        def failed(outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None) -> None:
+        def failed(
+            outcome: int,
+            sequence: int,
+            blamed: list[int],
+            interrupt: BaseException | int | None,
+            seconds: float,
+            later: bool,
+        ) -> None:
             group = reference()
             if group is not None:
-                group._fast_path_failed(outcome, sequence, blamed, interrupt)
+                group._fast_path_failed(outcome, sequence, blamed, interrupt, seconds, later)
 
-        def go_on(rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None) -> None:
+        def go_on(
+            rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None, seconds: float
+        ) -> None:
             group = reference()
             assert group is not None, "a verb of the group calls its fast path"
-            group._go_on(rest, sequence, interrupt)
+            group._go_on(rest, sequence, interrupt, seconds)
 
+        self._note_told = functools.partial(_told, reference)
         self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed, go_on)
         self._device_path: DeviceFastPath | None = device_fast_path(backend, run)
         self._fast_path = self._device_path
@@ -86,13 +97,21 @@ class CollectiveRunner(GroupCore):
             self._device_path.plain = fast_path
 
     def _fast_path_failed(
-        self, outcome: int, sequence: int, blamed: list[int], interrupt: BaseException | int | None
+        self,
+        outcome: int,
+        sequence: int,
+        blamed: list[int],
+        interrupt: BaseException | int | None,
+        seconds: float,
+        later: bool,
     ) -> None:
         """Raises the error for an operation that failed on the fast path, as the general path would.
 
         Args:
             sequence: The operation's number. Another thread may have begun the next one since.
             blamed: The segment's ranks that it failed because of.
+            seconds: The time that it had.
+            later: Whether it was asynchronous.
         """
         entry = self._journal.at(sequence)
         assert entry is not None
@@ -102,19 +121,27 @@ class CollectiveRunner(GroupCore):
                 self._engine.raise_failure(outcome, blamed, interrupt)
             self._check()  # another thread has closed the group meanwhile
 
-        self._guarded(fail, entry, self._deadline(None))
+        guarded = self._unheard if later else self._guarded
+        guarded(fail, entry, Deadline(seconds))
 
-    def _go_on(self, rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None) -> None:
+    def _go_on(
+        self,
+        rest: Callable[[RunningCollective], None],
+        sequence: int,
+        interrupt: BaseException | None,
+        seconds: float,
+    ) -> None:
         """Runs the rest of a collective that lasts longer than the fast path waits, or that has gone wrong there.
 
         Args:
             sequence: The operation's number.
             interrupt: What a signal handler has raised meanwhile.
+            seconds: The time that it has.
         """
         entry = self._journal.at(sequence)
         assert entry is not None
-        deadline = self._deadline(None)
-        deadline.at = entry.began + self._timeout
+        deadline = Deadline(seconds)
+        deadline.at = entry.began + seconds
 
         def job() -> None:
             if interrupt is not None:
@@ -152,28 +179,57 @@ class CollectiveRunner(GroupCore):
             )
         try:
             at_once = not async_op and (self._worker is None or self._worker.idle)
-            if not at_once and self._worker is None:
-                with naming_limits():  # before the operation has a number: without a thread it never was
-                    self._worker = _Worker()
-                self._closers.insert(0, self._worker.stop)
-                if self._fast_path is not None:
-                    self._worker.hold_back(self._fast_path)
+            worker = None if at_once else self._running_worker()
             entry = self._journal.issue(call)
 
             def job() -> Any:
                 running = RunningCollective(entry, deadline, self._peers, entry.start())
                 return body(self._engine_for(running), running)
 
-            if at_once or self._worker is None:
+            if worker is None:
                 return self._guarded(job, entry, deadline)
-            work: Work[Any] = Work(call.name, deadline, on_told=functools.partial(_told, weakref.ref(self)))
-            self._worker.add(work, lambda: self._unheard(job, entry, deadline))
+            work = QueuedWork(call.name, deadline, lambda: self._unheard(job, entry, deadline), self._note_told)
+            worker.add(work, at_once=True)
         finally:
             self._turn.release()
         return work if async_op else work.wait()
 
+    def _later(self, verb: str, *arguments: Any) -> Work[Any] | None:
+        """Issues an asynchronous collective on the fast path; None if that declines it.
+
+        Args:
+            arguments: Of the verb on the fast path; the last one is the timeout.
+        """
+        fast = self._fast_path
+        if fast is None or not self._turn.acquire(timeout=0.0):
+            return None
+        try:
+            worker = self._running_worker()
+            issued: IssuedCollective | None = getattr(fast, verb)(*arguments, True)
+            if issued is None:
+                return None
+            work = IssuedWork(verb, issued, worker, self, self._note_told)
+            worker.add(work, at_once=issued.bytes > SHORT)
+        finally:
+            self._turn.release()
+        return work
+
+    def _running_worker(self) -> CollectiveWorker:
+        """The worker; the first asynchronous collective starts it. Asked by the holder of the turn.
+
+        Raises:
+            OutOfResources: The system has no thread left. Nothing has happened.
+        """
+        if self._worker is None:
+            with naming_limits():
+                self._worker = CollectiveWorker()
+            self._closers.insert(0, self._worker.stop)
+            if self._fast_path is not None:
+                self._worker.hold_back(self._fast_path)
+        return self._worker
+
     def _unheard(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
-        """As `_guarded`, in the worker's thread: the program hears of a failure only when it asks the `Work`."""
+        """As `_guarded`, of an asynchronous one: the program hears of a failure only when it asks the `Work`."""
         told = self._told
         try:
             return self._guarded(job, entry, deadline)
@@ -283,53 +339,3 @@ CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
 _LOOK_BACK = 16
 """The most operations that a rank may have run ahead before it notices that it is alone."""
-
-
-class _Worker:
-    """Runs the asynchronous collectives of a group, in the order in which they were issued."""
-
-    def __init__(self) -> None:
-        self._pending = 0
-        self._fast_path: AnyFastPath | None = None
-        self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[Work[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
-
-    @property
-    def idle(self) -> bool:
-        """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
-        return self._pending == 0
-
-    def hold_back(self, fast_path: AnyFastPath) -> None:
-        """Keeps the fast path closed as long as something that was issued is under way."""
-        with self._lock:
-            self._fast_path = fast_path
-            fast_path.paused = self._pending
-
-    def add(self, work: Work[Any], job: Callable[[], Any]) -> None:
-        self._count(+1)
-        self._jobs.put((work, job))
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._pending += change
-            if self._fast_path is not None:
-                self._fast_path.paused = self._pending
-
-    def stop(self) -> None:
-        """Ends the thread once everything that was issued has ended."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            work, job = item
-            result: Any = None
-            failure: BaseException | None = None
-            try:
-                result = job()
-            except BaseException as error:
-                failure = error
-            self._count(-1)
-            work._finish(result, failure)
-            del work, job, item, result, failure  # an idle worker keeps nothing alive

@@ -1,6 +1,7 @@
-"""The fast path of a group's collectives: synchronous calls on plain arrays, with hardly any Python in between.
+"""The fast path of a group's collectives: calls on plain arrays, with hardly any Python in between.
 
-Each method does its collective, or returns None before anything has happened. Then the general path does it.
+Each method does its collective, or returns None before anything has happened. Then the general path does it. With
+`later` it only issues the collective, for a caller that has the turn, and returns an `IssuedCollective`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy.typing as npt
 
-from .._native import core, dtype_of_code, plain_arrays
+from .._native import core, dtype_name_of_code, plain_arrays
 from .data.arrays import Description, adapt
 from .data.shapes import divided_shape, misfit
 from .tracking.fingerprint import kind_of
@@ -30,31 +31,31 @@ class AnyFastPath(Protocol):
     paused: int
     """Operations under way in another thread: as long as there are any, every call is declined."""
 
-    def barrier(self) -> Any:
+    def barrier(self, timeout: Any = None, later: bool = False) -> Any:
         """Declines by None, as all methods do."""
 
-    def broadcast(self, x: Any, root: Any) -> Any:
+    def broadcast(self, x: Any, root: Any, timeout: Any = None, later: bool = False) -> Any:
         """In place."""
 
-    def all_reduce(self, x: Any, op: Any) -> Any:
+    def all_reduce(self, x: Any, op: Any, timeout: Any = None, later: bool = False) -> Any:
         """In place."""
 
-    def reduce(self, x: Any, root: Any, op: Any) -> Any:
+    def reduce(self, x: Any, root: Any, op: Any, timeout: Any = None, later: bool = False) -> Any:
         """In place on the root."""
 
-    def all_gather(self, x: Any, out: Any) -> Any:
+    def all_gather(self, x: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
 
-    def gather(self, x: Any, root: Any, out: Any) -> Any:
+    def gather(self, x: Any, root: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out` on the root; True elsewhere."""
 
-    def scatter(self, x: Any, root: Any, out: Any) -> Any:
+    def scatter(self, x: Any, root: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` on the root to `out`."""
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
 
-    def all_to_all(self, x: Any, out: Any) -> Any:
+    def all_to_all(self, x: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
 
 
@@ -65,12 +66,14 @@ class DeviceFastPath(AnyFastPath, Protocol):
     """The fast path of all other arrays, once there is one."""
 
 
-Failed = Callable[[int, int, list[int], BaseException | int | None], None]
-"""Raises the error for an operation that failed: outcome, sequence number, blamed ranks, and the interrupt if any."""
+Failed = Callable[[int, int, list[int], BaseException | int | None, float, bool], None]
+"""Raises the error for an operation that failed: outcome, sequence number, blamed ranks, the interrupt if any, the
+seconds that it had, and whether it was issued to run later."""
 
 
-GoOn = Callable[["Callable[[RunningCollective], None]", int, "BaseException | None"], None]
-"""Runs the rest of an operation that the fast path has begun: the rest, sequence number, and the interrupt if any."""
+GoOn = Callable[["Callable[[RunningCollective], None]", int, "BaseException | None", float], None]
+"""Runs the rest of an operation that the fast path has begun: the rest, sequence number, the interrupt if any, and the
+seconds that it has."""
 
 
 class FastPathMaker:
@@ -119,6 +122,7 @@ class FastPathMaker:
         piece: int,
         lay_out: Callable[[str, int, int, int], StepsLayout | None],
         finish: Callable[..., None],
+        take_scattered: Callable[..., None],
     ) -> FastSteps | None:
         """The fast path of a group over plain TCP; None where there is no core, or its lane has other channels.
 
@@ -126,12 +130,18 @@ class FastPathMaker:
             piece: Bytes that are moved at once.
             lay_out: Says how an operation on arrays of one size is done; see `NetworkEngine`.
             finish: Finishes an operation in Python; gets its collective, `steps`, `origin` and `outcome`.
+            take_scattered: Takes a rank's part of a scatter in Python; gets its collective, `out`, `slot` and `root`.
         """
         if core is None or lane.wait_policy is None or self._recorder is None:
             return None
 
-        def go_on(steps: Any, origin: Any, outcome: int, sequence: int, interrupt: BaseException | None) -> None:
-            self._go_on(partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt)
+        def go_on(
+            steps: Any, origin: Any, outcome: int, sequence: int, interrupt: BaseException | None, seconds: float
+        ) -> None:
+            self._go_on(partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt, seconds)
+
+        def take_part(out: Any, slot: bytes, root: int, sequence: int, seconds: float) -> None:
+            self._go_on(partial(take_scattered, out=out, slot=slot, root=root), sequence, None, seconds)
 
         made: FastSteps = core.FastSteps(
             lane.rank,
@@ -140,8 +150,10 @@ class FastPathMaker:
             self._turn,
             plain_arrays(),
             _kind_of,
+            _describe_part,
             lay_out,
             go_on,
+            take_part,
             lane.mailbox.ahead,
             self._timeout,
             lane.wait_policy,
@@ -152,7 +164,7 @@ class FastPathMaker:
 
 def _kind_of(operation: str, dtype: int, reduction: str) -> int:
     """The part of a fingerprint that stays the same from call to call, as the general path computes it."""
-    return kind_of(operation, dtype_of_code(dtype).str if dtype >= 0 else "", reduction)
+    return kind_of(operation, dtype_name_of_code(dtype) if dtype >= 0 else "", reduction)
 
 
 def _describe_part(x: npt.NDArray[Any], parts: int) -> bytes:

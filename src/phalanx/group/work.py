@@ -26,6 +26,17 @@ class Work(Generic[T_co]):
     Work can be awaited in asyncio. `Work[T]` has a result of type T.
     """
 
+    # Here and not in `__init__`, which short operations would feel.
+    _deadline: Deadline | None = None
+    _drive: Callable[[Deadline], object] | None = None
+    """Moves this operation's bytes in the waiting thread, if that is of use."""
+    _done = False
+    _ended: threading.Event | None = None
+    """Made for the first thread that sleeps until the end."""
+    _result: Any = None
+    _error: BaseException | None = None
+    _callbacks: tuple[Callable[[Work[Any]], object], ...] = ()
+
     def __init__(
         self,
         operation: str,
@@ -37,14 +48,9 @@ class Work(Generic[T_co]):
         self._operation = operation
         self._deadline = deadline
         self._drive = drive
-        """Moves this operation's bytes in the waiting thread, if that is of use."""
         self._on_told = on_told
         """Called when the program is given the error that the operation ended with."""
-        self._finished = threading.Event()
         self._lock = threading.Lock()
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Work[Any]], object]] = []
 
     def wait(self, timeout: float | None = None) -> T_co:
         """Waits for the result. The operation goes on if this wait ends before it.
@@ -59,12 +65,14 @@ class Work(Generic[T_co]):
         try:
             if timeout is not None:
                 as_seconds(timeout)
-            if not self._finished.is_set():
+            if not self._done:
+                self._help(timeout)
+            if not self._done:
                 # The operation ends itself at its deadline; a little later is still within it.
-                deadline = Deadline.of(timeout, self._deadline.remaining() + 1.0)
+                deadline = Deadline.of(timeout, self._remaining() + 1.0)
                 if self._drive is not None:
                     self._drive(deadline)
-                if not self._finished.wait(deadline.remaining()):
+                if not self._sleep(deadline.remaining()):
                     raise Timeout(
                         f"{self._operation} is not done after {deadline.seconds:g} s",
                         seconds=deadline.seconds,
@@ -77,7 +85,7 @@ class Work(Generic[T_co]):
 
     def done(self) -> bool:
         """True once it has ended, with a result or an error."""
-        return self._finished.is_set()
+        return self._done
 
     def result(self) -> T_co:
         """The result of work that is done.
@@ -87,7 +95,7 @@ class Work(Generic[T_co]):
             PhalanxError: Whatever the operation raised.
         """
         try:
-            if not self._finished.is_set():
+            if not self._done:
                 raise UsageError(f"{self._operation} is still under way (call wait() first)")
             if self._error is not None:
                 self._on_told()
@@ -116,8 +124,9 @@ class Work(Generic[T_co]):
         if not callable(callback):
             raise UsageError(f"callback={shown(callback)} is not valid (expected a function of the work)")
         with self._lock:
-            if not self._finished.is_set():
-                self._callbacks.append(callback)
+            if not self._done:
+                self._callbacks += (callback,)
+                self._hurry()
                 return
         self._call(callback)
 
@@ -144,18 +153,42 @@ class Work(Generic[T_co]):
             raise
 
     def __repr__(self) -> str:
-        state = "under way" if not self.done() else "failed" if self._error is not None else "done"
+        state = "under way" if not self._done else "failed" if self._error is not None else "done"
         return f"<Work {self._operation}: {state}>"
 
-    def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
+    def _help(self, timeout: float | None) -> None:
+        """Does what a thread that waits so long can do for the operation."""
+
+    def _hurry(self) -> None:
+        """Has another thread do the operation: the caller looks for its end without waiting."""
+
+    def _remaining(self) -> float:
+        """Seconds until the operation ends by itself at the latest."""
+        return 0.0 if self._deadline is None else self._deadline.remaining()
+
+    def _sleep(self, seconds: float) -> bool:
+        """Sleeps until the end; False if the time was over first."""
         with self._lock:
-            if self._finished.is_set():
-                return
-            self._result, self._error = result, error
-            callbacks, self._callbacks = self._callbacks, []
-            self._finished.set()
-        for callback in callbacks:
-            self._call(callback)
+            if self._done:
+                return True
+            if self._ended is None:
+                self._ended = threading.Event()
+        return self._ended.wait(seconds)
+
+    def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""
+        with self._lock:
+            if not self._done:
+                self._result, self._error = result, error
+                self._done = True
+            if self._ended is not None:
+                self._ended.set()
+        while self._callbacks:
+            with self._lock:
+                callback, *rest = self._callbacks or (None,)
+                self._callbacks = tuple(rest)
+            if callback is not None:
+                self._call(callback)
 
     def _call(self, callback: Callable[[Work[T_co]], object]) -> None:
         # It runs in a thread that has other work to do: its error is the caller's to read, not that thread's to die of.

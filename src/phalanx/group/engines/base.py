@@ -6,6 +6,7 @@ inside a segment. All ranks of a group use the same kind of engine, because they
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -23,6 +24,7 @@ from ..data.reduction import Reduction
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
+from ..tracking.fingerprint import kind_of
 
 if TYPE_CHECKING:
     from ..._core import Segment
@@ -40,6 +42,11 @@ def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
 
 DESCRIPTION_SLOT = 1024
 """Bytes in which the root of a scatter tells everybody what its parts are."""
+_SLOT_HEAD = struct.Struct("<QQQ")
+"""The bytes of a part, a number for its dtype, and the length of its description, which follows.
+
+`PartsHead` in cpp/bindings/fast_steps.cpp is the same.
+"""
 
 
 class Parts(NamedTuple):
@@ -50,6 +57,22 @@ class Parts(NamedTuple):
     """As it is called in a description."""
     description: bytes
     """The packed description of one part."""
+
+
+def pack_slot(parts: Parts, size: int) -> Flat:
+    """The slot in which the root tells of its `size` parts."""
+    slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
+    kind = kind_of("scatter", parts.dtype, "")
+    words = _SLOT_HEAD.pack(parts.flat.nbytes // size, kind, len(parts.description)) + parts.description
+    slot[: len(words)] = np.frombuffer(words, np.uint8)
+    return slot
+
+
+def read_slot(slot: Flat | bytes) -> bytes:
+    """The packed description of a part that is in a slot."""
+    words = bytes(slot)
+    length = _SLOT_HEAD.unpack_from(words)[2]
+    return words[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
 
 
 Receive = Callable[[bytes], Flat]
@@ -160,13 +183,9 @@ class Engine(ABC):
 
     def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
         """As `scatter`, where only rank `src` knows how long the parts are; elsewhere `parts` is None."""
-        slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
-        if parts is not None:
-            slot[0:2] = divmod(len(parts.description), 256)
-            slot[2 : 2 + len(parts.description)] = np.frombuffer(parts.description, np.uint8)
+        slot = np.empty(DESCRIPTION_SLOT, np.uint8) if parts is None else pack_slot(parts, self.size)
         self.broadcast(running, slot, src)
-        length = 256 * int(slot[0]) + int(slot[1])
-        target = receive(slot[2 : 2 + length].tobytes())
+        target = receive(read_slot(slot))
         self.scatter(running, None if parts is None else parts.flat, target, src, [target.size] * self.size)
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...algorithms import Schedule, bruck, chunk_bounds, scan, select
+from ...algorithms import Schedule, bruck, chunk_bounds, linear, scan, select
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
+from ..data.arrays import Description, adapt
 from ..data.reduction import Reduction
+from ..data.shapes import misfit
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
-from .base import Engine, EngineSetup, Flat, split
+from .base import DESCRIPTION_SLOT, Engine, EngineSetup, Flat, Parts, Receive, pack_slot, read_slot, split
 from .steps.fast_path import prepare
 from .steps.layout import Origin, cut, lay_out
 from .steps.run import Chunks, go_on, piece_of, run
@@ -65,7 +68,9 @@ class NetworkEngine(Engine):
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
         if self.size == 1 or self._members is not None or self._topology == "star":
             return None
-        return maker.make_over_streams(self._lane, piece_of(self._lane), self._lay_out, self._go_on)
+        return maker.make_over_streams(
+            self._lane, piece_of(self._lane), self._lay_out, self._go_on, self._take_scattered
+        )
 
     def _lay_out(self, verb: str, root: int, items: int, item: int) -> StepsLayout | None:
         """The layout of an operation on arrays of that size for the core; None if it goes the general way.
@@ -75,10 +80,14 @@ class NetworkEngine(Engine):
             item: Bytes of an element.
         """
         nbytes = items * item
-        name = self._choose(verb, nbytes)
+        name = self._choose("scatter" if verb == "scatter_slot" else verb, nbytes)
         if name == "star":  # also where it is asked for: rank 0 passes on what the others have for each other
             return None
-        prepared = prepare(select.schedule(verb, name, self.rank, self.size, root=root, nbytes=nbytes))
+        if verb == "scatter_slot" or (verb == "scatter" and self.rank == root):
+            schedule = linear.scatter_with_slot(self.rank, self.size, root)
+        else:
+            schedule = select.schedule(verb, name, self.rank, self.size, root=root, nbytes=nbytes)
+        prepared = prepare(schedule)
         found = cut(verb, name, self.rank, self.size, root, items, item)
         return lay_out(prepared, found, self._lane.plain_channels, _salt(name))
 
@@ -86,6 +95,20 @@ class NetworkEngine(Engine):
         fingerprint = running.fingerprint ^ origin.salt
         fast_run = partial(origin.fast_run, steps)
         go_on(fast_run, outcome, self._lane, fingerprint, running.deadline, check_peers=running.check_peers)
+
+    def _take_scattered(self, running: RunningCollective, out: Any, slot: bytes, root: int) -> None:
+        """Takes this rank's part of a scatter of which the fast path has received the slot only.
+
+        Raises:
+            UsageError: The part does not fit `out`. The group can go on.
+        """
+        target = adapt(out, write=True)
+        told = Description.parse(read_slot(slot), None)
+        fits = (target.dtype, target.array.size) == (told.dtype, math.prod(told.shape))
+        part = target.array if fits else np.empty(told.shape, told.numpy_dtype())
+        self._run(running, "scatter", "linear", {self.rank: part.reshape(-1)}, root=root)
+        if not fits:
+            raise misfit(target.description, told, root)
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
@@ -205,6 +228,21 @@ class NetworkEngine(Engine):
         elif name == "star" and self.rank == 0:  # it passes them on
             chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in range(1, self.size)}
         self._run(running, "scatter", name, chunks, root=src)
+
+    def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        name = self._choose("scatter", 0)
+        if name == "star":
+            super().scatter_equal(running, parts, src, receive)
+            return
+        with_slot = linear.scatter_with_slot(self.rank, self.size, src)
+        if parts is None:
+            slot = np.empty(DESCRIPTION_SLOT, np.uint8)
+            self._follow(running, with_slot, name, {self.size: slot})
+            self._run(running, "scatter", name, {self.rank: receive(read_slot(slot))}, root=src)
+            return
+        chunks = split(parts.flat, [parts.flat.size // self.size] * self.size)
+        receive(parts.description)[:] = chunks[self.rank]
+        self._follow(running, with_slot, name, [*chunks, pack_slot(parts, self.size)])
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
         if self._topology == "star" or select.scans_by_parts(self.size, flat.nbytes):

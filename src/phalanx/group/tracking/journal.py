@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..._native import dtype_of_code
+from ..._native import dtype_name_of_code
 from ...wire.control import OperationStatus
 from . import call_site
 from .call import CollectiveCall, name_of_call
@@ -56,7 +56,7 @@ class Entry:
         verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
         root = rank if rank >= 0 else None
         if sequence:
-            name = dtype_of_code(dtype).str if dtype >= 0 else ""
+            name = dtype_name_of_code(dtype) if dtype >= 0 else ""
             entry = cls("", sequence, caller, CollectiveCall(verb, name, shape, op, root))
         else:
             entry = cls(name_of_call(verb, root, op, tag=tag), 0, caller)

@@ -45,13 +45,11 @@ class Gathers(UnevenGathers):
             Desync: A member called another operation.
         """
         try:
-            if (
-                self._fast_path is not None
-                and timeout is None
-                and not async_op
-                and self._fast_path.barrier() is not None
-            ):
-                return None
+            fast = self._fast_path
+            if fast is not None:
+                done: Any = self._later("barrier", timeout) if async_op else fast.barrier(timeout)
+                if done is not None:
+                    return done if async_op else None
             self._check()
 
             def body(engine: Engine, running: RunningCollective) -> None:
@@ -86,8 +84,9 @@ class Gathers(UnevenGathers):
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.broadcast(x, src)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("broadcast", x, src, timeout) if async_op else fast.broadcast(x, src, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -168,8 +167,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("all_gather", x, None, out, counts, timeout, async_op)
-            if self._fast_path is not None and timeout is None and not async_op and out is not None:
-                done = self._fast_path.all_gather(x, out)
+            fast = self._fast_path
+            if fast is not None and out is not None:
+                done = self._later("all_gather", x, out, timeout) if async_op else fast.all_gather(x, out, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -270,8 +270,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("gather", x, dst, out, counts, timeout, async_op)
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.gather(x, dst, out)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("gather", x, dst, out, timeout) if async_op else fast.gather(x, dst, out, timeout)
                 if done is not None:
                     return None if done is True else done
             self._check()
@@ -399,8 +400,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._scatter_uneven(x, src, out, counts, timeout, async_op)
-            if self._fast_path is not None and timeout is None and not async_op and out is not None:
-                done = self._fast_path.scatter(x, src, out)
+            fast = self._fast_path
+            if fast is not None and out is not None:
+                done = self._later("scatter", x, src, out, timeout) if async_op else fast.scatter(x, src, out, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -530,9 +532,9 @@ class Gathers(UnevenGathers):
             As `broadcast`.
         """
         try:
-            plain = out is not None and send_counts is None and recv_counts is None
-            if self._fast_path is not None and timeout is None and not async_op and plain:
-                done = self._fast_path.all_to_all(x, out)
+            fast = self._fast_path
+            if fast is not None and out is not None and send_counts is None and recv_counts is None:
+                done = self._later("all_to_all", x, out, timeout) if async_op else fast.all_to_all(x, out, timeout)
                 if done is not None:
                     return done
             self._check()

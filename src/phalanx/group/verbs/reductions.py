@@ -55,8 +55,9 @@ class Reductions(CollectiveRunner):
             As `broadcast`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.all_reduce(x, op)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("all_reduce", x, op, timeout) if async_op else fast.all_reduce(x, op, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -161,8 +162,9 @@ class Reductions(CollectiveRunner):
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op:
-                done = self._fast_path.reduce(x, dst, op)
+            fast = self._fast_path
+            if fast is not None:
+                done = self._later("reduce", x, dst, op, timeout) if async_op else fast.reduce(x, dst, op, timeout)
                 if done is not None:
                     return done
             self._check()
@@ -235,8 +237,13 @@ class Reductions(CollectiveRunner):
             As `all_reduce`.
         """
         try:
-            if self._fast_path is not None and timeout is None and not async_op and out is not None:
-                done = self._fast_path.reduce_scatter(x, op, out)
+            fast = self._fast_path
+            if fast is not None and out is not None:
+                done = (
+                    self._later("reduce_scatter", x, op, out, timeout)
+                    if async_op
+                    else fast.reduce_scatter(x, op, out, timeout)
+                )
                 if done is not None:
                     return done
             self._check()

@@ -93,35 +93,43 @@ class MpiDeviceFastPath:
         if self.plain is not None:
             self.plain.paused = count
 
-    def barrier(self) -> Any:
+    def barrier(self, timeout: Any = None, later: bool = False) -> Any:
         """No array."""
-        return None if self.plain is None else self.plain.barrier()
+        return None if self.plain is None else self.plain.barrier(timeout, later)
 
-    def all_reduce(self, x: Any, op: Any) -> Any:
+    def all_reduce(self, x: Any, op: Any, timeout: Any = None, later: bool = False) -> Any:
         """In place."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.all_reduce(x, op)
+            return None if self.plain is None else self.plain.all_reduce(x, op, timeout, later)
+        if timeout is not None or later:
+            return None
         return self._reduce("all_reduce", "Allreduce", x, x, name_of(op), None)
 
-    def reduce(self, x: Any, root: int, op: Any) -> Any:
+    def reduce(self, x: Any, root: int, op: Any, timeout: Any = None, later: bool = False) -> Any:
         """In place on the root."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.reduce(x, root, op)
+            return None if self.plain is None else self.plain.reduce(x, root, op, timeout, later)
+        if timeout is not None or later:
+            return None
         root = as_member(root, self._size)
         name = name_of(op)
         return self._reduce("reduce", "Reduce", x, x, name, root)
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.reduce_scatter(x, op, out)
+            return None if self.plain is None else self.plain.reduce_scatter(x, op, out, timeout, later)
+        if timeout is not None or later:
+            return None
         name = name_of(op)
         return self._reduce("reduce_scatter", "Reduce_scatter_block", x, out, name, None)
 
-    def broadcast(self, x: Any, root: int) -> Any:
+    def broadcast(self, x: Any, root: int, timeout: Any = None, later: bool = False) -> Any:
         """In place."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.broadcast(x, root)
+            return None if self.plain is None else self.plain.broadcast(x, root, timeout, later)
+        if timeout is not None or later:
+            return None
         root = as_member(root, self._size)
         device = _Device(x)
 
@@ -131,24 +139,28 @@ class MpiDeviceFastPath:
         self._run("broadcast", x, device, body, root=root)
         return x
 
-    def all_gather(self, x: Any, out: Any) -> Any:
+    def all_gather(self, x: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.all_gather(x, out)
+            return None if self.plain is None else self.plain.all_gather(x, out, timeout, later)
+        if timeout is not None or later:
+            return None
         return self._move("all_gather", "Allgather", x, out, self._size)
 
-    def gather(self, x: Any, root: int, out: Any) -> Any:
+    def gather(self, x: Any, root: int, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """Never of arrays on a GPU."""
-        return None if self.plain is None else self.plain.gather(x, root, out)
+        return None if self.plain is None else self.plain.gather(x, root, out, timeout, later)
 
-    def scatter(self, x: Any, root: int, out: Any) -> Any:
+    def scatter(self, x: Any, root: int, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """Never of arrays on a GPU."""
-        return None if self.plain is None else self.plain.scatter(x, root, out)
+        return None if self.plain is None else self.plain.scatter(x, root, out, timeout, later)
 
-    def all_to_all(self, x: Any, out: Any) -> Any:
+    def all_to_all(self, x: Any, out: Any, timeout: Any = None, later: bool = False) -> Any:
         """From `x` to `out`."""
         if not _is_on_device(x):
-            return None if self.plain is None else self.plain.all_to_all(x, out)
+            return None if self.plain is None else self.plain.all_to_all(x, out, timeout, later)
+        if timeout is not None or later:
+            return None
         return self._move("all_to_all", "Alltoall", x, out, 1)
 
     def _reduce(self, verb: str, function: str, x: Any, out: Any, name: str, root: int | None) -> Any:

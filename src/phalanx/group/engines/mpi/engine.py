@@ -88,8 +88,7 @@ class MpiEngine(Engine):
         self.gate: Gate = OpenGate()
         self._meeting: Segment | None = None
         """The memory in which all members meet, if they do."""
-        self.longest = timeout
-        """Seconds that an operation may take."""
+        self._longest = timeout
         self.closed = False
         self._context = context
         self._inside = 0
@@ -127,7 +126,7 @@ class MpiEngine(Engine):
             name: Of the method of mpi4py's communicator.
         """
         self.gate.enter(running)
-        self.longest = max(self.longest, running.deadline.seconds)
+        self._longest = max(self._longest, running.deadline.seconds)
         self._inside = next(self._numbers)
         try:
             with self._mpi.errors(name):
@@ -142,6 +141,11 @@ class MpiEngine(Engine):
     def inside(self) -> int:
         """The number of the call that is inside MPI now; 0 if none is."""
         return self._inside or (self._fast_calls.inside if self._fast_calls is not None else 0)
+
+    @property
+    def longest(self) -> float:
+        """Seconds that an operation may take."""
+        return self._longest if self._fast_calls is None else max(self._longest, self._fast_calls.longest)
 
     @property
     def is_broken(self) -> bool:
@@ -278,7 +282,7 @@ class MpiEngine(Engine):
     # -- the fast path ------------------------------------------------------------------------------------------------
 
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
-        """The core calls MPI's functions itself for synchronous calls on plain arrays.
+        """The core calls MPI's functions itself for calls on plain arrays.
 
         Most of what a call costs is Python's, above all when the data has driven its code out of the caches.
         """

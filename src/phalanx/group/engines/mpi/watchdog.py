@@ -25,8 +25,10 @@ class Watched(Protocol):
     """An engine whose calls may get stuck."""
 
     closed: bool
-    longest: float
-    """Seconds that a call may take."""
+
+    @property
+    def longest(self) -> float:
+        """Seconds that a call may take."""
 
     @property
     def inside(self) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...._native import core
 from ....algorithms import bruck, chunk_bounds, select
 from ....transports.channel import Inbound, Outbound
+from ..base import DESCRIPTION_SLOT
 from .fast_path import FastRun, Prepared
 from .transfers import Job
 
@@ -66,7 +67,7 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     """The chunks of an operation.
 
     Args:
-        verb: As the core's fast path calls it.
+        verb: As the core's fast path calls it; `scatter_slot` is what a rank receives before its part of a scatter.
         name: The algorithm.
         items: Elements of the largest array of the call.
         item: Bytes of an element.
@@ -96,6 +97,14 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
         if rank != root:
             return Cut({rank: Chunk(part, X, 0)})
         return Cut({n: Chunk(part, OUT, n * part) for n in range(size)}, [(part, X, 0, OUT, rank * part)])
+    if verb == "scatter_slot":
+        return Cut({size: Chunk(nbytes, X, 0)})
+    if verb == "scatter":
+        if rank != root:
+            return Cut({rank: Chunk(part, OUT, 0)})
+        chunks = {n: Chunk(part, X, n * part) for n in range(size)}
+        chunks[size] = Chunk(DESCRIPTION_SLOT, SCRATCH, 0)
+        return Cut(chunks, [(part, X, rank * part, OUT, 0)], DESCRIPTION_SLOT)
     assert verb == "all_to_all"
     chunks = {rank * size + j: Chunk(part, X, j * part) for j in range(size) if j != rank}
     chunks |= {i * size + rank: Chunk(part, OUT, i * part) for i in range(size) if i != rank}

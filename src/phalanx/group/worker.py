@@ -1,0 +1,233 @@
+"""Asynchronous collectives of a group: which thread runs them, and in which order.
+
+A thread that waits for a collective on the fast path runs it, and those issued before it, itself: handing it to another
+thread would cost more than most collectives do. All others, and those that no thread waits for, are run by the group's
+own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .._native import core
+from ..background_thread import BackgroundThread
+from ..deadline import Deadline
+from ..errors import Closed
+from .core import GroupCore
+from .fast_path import AnyFastPath
+from .work import Work
+
+if TYPE_CHECKING:
+    from .._core import Alarm, IssuedCollective
+
+__all__ = ["CollectiveWorker", "IssuedWork", "QueuedWork"]
+
+SHORT = 64 << 10
+"""Bytes up to which a collective need not begin at once: most callers wait for it before the thread would be awake."""
+STOP_PAUSE = 1e-3
+"""Seconds between two looks whether another thread has left a collective to the group's."""
+
+
+class QueuedWork(Work[Any]):
+    """A collective that only the group's thread can run.
+
+    Args:
+        job: Runs it.
+        on_told: Called when the program is given its error.
+    """
+
+    def __init__(
+        self, operation: str, deadline: Deadline, job: Callable[[], Any], on_told: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(operation, deadline, on_told=on_told)
+        self._job: Callable[[], Any] | None = job
+
+    def _run(self) -> bool:
+        """Does it; True once it has ended, False if another thread is at it."""
+        job, self._job = self._job, None  # with all that it holds
+        assert job is not None
+        try:
+            result = job()
+        except BaseException as error:
+            self._finish(None, error)
+        else:
+            self._finish(result)
+        return True
+
+
+class IssuedWork(Work[Any]):
+    """A collective on the fast path, which any thread can run.
+
+    Args:
+        group: Lives on until the collective has ended.
+        on_told: Called when the program is given its error.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        issued: IssuedCollective,
+        worker: CollectiveWorker,
+        group: GroupCore | None,
+        on_told: Callable[[], None],
+    ) -> None:
+        # Without the base's, which takes as long as the collective.
+        self._operation = operation
+        self._issued = issued
+        self._worker = worker
+        self._group = group
+        self._on_told = on_told
+        self._lock = threading.Lock()
+
+    def _run(self) -> bool:
+        """As of `QueuedWork`. May be called again, by whichever thread.
+
+        Raises:
+            BaseException: A signal handler raised before all ranks had met. The collective has not ended by that.
+        """
+        if not self._issued.run():
+            return False
+        # Also if it has ended before: an interrupt may have come between that and the note of it.
+        self._finish(self._issued.result, self._issued.error)
+        self._group = None
+        return True
+
+    def _remaining(self) -> float:
+        return self._issued.remaining
+
+    def _help(self, timeout: float | None) -> None:
+        group = self._group
+        if group is not None and group.backend.forked:
+            group.backend.check_usable()  # raises: the collective is the parent's
+        # A wait that may end before the collective does leaves it to the group's thread.
+        if timeout is None:
+            self._worker.run_until(self)
+        if not self._done:
+            self._worker.hurry()
+
+    def _hurry(self) -> None:
+        self._worker.hurry()
+
+
+class CollectiveWorker:
+    """Runs the asynchronous collectives of a group, in the order in which they were issued."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[QueuedWork | IssuedWork] = deque()
+        """The first is the one that runs. It is taken out when it has ended: an interrupt of a thread loses nothing."""
+        self._lock = threading.Lock()
+        self._is_over = False
+        """True once the thread has ended: it would not run what came now."""
+        self._fast_path: AnyFastPath | None = None
+        self._alarm: Alarm | _PlainAlarm = _PlainAlarm() if core is None else core.Alarm()
+        self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
+
+    @property
+    def idle(self) -> bool:
+        """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
+        return not self._jobs
+
+    def hold_back(self, fast_path: AnyFastPath) -> None:
+        """Keeps the fast path closed as long as something that was issued is under way."""
+        with self._lock:
+            self._fast_path = fast_path
+            fast_path.paused = len(self._jobs)
+
+    def add(self, work: QueuedWork | IssuedWork, *, at_once: bool) -> None:
+        """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon.
+
+        Raises:
+            Closed: Another thread has closed the group meanwhile.
+        """
+        with self._lock:
+            if self._is_over:
+                raise Closed("this group was closed")
+            self._jobs.append(work)
+            if self._fast_path is not None:
+                self._fast_path.paused = len(self._jobs)
+            self._alarm.arm()
+        if at_once:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Has the group's thread run what is queued now."""
+        self._alarm.hurry()
+
+    def run_until(self, work: IssuedWork) -> None:
+        """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
+        try:
+            while not work._done:
+                first = self._first()
+                if not isinstance(first, IssuedWork) or not self._run(first):
+                    return
+        except BaseException:
+            self.hurry()
+            raise
+
+    def stop(self) -> None:
+        """Ends the thread once everything that was issued has ended."""
+        self._alarm.stop()
+        self._thread.join()
+
+    def _first(self) -> QueuedWork | IssuedWork | None:
+        try:
+            return self._jobs[0]
+        except IndexError:
+            return None
+
+    def _run(self, work: QueuedWork | IssuedWork) -> bool:
+        """Runs the first in the queue; False if another thread is at it."""
+        if not work._run():
+            return False
+        with self._lock:
+            if self._jobs and self._jobs[0] is work:  # else another thread was quicker to see its end
+                self._jobs.popleft()
+                if self._fast_path is not None:
+                    self._fast_path.paused = len(self._jobs)
+                # Those behind it may wait for another thread's attention: the one that was busy has not looked at them.
+                self._alarm.disarm()
+                if self._jobs:
+                    self._alarm.arm()
+        return True
+
+    def _serve(self) -> None:
+        while self._alarm.wait():
+            self._alarm.disarm()
+            while (first := self._first()) is not None and self._run(first):
+                pass
+            first = None  # an idle worker keeps nothing alive
+        while not self._is_over:
+            with self._lock:
+                first = self._first()
+                self._is_over = first is None
+            if first is not None and not self._run(first):
+                first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
+
+
+class _PlainAlarm:
+    """As the core's, where there is none. All work is urgent."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._stopped = False
+
+    def arm(self) -> None:
+        self._event.set()
+
+    hurry = arm
+
+    def disarm(self) -> None:
+        self._event.clear()
+        if self._stopped:  # perhaps just before
+            self._event.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._event.set()
+
+    def wait(self) -> bool:
+        self._event.wait()
+        return not self._stopped
