@@ -183,7 +183,7 @@ public:
           policy_(policy),
           piece_(piece) {
         slot_.object = slot_owner_;
-        slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AS_STRING(slot_owner_.ptr()));
+        slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AsString(slot_owner_.ptr()));
     }
 
 protected:

@@ -11,7 +11,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,8 +96,11 @@ private:
 
     const TensorReader* reader_for(nanobind::handle object) {
         if (reader_.is_valid()) return nanobind::inst_ptr<TensorReader>(reader_);
-        const char* name = Py_TYPE(object.ptr())->tp_name;
-        if (std::strcmp(name, "Tensor") != 0 && std::strcmp(name, "Parameter") != 0) return nullptr;
+        const nanobind::object name = nanobind::getattr(object.type(), "__name__");
+        if (PyUnicode_CompareWithASCIIString(name.ptr(), "Tensor") != 0 &&
+            PyUnicode_CompareWithASCIIString(name.ptr(), "Parameter") != 0) {
+            return nullptr;
+        }
         nanobind::object made = in_interpreter([&] { return make_reader_(); });
         if (made.is_none()) return nullptr;
         reader_ = std::move(made);
