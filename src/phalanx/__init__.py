@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         UsageError,
         WorldNotFormed,
     )
-    from .group import Group, Work
+    from .group import Group, Mesh, Work
     from .launching.launch import launch
     from .types import Address, Received, ReduceOp
     from .world import init
@@ -72,6 +72,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidRank",
     "InvalidWorldSize",
+    "Mesh",
     "MissingVariable",
     "NoConnection",
     "Options",
@@ -109,6 +110,7 @@ __all__ = [
 _HOMES = {
     "Address": "types",
     "Group": "group",
+    "Mesh": "group",
     "Options": "config",
     "Received": "types",
     "ReduceOp": "types",
