@@ -15,13 +15,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, errors, parallel, rpc, testing
+    from . import backends, checkpoint, errors, parallel, rpc, testing
     from .config import Options, TlsOptions
     from .errors import (
         AuthenticationFailed,
         BackendUnavailable,
         Cancelled,
         ChannelClosed,
+        CheckpointError,
+        CheckpointNotFound,
         Closed,
         ConfigError,
         Desync,
@@ -63,6 +65,8 @@ __all__ = [
     "BackendUnavailable",
     "Cancelled",
     "ChannelClosed",
+    "CheckpointError",
+    "CheckpointNotFound",
     "Closed",
     "ConfigError",
     "Desync",
@@ -99,6 +103,7 @@ __all__ = [
     "WorldNotFormed",
     "__version__",
     "backends",
+    "checkpoint",
     "errors",
     "init",
     "launch",
@@ -160,7 +165,7 @@ _OF_A_GROUP = frozenset(
     }
 )
 """Names of a group that users of other libraries look for in the module."""
-_PARTS = frozenset({"backends", "errors", "parallel", "rpc", "testing"})
+_PARTS = frozenset({"backends", "checkpoint", "errors", "parallel", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:

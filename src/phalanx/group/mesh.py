@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arguments import as_index, shown
-from ..backends.subgroup import SubBackend
 from ..errors import Closed, UsageError
 from ..frames import hides_frames
 from .group import Group
@@ -268,9 +267,7 @@ class _Grid:
                 raise Closed("the mesh was closed")
             if axes not in self._groups:
                 label = f"axis {' '.join(map(str, axes))} of {self._identity.hex()}"
-                members = self.line(axes).tolist()
-                backend = SubBackend(self.group._backend, members, keep_order=True, label=label)
-                self._groups[axes] = Group(backend, _owns_backend=True)
+                self._groups[axes] = self.group._labelled_subgroup(self.line(axes).tolist(), label)
             return self._groups[axes]
 
     def close(self) -> None:
