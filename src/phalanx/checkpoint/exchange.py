@@ -31,7 +31,7 @@ def export_safetensors(path: str | os.PathLike[str], file: str | os.PathLike[str
     """
     _, leaves, _ = take_apart(_whole_tree(path))
     found: dict[str, Held] = {name: held(leaf) for name, leaf in leaves.items()}
-    entries = [Entry(name, each.dtype, each.shape, each.parts[0].memory) for name, each in found.items()]
+    entries = [Entry(name, name, each.dtype, each.shape, each.parts[0].memory) for name, each in found.items()]
     with Progress(f"writing {Path(file).name}", sum(len(entry.memory) for entry in entries)) as progress:
         write_file(Path(file), entries, progress.advance)
 

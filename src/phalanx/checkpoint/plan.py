@@ -21,7 +21,6 @@ _CUT_FROM = 8 << 20
 class Share(NamedTuple):
     """A part of a tensor that this rank writes."""
 
-    tensor: str
     region: Region
     entry: Entry
 
@@ -55,9 +54,9 @@ def make_plan(tree: Any, rank: int, size: int) -> Plan:
         own.update({key: _held(key, leaf) for key, leaf in inner.items()})
     share = []
     for name, parts in _shares(tensors, rank, size).items():
-        share += [Share(name, part.region, _entry(name, tensors[name], part)) for part in parts]
+        share += [Share(part.region, _entry(name, tensors[name], part)) for part in parts]
     for name, tensor in own.items():
-        share += [Share(name, part.region, _entry(name, tensor, part)) for part in tensor.parts]
+        share += [Share(part.region, _entry(name, tensor, part)) for part in tensor.parts]
     return Plan(form, tensors, own, per_rank, share)
 
 
@@ -91,4 +90,4 @@ def _entry(name: str, tensor: Held, part: Part) -> Entry:
     shape = part.region.shape
     assert len(part.memory) == part.region.size * item_size(tensor.dtype), name
     label = name if shape == tensor.shape else f"{name}@{','.join(map(str, part.region.offset))}"
-    return Entry(label, tensor.dtype, shape, part.memory)
+    return Entry(label, name, tensor.dtype, shape, part.memory)

@@ -51,7 +51,8 @@ def write_checkpoint(folder: Path, plan: Plan, group: Group | None, *, keep: int
     except (CheckpointError, Desync):
         # All know that there is no checkpoint. After a lost rank nobody does: the first may have made it one, so that
         # the file stays, for the next save to remove.
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            file.unlink()
         raise
 
 
@@ -72,7 +73,7 @@ def _pieces(plan: Plan, file: str, written: list[Written]) -> dict[str, list[Any
     for item, place in zip(plan.shares, written, strict=bool(written)):
         region = item.region
         entry = [file, list(region.offset), list(region.shape), place.start, place.checksums]
-        pieces.setdefault(item.tensor, []).append(entry)
+        pieces.setdefault(item.entry.tensor, []).append(entry)
     return pieces
 
 

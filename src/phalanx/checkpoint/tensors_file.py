@@ -30,9 +30,12 @@ _RAW = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 class Entry(NamedTuple):
-    """A tensor that is to be written."""
+    """A tensor, or a part of one, that is to be written."""
 
     name: str
+    """In the file."""
+    tensor: str
+    """The name of the whole tensor."""
     dtype: str
     shape: tuple[int, ...]
     memory: memoryview
@@ -69,12 +72,10 @@ def write_file(path: Path, entries: Sequence[Entry], advance: Callable[[int], No
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     written: list[Written] = []
-    name = "the header"
     try:
         with path.open("xb", buffering=BLOCK) as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for entry in entries:
-                name = entry.name
                 written.append(Written(file.tell(), []))
                 for first in range(0, len(entry.memory), BLOCK):
                     block = entry.memory[first : first + BLOCK]
@@ -84,10 +85,21 @@ def write_file(path: Path, entries: Sequence[Entry], advance: Callable[[int], No
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        name = _first_missing(path, entries, 8 + len(head))
         raise CheckpointError(
             f"cannot write {name!r} to {path}: {error.strerror or error}", path=str(path), tensor=name
         ) from error
     return written
+
+
+def _first_missing(path: Path, entries: Sequence[Entry], end: int) -> str:
+    """The name of the tensor in the middle of which a file ends: what is buffered is written later than it is given."""
+    size = path.stat().st_size if path.exists() else 0
+    for entry in entries:
+        end += len(entry.memory)
+        if end > size:
+            return entry.tensor
+    return entries[-1].tensor
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
