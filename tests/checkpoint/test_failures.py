@@ -1,4 +1,4 @@
-"""Saves that fail, files that are damaged, ranks that die: the old checkpoint stays, and the error says what is wrong."""
+"""Saves that fail, files that are damaged, ranks that die: the old checkpoint stays, and the error says why."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 import phalanx as px
 from phalanx.testing import run_ranks
 
-DTYPES = "bool u1 i1 u2 i2 u4 i4 u8 i8 f2 f4 f8 c8 c16".split()
+DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (5, 4, 3)]
 
 

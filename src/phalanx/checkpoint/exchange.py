@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def export_dcp(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> 
     tree = _as_torch(_whole_tree(path))
     if not isinstance(tree, dict):
         raise UsageError(f"the tree of {os.fspath(path)} is a {type(tree).__name__} (torch's checkpoints are dicts)")
-    dcp.save(tree, checkpoint_id=os.fspath(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")  # one process is what is meant
+        dcp.save(tree, checkpoint_id=os.fspath(folder), no_dist=True)
 
 
 def import_dcp(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

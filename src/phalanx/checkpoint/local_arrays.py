@@ -144,7 +144,7 @@ class Target:
 
     def part(self, region: Region) -> npt.NDArray[Any]:
         """The memory of a box inside this one."""
-        place = (*region.slices_in(self.region), ...)  # a view, even if there are no dims
+        place: Any = (*region.slices_in(self.region), ...)  # a view, even if there are no dims
         found: npt.NDArray[Any] = self.memory[place]
         return found
 
