@@ -27,8 +27,8 @@ def folder(tmp_path: Path) -> Path:
 def test_show(folder: Path) -> None:
     lines = run("show", folder / "step-1").output.splitlines()
     assert lines[0].startswith("name step-1, saved 2")
-    assert lines[0].endswith("ranks 1, tensors 1, size 4.688 KiB")
-    assert lines[1] == "model.w\tfloat32\t[300, 4]\t4.688 KiB\t1"
+    assert lines[0].endswith("ranks 1, tensors 1, size 4.7 KiB")
+    assert lines[1] == "model.w\tfloat32\t[300, 4]\t4.7 KiB\t1"
     lines = run("show", folder).output.splitlines()
     assert lines[0].startswith("checkpoints in ")
     assert [line.split("\t")[0] for line in lines[1:]] == ["step-1", "step-2"]
@@ -38,7 +38,7 @@ def test_show(folder: Path) -> None:
 
 
 def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "4.688 KiB are as they were saved" in run("verify", folder / "step-1").output
+    assert "4.7 KiB are as they were saved" in run("verify", folder / "step-1").output
     (file,) = (folder / "step-1").glob("*.safetensors")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

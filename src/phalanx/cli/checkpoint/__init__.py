@@ -15,6 +15,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint.dtypes import item_size
 from phalanx.checkpoint.folder import checkpoints
 from phalanx.checkpoint.index import INDEX, Index, TensorEntry, read_index
+from phalanx.cli.bench.sizes import show_bytes
 
 __all__ = ["command"]
 
@@ -50,7 +51,7 @@ def verify(path: Path) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. The exit code is 1 if something is wrong."""
     begun = time.monotonic()
     size = checkpoint.verify(path)
-    click.echo(f"{path}: {_bytes(size)} are as they were saved ({time.monotonic() - begun:.1f} s)")
+    click.echo(f"{path}: {show_bytes(size)} are as they were saved ({time.monotonic() - begun:.1f} s)")
 
 
 @command.command("export", short_help="Write a checkpoint as one safetensors file, or for torch.")
@@ -82,7 +83,7 @@ def _summary(path: Path, index: Index) -> dict[str, Any]:
         "saved": saved,
         "ranks": index.world_size,
         "tensors": len(index.tensors),
-        "size": _bytes(size),
+        "size": show_bytes(size),
     }
 
 
@@ -91,20 +92,13 @@ def _of_tensor(name: str, tensor: TensorEntry) -> dict[str, Any]:
         "name": name,
         "dtype": tensor.dtype,
         "shape": list(tensor.shape),
-        "size": _bytes(_size(tensor)),
+        "size": show_bytes(_size(tensor)),
         "pieces": len(tensor.pieces),
     }
 
 
 def _size(tensor: TensorEntry) -> int:
     return math.prod(tensor.shape) * item_size(tensor.dtype)
-
-
-def _bytes(count: int) -> str:
-    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >> bits:
-            return f"{count / (1 << bits):.4g} {unit}"
-    return f"{count} B"
 
 
 def _print(rows: list[dict[str, Any]], machine_readable: bool, title: str) -> None:
