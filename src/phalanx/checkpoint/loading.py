@@ -116,10 +116,13 @@ class _Reading:
         return None
 
     def _fill(self, name: str, target: Target, progress: Progress) -> None:
+        if not target.memory.size:
+            return
         tensor = self._index.tensors[name]
         found: list[Region] = []
         for piece in tensor.pieces:
-            region = piece.region
+            # A tensor without dims is read as one with a single row, by whoever has it as such.
+            region = piece.region if piece.shape or not target.region.shape else whole([1])
             shared = region.shared(target.region) if region.shape else region
             if shared is None or is_covered(shared, found):
                 continue

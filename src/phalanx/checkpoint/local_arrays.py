@@ -47,7 +47,7 @@ def held(value: Any) -> Held:
     """
     if isinstance(value, Shard):
         dtype, memory = _bytes_of(value.array)
-        writes = value.replicas is None or value.replicas.rank == 0
+        writes = bool(memory) and (value.replicas is None or value.replicas.rank == 0)
         return Held(dtype, value.shape, [Part(value.region, memory)] if writes else [], False, value.axes)
     if _is_dtensor(value):
         return _held_of_dtensor(value)
@@ -182,7 +182,9 @@ def target_of(like: Any, dtype: str, shape: tuple[int, ...], name: str) -> Targe
     if expected != shape:
         raise CheckpointError(f"{name!r} was saved with shape {shape}, like has {expected}", tensor=name)
     if isinstance(like, Shard):
-        return _array_target(like.array, dtype, like.region).then(
+        local = like.array if like.shape or not like.region.size else like.array.reshape(-1)
+        region = like.region if like.shape else Region((0,), tuple(local.shape))
+        return _array_target(local, dtype, region).then(
             lambda array: Shard(array, like.shape, like.offset, axes=like.axes, replicas=like.replicas)
         )
     if _is_dtensor(like):

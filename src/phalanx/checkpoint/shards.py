@@ -81,7 +81,9 @@ class Shard:
 
     @property
     def region(self) -> Region:
-        """The place of the part in the tensor."""
+        """The place of the part in the tensor. One without dims has a single element, which the part has or not."""
+        if not self.shape:
+            return Region((), ())
         return Region(self.offset, tuple(int(length) for length in self.array.shape))
 
     def __repr__(self) -> str:

@@ -14,11 +14,12 @@ from .arrays import DataParallel, average_gradients
 
 if TYPE_CHECKING:
     from .ddp import DDP
+    from .fsdp import FSDP
     from .sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DDP", "DataParallel", "SyncBatchNorm", "average_gradients"]
+__all__ = ["DDP", "FSDP", "DataParallel", "SyncBatchNorm", "average_gradients"]
 
-_NEED_TORCH = {"DDP": "ddp", "SyncBatchNorm": "sync_batch_norm"}
+_NEED_TORCH = {"DDP": "ddp", "FSDP": "fsdp", "SyncBatchNorm": "sync_batch_norm"}
 """Their modules, which are imported when they are used."""
 
 

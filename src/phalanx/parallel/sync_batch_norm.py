@@ -109,7 +109,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         return made
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalise(torch.autograd.Function):  # type: ignore[misc]
     """The formulas: one collective on the way forth, one on the way back."""
 
     @staticmethod
@@ -138,7 +138,7 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, found
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         normal, weight, scale = ctx.saved_tensors
         incoming = gradient.to(normal.dtype)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import hmac
+import mmap
 import os
 import secrets
 import stat
 
-__all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "open_memory"]
+__all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "map_memory", "open_memory"]
 
 NONCE_BYTES = 16
 """Random bytes at the start of the memory. Only the processes that it was offered to know them."""
@@ -85,3 +86,8 @@ def _is_sealed(fd: int) -> bool:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
     except OSError:
         return False
+
+
+def map_memory(fd: int, size: int) -> mmap.mmap:
+    """The memory itself. It stays mapped while somebody holds a view of it, also when the descriptor is closed."""
+    return mmap.mmap(fd, size)
