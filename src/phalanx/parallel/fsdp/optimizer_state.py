@@ -29,7 +29,7 @@ class OptimizerState:
         self._places = places
 
     def state_dict(self) -> dict[str, Any]:
-        """For each parameter its state, with tensors of its shape as shards; and the options of each group."""
+        """The state of each parameter, its `rows` (tensors of its shape) and `values`; and the options of all groups."""
         state: dict[str, Any] = {}
         groups = []
         for group in self._optimizer.param_groups:
@@ -38,9 +38,10 @@ class OptimizerState:
             for shard in group["params"]:
                 name, _, to_shard = self._place(shard)
                 names.append(name)
+                found = self._optimizer.state.get(shard, {})
                 state[name] = {
-                    key: to_shard(value) if _has_rows(value, shard) else value
-                    for key, value in self._optimizer.state.get(shard, {}).items()
+                    "rows": {key: to_shard(value) for key, value in found.items() if _has_rows(value, shard)},
+                    "values": {key: value for key, value in found.items() if not _has_rows(value, shard)},
                 }
             groups.append({**options, "params": names})
         return {"state": state, "groups": groups}
@@ -58,7 +59,8 @@ class OptimizerState:
                 name, first, _ = self._place(shard)
                 if name not in found:
                     raise UsageError(f"the optimizer's state has no {name}")
-                self._optimizer.state[shard] = {key: _own(value, shard, first) for key, value in found[name].items()}
+                rows = {key: _own(value, shard, first) for key, value in found[name]["rows"].items()}
+                self._optimizer.state[shard] = {**rows, **found[name]["values"]}
 
     def _place(self, shard: torch.Tensor) -> tuple[str, int, ToShard]:
         place = self._places.get(id(shard))
@@ -71,10 +73,10 @@ def _has_rows(value: Any, shard: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == shard.shape
 
 
-def _own(value: Any, shard: torch.Tensor, first: int) -> Any:
-    """This rank's rows of a saved tensor; anything else as it is."""
+def _own(value: Any, shard: torch.Tensor, first: int) -> torch.Tensor:
+    """This rank's rows of a tensor that was saved."""
     if isinstance(value, Shard):
-        return value.array
-    if isinstance(value, torch.Tensor) and value.dim() and value.shape[1:] == shard.shape[1:]:
-        return value[first : first + shard.shape[0]].clone()
-    return value
+        found: torch.Tensor = value.array
+        return found
+    whole = value if value.dim() else value.view(1)
+    return whole[first : first + shard.shape[0]].clone()

@@ -129,7 +129,7 @@ class Unit:
             return
         part, self._reduced = self._reduced, None
         for shard, gradient in zip(self.shards, self.layout.views(part, self.rank), strict=True):
-            if shard.requires_grad and shard.numel():
+            if shard.requires_grad:
                 shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
 
     def drop(self) -> None:
