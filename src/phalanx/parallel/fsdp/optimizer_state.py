@@ -29,7 +29,7 @@ class OptimizerState:
         self._places = places
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each parameter, its `rows` (tensors of its shape) and `values`; and the options of all groups."""
+        """The state of each parameter: its `rows` (tensors of its shape) and `values`. The options of all groups."""
         state: dict[str, Any] = {}
         groups = []
         for group in self._optimizer.param_groups:
