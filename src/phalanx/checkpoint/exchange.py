@@ -16,7 +16,7 @@ from .plan import make_plan
 from .progress import Progress
 from .regions import whole
 from .saving import write_checkpoint
-from .tensors_file import Entry, read_header, write_file
+from .tensors_file import FileTensor, read_header, write_file
 from .tree import take_apart
 
 __all__ = ["export_dcp", "export_safetensors", "import_dcp", "import_safetensors"]
@@ -32,7 +32,7 @@ def export_safetensors(path: str | os.PathLike[str], file: str | os.PathLike[str
     """
     _, leaves, _ = take_apart(_whole_tree(path))
     found: dict[str, Held] = {name: held(leaf) for name, leaf in leaves.items()}
-    entries = [Entry(name, name, each.dtype, each.shape, each.parts[0].memory) for name, each in found.items()]
+    entries = [FileTensor(name, name, each.dtype, each.shape, each.parts[0].memory) for name, each in found.items()]
     with Progress(f"writing {Path(file).name}", sum(len(entry.memory) for entry in entries)) as progress:
         write_file(Path(file), entries, progress.advance)
 

@@ -18,10 +18,10 @@ from .shards import Shard
 from .tensors_file import raw_dtype
 from .tree import library_of
 
-__all__ = ["Held", "Part", "Target", "held", "new_target", "rows_of", "target_of"]
+__all__ = ["Held", "HeldPart", "Target", "held", "new_target", "rows_of", "target_of"]
 
 
-class Part(NamedTuple):
+class HeldPart(NamedTuple):
     """A box of a tensor, and its bytes on this rank."""
 
     region: Region
@@ -33,14 +33,14 @@ class Held(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    parts: list[Part]
+    parts: list[HeldPart]
     everywhere: bool
     """True if all ranks have all of it: then they share the work of writing it."""
     axes: dict[int, str] = {}  # noqa: RUF012  (a default that nobody changes)
 
 
 def held(value: Any) -> Held:
-    """What this rank has of a tensor, and has to write.
+    """The parts of a tensor that this rank has, and has to write.
 
     Raises:
         UnsupportedArray: It cannot be saved.
@@ -48,21 +48,21 @@ def held(value: Any) -> Held:
     if isinstance(value, Shard):
         dtype, memory = _bytes_of(value.array)
         writes = bool(memory) and (value.replicas is None or value.replicas.rank == 0)
-        return Held(dtype, value.shape, [Part(value.region, memory)] if writes else [], False, value.axes)
+        return Held(dtype, value.shape, [HeldPart(value.region, memory)] if writes else [], False, value.axes)
     if _is_dtensor(value):
         return _held_of_dtensor(value)
     if library_of(value) == "jax" and not getattr(value, "is_fully_addressable", True):
         return _held_of_jax(value)
     dtype, memory = _bytes_of(value)
     shape = tuple(int(length) for length in value.shape)
-    return Held(dtype, shape, [Part(whole(shape), memory)], True)
+    return Held(dtype, shape, [HeldPart(whole(shape), memory)], True)
 
 
-def rows_of(part: Part, region: Region, dtype: str) -> Part:
+def rows_of(part: HeldPart, region: Region, dtype: str) -> HeldPart:
     """Some rows of a part."""
     row = item_size(dtype) * math.prod(region.shape[1:])
     first = region.offset[0] - part.region.offset[0]
-    return Part(region, part.memory[first * row : (first + region.shape[0]) * row])
+    return HeldPart(region, part.memory[first * row : (first + region.shape[0]) * row])
 
 
 def _bytes_of(array: Any) -> tuple[str, memoryview]:
@@ -108,7 +108,7 @@ def _held_of_dtensor(value: Any) -> Held:
     writes = place is not None and all(
         index == 0 for index, placement in zip(place, value.placements, strict=True) if placement.is_replicate()
     )
-    parts = [Part(_region_of_dtensor(value), memory)] if writes else []
+    parts = [HeldPart(_region_of_dtensor(value), memory)] if writes else []
     return Held(dtype, tuple(value.shape), parts, False)
 
 
@@ -118,7 +118,7 @@ def _held_of_jax(value: Any) -> Held:
         if shard.replica_id == 0:
             _, memory = _bytes_of(shard.data)
             offset = tuple(int(index.start or 0) for index in shard.index)
-            parts.append(Part(Region(offset, tuple(shard.data.shape)), memory))
+            parts.append(HeldPart(Region(offset, tuple(shard.data.shape)), memory))
     return Held(numpy_name(np.dtype(value.dtype)), tuple(value.shape), parts, False)
 
 

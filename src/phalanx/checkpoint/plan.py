@@ -1,4 +1,4 @@
-"""Who writes what: the shares of tensors that all ranks have, found by each rank for itself."""
+"""The share of each rank: all find it for themselves, without a word among them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ..errors import UnsupportedArray, UsageError
 from .dtypes import item_size
-from .local_arrays import Held, Part, held, rows_of
+from .local_arrays import Held, HeldPart, held, rows_of
 from .regions import Region, cut
-from .tensors_file import Entry
+from .tensors_file import FileTensor
 from .tree import take_apart
 
 __all__ = ["Plan", "Share", "make_plan"]
@@ -22,7 +22,7 @@ class Share(NamedTuple):
     """A part of a tensor that this rank writes."""
 
     region: Region
-    entry: Entry
+    entry: FileTensor
 
 
 class Plan(NamedTuple):
@@ -67,10 +67,10 @@ def _held(name: str, leaf: Any) -> Held:
         raise UnsupportedArray(f"{name}: {error}") from None
 
 
-def _shares(tensors: Mapping[str, Held], rank: int, size: int) -> dict[str, list[Part]]:
+def _shares(tensors: Mapping[str, Held], rank: int, size: int) -> dict[str, list[HeldPart]]:
     """The parts of this rank. Tensors that all have are dealt out: large ones cut, the others to who has least."""
     loads = [0] * size
-    mine: dict[str, list[Part]] = {name: tensor.parts for name, tensor in tensors.items() if not tensor.everywhere}
+    mine: dict[str, list[HeldPart]] = {name: tensor.parts for name, tensor in tensors.items() if not tensor.everywhere}
     dealt = {name: tensor for name, tensor in tensors.items() if tensor.everywhere}
     for name, tensor in sorted(dealt.items(), key=lambda item: -len(item[1].parts[0].memory)):
         (part,) = tensor.parts
@@ -86,8 +86,8 @@ def _shares(tensors: Mapping[str, Held], rank: int, size: int) -> dict[str, list
     return mine
 
 
-def _entry(name: str, tensor: Held, part: Part) -> Entry:
+def _entry(name: str, tensor: Held, part: HeldPart) -> FileTensor:
     shape = part.region.shape
     assert len(part.memory) == part.region.size * item_size(tensor.dtype), name
     label = name if shape == tensor.shape else f"{name}@{','.join(map(str, part.region.offset))}"
-    return Entry(label, name, tensor.dtype, shape, part.memory)
+    return FileTensor(label, name, tensor.dtype, shape, part.memory)

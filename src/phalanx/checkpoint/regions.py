@@ -70,7 +70,7 @@ def is_covered(wanted: Region, pieces: Iterable[Region]) -> bool:
 
 
 def _without(box: Region, piece: Region) -> Iterator[Region]:
-    """What is left of a box when a piece is taken out of it: at most two boxes for each dim."""
+    """The rest of a box when a piece is taken out of it: at most two boxes for each dim."""
     taken = box.shared(piece)
     if taken is None:
         yield box

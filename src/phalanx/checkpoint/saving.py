@@ -114,7 +114,7 @@ def _vote(
 
 
 def _decide(folder: Path, plan: Plan, ballots: list[Any], keep: int | None) -> dict[str, Any]:
-    """What the first rank makes of all votes: the checkpoint, or the reason why there is none."""
+    """The outcome of the votes, on the first rank: the checkpoint is made, or there is a reason why not."""
     for rank, ballot in enumerate(ballots):
         if ballot["error"] is not None:
             return {"kind": "error", "error": [*ballot["error"], rank]}
@@ -168,7 +168,7 @@ def _index(folder: Path, plan: Plan, ballots: list[Any]) -> Index:
 
 
 def _described(plan: Plan) -> dict[str, str]:
-    """What has to be alike on all ranks, by name."""
+    """The words that have to be alike on all ranks, by name."""
     words = {name: f"{held.dtype}{list(held.shape)}" for name, held in plan.tensors.items()}
 
     def walk(node: Any, where: str) -> None:

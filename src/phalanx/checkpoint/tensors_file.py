@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 from .dtypes import FILE_DTYPES, file_shape, item_size
 from .regions import Region
 
-__all__ = ["BLOCK", "Entry", "Written", "read_header", "read_region", "verify_piece", "write_file"]
+__all__ = ["BLOCK", "FileTensor", "Written", "read_header", "read_region", "verify_piece", "write_file"]
 
 BLOCK = 1 << 20
 """Bytes per checksum: what a reader of a small part has to read at least."""
@@ -29,7 +29,7 @@ _BATCH = 16 * BLOCK
 _RAW = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
-class Entry(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor, or a part of one, that is to be written."""
 
     name: str
@@ -53,7 +53,7 @@ def raw_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(_RAW[item_size(name)])
 
 
-def write_file(path: Path, entries: Sequence[Entry], advance: Callable[[int], None]) -> list[Written]:
+def write_file(path: Path, entries: Sequence[FileTensor], advance: Callable[[int], None]) -> list[Written]:
     """Writes a new file and returns when it is on the disk.
 
     Args:
@@ -92,7 +92,7 @@ def write_file(path: Path, entries: Sequence[Entry], advance: Callable[[int], No
     return written
 
 
-def _first_missing(path: Path, entries: Sequence[Entry], end: int) -> str:
+def _first_missing(path: Path, entries: Sequence[FileTensor], end: int) -> str:
     """The name of the tensor in the middle of which a file ends: what is buffered is written later than it is given."""
     size = path.stat().st_size if path.exists() else 0
     for entry in entries:
