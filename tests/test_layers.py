@@ -29,6 +29,7 @@ from tests.imports import (
     parse,
     sources,
 )
+from tests.other_system.linux_only import FOLDERS, FUNCTIONS, MODULES
 
 SOURCES = sources()
 
@@ -37,6 +38,7 @@ MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 SHARED_MEMORY = "phalanx.transports.shared_memory"
 EARLY = "phalanx.torch_backend"
 """Runs whenever torch is imported: it may look whether a variable is there before it imports `config`."""
+LINUX_ONLY = frozenset(" ".join([*MODULES.values(), FUNCTIONS]).split())
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -68,7 +70,8 @@ def heavy_at_import(source: Source) -> list[str]:
 
 
 def environment_uses(source: Source) -> list[str]:
-    if source.item == "config" or source.name == EARLY:
+    # The last one is loaded without the package, too, by programs of the launcher.
+    if source.item in {"config", "operating_system"} or source.name == EARLY:
         return []
     wrong = []
     for node in ast.walk(source.tree):
@@ -84,7 +87,7 @@ def environment_uses(source: Source) -> list[str]:
 
 def memory_uses(source: Source) -> list[str]:
     """Memory made or mapped outside its module. The doctor, which tries whether there is any, opens no one else's."""
-    if source.name == SHARED_MEMORY or source.item == "cli":
+    if source.name == SHARED_MEMORY or source.item in {"cli", "operating_system"}:
         return []
     names = {"memfd_create", "mmap"}
     return [
@@ -93,6 +96,25 @@ def memory_uses(source: Source) -> list[str]:
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.alias) and node.name in names)
     ]
+
+
+def linux_only(source: Source) -> list[str]:
+    """Things that only Linux has, outside their module. The benchmark is for Linux on purpose, and says so."""
+    if source.item == "operating_system" or source.name.startswith("phalanx.cli.bench"):
+        return []
+    texts = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}  # docstrings
+    wrong = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute):
+            found = {node.attr} & LINUX_ONLY
+        elif isinstance(node, ast.ImportFrom):
+            found = {alias.name for alias in node.names} & LINUX_ONLY
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            found = {node.value} if node.value in LINUX_ONLY or node.value.startswith(FOLDERS) else set()
+        else:
+            continue
+        wrong += [f"{source.path}:{node.lineno}: {name} outside phalanx.operating_system" for name in sorted(found)]
+    return wrong
 
 
 def borrowed(source: Source) -> list[str]:
@@ -173,6 +195,11 @@ def test_only_config_reads_the_environment() -> None:
 
 def test_only_one_module_makes_and_opens_shared_memory() -> None:
     wrong = [text for source in SOURCES for text in memory_uses(source)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_one_module_uses_what_only_linux_has() -> None:
+    wrong = [text for source in SOURCES for text in linux_only(source)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -304,3 +331,23 @@ def test_heavy_imports_are_seen(text: str, wrong: int) -> None:
 def test_environment_reads_are_seen(text: str, wrong: int) -> None:
     assert len(environment_uses(parse("phalanx.world", text))) == wrong
     assert environment_uses(parse("phalanx.config.detect", text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("import os\nos.sched_getaffinity(0)", 1),
+        ("open(f'/proc/{pid}/stat')", 1),
+        ("Path('/sys/fs/cgroup')", 1),
+        ("ctypes.CDLL(None).prctl(1, 9)", 1),
+        ("from os import eventfd, memfd_create", 2),
+        ("import os\ngetattr(os, 'pidfd_open', None)", 1),
+        ("import signal\nsignal.pidfd_send_signal(fd, 9)", 1),
+        ("libc.process_vm_readv(pid)", 1),
+        ("import os\nos.cpu_count()", 0),
+        ("def f():\n    '/proc is read elsewhere.'", 0),
+    ],
+)
+def test_what_only_linux_has_is_seen(text: str, wrong: int) -> None:
+    assert len(linux_only(parse("phalanx.transports.tcp", text))) == wrong
+    assert linux_only(parse("phalanx.operating_system", text)) == []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 
-from phalanx.cli.run.bootstrap import PR_SET_PDEATHSIG, prctl
+from phalanx.operating_system import die_with_parent
 
 from .worker import Call
 
@@ -29,7 +28,7 @@ class _Torch:
         from torch.distributed import rpc
 
         # Most of the time this process is stopped, and would not see that the driver is gone. The kernel does.
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         torch.set_num_threads(1)
         # They meet in a file of the folder that they start in: a store of torch's listens on every interface.
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{os.getcwd()}/store", rpc_timeout=timeout)

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "frames.hpp"
+
 namespace phalanx {
 
 namespace nb = nanobind;
@@ -42,21 +44,14 @@ public:
     static void add_library(std::string path, bool installed) {
         libraries().push_back({std::move(path), installed});
         for (Known& known : cache()) {
-            Py_XDECREF(known.name);
+            Py_XDECREF(known.key);
             known = Known{};
         }
     }
 
     nb::object code() const { return code_ != nullptr ? nb::borrow<nb::object>(code_) : nb::none(); }
 
-    int line() const {
-#if PY_VERSION_HEX >= 0x030b0000
-        if (code_ == nullptr) return 0;
-        return PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(code_), place_);
-#else
-        return place_;
-#endif
-    }
+    int line() const { return code_ != nullptr ? frames::line(code_, place_) : 0; }
 
 private:
     enum class Kind : char { never, installed, users };
@@ -66,9 +61,9 @@ private:
         bool installed;
     };
 
-    // A file's name is one object for all functions of a module, so that its kind need not be found out by each call.
+    // What is known of a file, so that its kind need not be found out by each call.
     struct Known {
-        PyObject* name = nullptr;  // owned, so that no other object comes to lie there
+        PyObject* key = nullptr;  // owned, so that no other object comes to lie there
         Kind kind = Kind::users;
     };
 
@@ -84,43 +79,41 @@ private:
 
     static CallSite here(bool skip_first) {
         CallSite site;
-        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-        while (frame != nullptr) {
-            PyCodeObject* code = PyFrame_GetCode(frame);
-            const Kind kind = skip_first ? Kind::never : kind_of(code->co_filename);
+        nb::object frame = frames::current();
+        while (frame.is_valid()) {
+            const nb::object code = frames::code(frame);
+            const Kind kind = skip_first ? Kind::never : kind_of(code.ptr());
             if (kind == Kind::users || (kind == Kind::installed && site.code_ == nullptr)) site.set(frame, code);
+            if (kind == Kind::users) break;
             skip_first = false;
-            Py_DECREF(code);
-            PyFrameObject* back = kind == Kind::users ? nullptr : PyFrame_GetBack(frame);
-            Py_DECREF(frame);
-            frame = back;
+            frame = frames::back(frame);
         }
         return site;
     }
 
-    void set(PyFrameObject* frame, PyCodeObject* code) {
-        Py_INCREF(code);
+    void set(nb::handle frame, nb::handle code) {
+        Py_INCREF(code.ptr());
         Py_XDECREF(code_);
-        code_ = reinterpret_cast<PyObject*>(code);
-#if PY_VERSION_HEX >= 0x030b0000
-        place_ = PyFrame_GetLasti(frame);
-#else
-        place_ = PyFrame_GetLineNumber(frame);
-#endif
+        code_ = code.ptr();
+        place_ = frames::place(frame);
     }
 
-    static Kind kind_of(PyObject* name) {
-        Known& known = cache()[(reinterpret_cast<std::uintptr_t>(name) >> 4) % cache().size()];
-        if (known.name == name) return known.kind;
-        Py_INCREF(name);
-        Py_XDECREF(known.name);
-        known = {name, look_up(name)};
-        return known.kind;
+    static Kind kind_of(PyObject* code) {
+        PyObject* key = frames::file_of(code);
+        Known& known = cache()[(reinterpret_cast<std::uintptr_t>(key) >> 4) % cache().size()];
+        if (known.key == key) return known.kind;
+        Py_INCREF(key);
+        PyObject* former = std::exchange(known.key, key);
+        known.kind = look_up(code);
+        const Kind kind = known.kind;
+        Py_XDECREF(former);
+        return kind;
     }
 
-    static Kind look_up(PyObject* object) {
+    static Kind look_up(PyObject* code) {
+        const nb::object file = nb::steal(PyObject_GetAttrString(code, "co_filename"));
         Py_ssize_t size = 0;
-        const char* name = PyUnicode_AsUTF8AndSize(object, &size);
+        const char* name = file.is_valid() ? PyUnicode_AsUTF8AndSize(file.ptr(), &size) : nullptr;
         if (name == nullptr) {
             PyErr_Clear();
             return Kind::users;
@@ -135,7 +128,7 @@ private:
     }
 
     PyObject* code_ = nullptr;  // owned
-    int place_ = 0;             // in the code: an instruction's offset, in Python 3.10 a line
+    int place_ = 0;             // in the code, as frames::place gives it
 };
 
 }  // namespace phalanx

@@ -253,8 +253,8 @@ private:
     }
 
     bool look_one(nb::handle tensors, FlatTensor& found) const {
-        return PyList_CheckExact(tensors.ptr()) && PyList_GET_SIZE(tensors.ptr()) == 1 &&
-               torch_.reader.look(PyList_GET_ITEM(tensors.ptr(), 0), found);
+        return PyList_CheckExact(tensors.ptr()) && NB_LIST_GET_SIZE(tensors.ptr()) == 1 &&
+               torch_.reader.look(NB_LIST_GET_ITEM(tensors.ptr(), 0), found);
     }
 
     bool look_both(nb::handle one, FlatTensor& found, nb::handle other, FlatTensor& other_found) const {
@@ -263,7 +263,7 @@ private:
 
     bool divides(const FlatTensor& flat) const noexcept { return flat.rows >= 0 && flat.rows % world_size_ == 0; }
 
-    static bool is_empty(nb::handle sizes) noexcept { return PyList_CheckExact(sizes.ptr()) && PyList_GET_SIZE(sizes.ptr()) == 0; }
+    static bool is_empty(nb::handle sizes) noexcept { return PyList_CheckExact(sizes.ptr()) && NB_LIST_GET_SIZE(sizes.ptr()) == 0; }
 
     // Whether the group's reduction on this memory is all that there is to do. Elements that lie there as another dtype are
     // not reduced as that one, and a mean of integers is rounded as torch does it.

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from . import operating_system
 from .config import pure
 from .errors import ConfigError, UnsupportedArray, UnsupportedOp, UsageError
 from .types import ReduceOp
@@ -60,6 +62,8 @@ _BY_KIND: Final = {"b": _OPS, "i": _OPS, "u": _OPS, "f": _ARITHMETIC, "c": ("sum
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
+    if not operating_system.LINUX:
+        return None, "it is for Linux" if sys.platform != "linux" else "PHALANX_PORTABLE is set"
     try:
         if pure():
             return None, "PHALANX_PURE is set"

@@ -17,8 +17,9 @@ from tests.rendezvous.support import LOOPBACK, Job, check, eventually, ranks
 
 from phalanx.deadline import Deadline
 from phalanx.errors import ConfigError, RendezvousError, WorldNotFormed
+from phalanx.operating_system import process_started
 from phalanx.rendezvous import token_file
-from phalanx.rendezvous.host import host_id, process_start
+from phalanx.rendezvous.host import host_id
 from phalanx.rendezvous.token_file import JobFile, new_token, publish, wait_for
 from phalanx.transports.tcp import free_port
 from phalanx.types import Address
@@ -31,7 +32,7 @@ def path_of(runtime: Path, job: str = JOB) -> Path:
 
 
 def content(**changes: object) -> bytes:
-    alive = JobFile(b"token", os.getpid(), process_start(os.getpid()), host_id(), None)
+    alive = JobFile(b"token", os.getpid(), process_started(os.getpid()), host_id(), None)
     return msgspec.json.encode(msgspec.structs.replace(alive, **changes))
 
 
@@ -181,9 +182,9 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(runtime: Path) -> 
     path_of(runtime).unlink()
 
 
-def dead_process() -> tuple[int, int | None]:
+def dead_process() -> tuple[int, str | None]:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = process_start(child.pid)
+    started = process_started(child.pid)
     child.communicate(b"\n")
     return child.pid, started
 
@@ -192,7 +193,7 @@ def stale() -> dict[str, dict[str, object]]:
     pid, started = dead_process()
     return {
         "dead writer": {"pid": pid, "started": started},
-        "reused pid": {"started": 1},
+        "reused pid": {"started": "1"},
         "another machine": {"host_id": "elsewhere/1"},
     }
 

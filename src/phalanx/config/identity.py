@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
+
+from ..operating_system import who_is
 
 __all__ = ["digest", "launcher_process"]
 
@@ -22,21 +23,18 @@ def launcher_process() -> str:
     """The MPI launcher that this process descends from, for launchers that give the job no name (MPICH's does not).
 
     All ranks of a job on one host descend from the same one, also through a wrapper script. The start time is part of
-    it because process numbers come round again. Where there is no /proc, the parent has to do.
+    it because process numbers come round again. Where that cannot be seen, the parent has to do.
     """
     launcher = None
     pid = os.getppid()
     while pid > 1:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
+        found = who_is(pid)
+        if found is None:
             break
-        # "pid (name) state ppid ...": the name may hold blanks and brackets, so look for the last one.
-        head, _, tail = stat.rpartition(")")
-        name, fields = head.partition("(")[2], tail.split()
+        name, parent, began = found
         if name.startswith(_LAUNCHERS):
-            launcher = f"{pid}@{fields[19]}"  # perhaps only mpirun's helper: mpirun itself would be right above
+            launcher = f"{pid}@{began}"  # perhaps only mpirun's helper: mpirun itself would be right above
         elif launcher is not None:
             break
-        pid = int(fields[1])
+        pid = parent
     return launcher or str(os.getppid())

@@ -57,6 +57,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TLS_CA", _USER, "PEM file with the authority that signed every rank's certificate", "no TLS"),
     Variable("PHALANX_TUNING", _USER, "settings of the shared memory: off, fresh or a file", "measured once and kept"),
     Variable("PHALANX_PURE", _USER, "1: do without the native core", "0"),
+    Variable("PHALANX_PORTABLE", "tests of Phalanx", "1: do without the core and all that only Linux has", "0"),
     Variable("PHALANX_DEBUG", _USER, "1: errors show Phalanx's own frames, and every rank its own traceback", "0"),
     Variable("PHALANX_LOG", _USER, "log level: debug, info, warning, error or critical", "as the program sets it"),
     # -- torchrun's, which phalanx run sets as well ------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 
 from ..errors import ConfigError
+from ..operating_system import hold_port, usable_cores
 from ..types import Address
 from .guardian import MARK
 
@@ -29,7 +28,7 @@ OWN_VARIABLES = frozenset(
 
 def cores() -> int:
     """The cores that this process may use, which a container or a batch system may have limited."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return usable_cores()
 
 
 def new_token() -> str:
@@ -109,7 +108,7 @@ def reserve_port() -> Iterator[int]:
     """A port of this machine that no process gets by chance, but that a rank can listen on.
 
     The socket is bound but does not listen: the kernel then does not hand the port out as a free one, while a socket
-    with SO_REUSEADDR (as torch's store has) may bind and listen there.
+    with SO_REUSEADDR (as torch's store has) may bind and listen there. Where it could not, the port is only a free one.
 
     Raises:
         ConfigError: There is no free port.
@@ -123,4 +122,7 @@ def reserve_port() -> Iterator[int]:
             holder.bind(("", 0))
         except OSError as error:
             raise ConfigError(f"cannot reserve a port for MASTER_PORT: {error.strerror}") from None
-        yield holder.getsockname()[1]
+        port = holder.getsockname()[1]
+        if not hold_port():
+            holder.close()
+        yield port

@@ -10,7 +10,6 @@ and kills what is left of its children, when the socket does, or when no request
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import io
 import os
@@ -24,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from ..operating_system import die_with_parent, reap_child
 from . import shipping
 
 __all__ = ["ChildEnded", "Signal", "Start", "Started", "main", "read_message", "write_message"]
@@ -176,7 +176,7 @@ class _ForkServerProcess:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)  # so that what a rank starts can be ended with it
-            _die_with_parent()
+            die_with_parent()
             output, errors, sock, stacks = fds
             os.dup2(output, 1)
             os.dup2(errors, 2)
@@ -206,17 +206,20 @@ class _ForkServerProcess:
     def _reap(self) -> None:
         while self._children:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended = reap_child(self._kill_group)
             except ChildProcessError:
                 return
             if ended is None:
                 return
-            pid = ended.si_pid
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)  # what it started and left behind, while the number is still its own
-            status = os.waitpid(pid, 0)[1]
+            pid, status = ended
             self._children.discard(pid)
             write_message(self._sock, ChildEnded(pid, status))
+
+    @staticmethod
+    def _kill_group(pid: int) -> None:
+        """Ends what a rank has started and left behind."""
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
 
     @staticmethod
     def _send(pids: list[int], number: int) -> None:
@@ -226,12 +229,6 @@ class _ForkServerProcess:
                     os.killpg(pid, number)
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
-
-
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def _keep_all() -> None:

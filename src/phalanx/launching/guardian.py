@@ -5,8 +5,8 @@ adds its own part to the id), or if it descends from one that does. So a grandch
 
 As a program (`python -I -S guardian.py RUN_ID FOLDER`) it is the guardian: it waits on its standard input, whose other
 end only the launcher holds. A byte means that the job is over; the end of the pipe without one means that the launcher
-was killed: then it also removes the launcher's folder. It imports nothing but the standard library, so that it starts
-at once and stays small.
+was killed: then it also removes the launcher's folder. It imports nothing but the standard library and one file of
+ours, so that it starts at once and stays small.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+if __package__:
+    from phalanx.operating_system import process_table
+else:  # behind the standard library, of which no module may be hidden
+    sys.path.append(os.path.abspath(f"{__file__}/../.."))
+    from operating_system import process_table  # type: ignore[import-not-found,no-redef]
 
 __all__ = ["MARK", "Process", "end_all", "processes", "relatives", "send"]
 
@@ -38,37 +44,9 @@ class Process(NamedTuple):
     run_id: str
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""  # it has ended, or it belongs to another user
-
-
-def _run_id(environ: bytes) -> str:
-    key = f"\0{MARK}=".encode()
-    _, found, rest = (b"\0" + environ).partition(key)
-    return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
-
-
 def processes() -> list[Process]:
-    """All processes that are alive; none where there is no /proc."""
-    found = []
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        # The command's name stands in parentheses and may hold anything, even a parenthesis.
-        fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
-        if len(fields) < 4 or fields[0] in (b"Z", b"X"):
-            continue
-        run_id = _run_id(_read(f"/proc/{name}/environ"))
-        found.append(Process(int(name), int(fields[1]), int(fields[3]), run_id))
-    return found
+    """All processes that are alive."""
+    return [Process(*row) for row in process_table(MARK)]
 
 
 def relatives(

@@ -20,6 +20,7 @@ from .. import background_thread
 from ..deadline import Deadline
 from ..errors import PhalanxError, RankFailed
 from ..frames import frames_are_hidden
+from ..operating_system import process_state
 from ..wire import codec
 from .failures import Died, RankFailure, first_cause, to_error
 from .fork_server import ForkServer, borrow_fork_server
@@ -295,9 +296,7 @@ class _RunningRanks:
                 self._results[rank] = Died(rank, stopped=True)
 
     def _is_stopped(self, rank: int) -> bool:
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self._pids[rank]}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        return False
+        return process_state(self._pids[rank]) in ("T", "t")
 
     def _hung(self, ranks: list[int]) -> RankFailed:
         limit = Deadline(DUMP_TIME)

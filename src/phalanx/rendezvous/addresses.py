@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection
+from ..operating_system import interface_addresses
 from ..transports.tcp import is_loopback, resolve, route_to
 from ..types import Address
 from ..wire.control import Member
@@ -58,29 +59,18 @@ def interface_address(name: str, *, like: str | None = None) -> str:
 
 
 def _ipv4_of(name: str) -> str | None:
-    import fcntl
-
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
+    return next((found for found in _addresses_of(name) if ":" not in found), None)
 
 
 def _ipv6_of(name: str) -> str | None:
-    try:
-        with open("/proc/net/if_inet6") as table:
-            rows = [line.split() for line in table]
-    except OSError:
-        return None
-    for scope in ("00", "10", "20"):  # global, then loopback, then link-local
-        for row in rows:
-            if row[5] == name and row[3] == scope:
-                address = str(ipaddress.IPv6Address(bytes.fromhex(row[0])))
-                return f"{address}%{name}" if scope == "20" else address
-    return None
+    def distance(found: str) -> int:  # global, then loopback, then link-local
+        return 2 if "%" in found else 1 if found == "::1" else 0
+
+    return min((found for found in _addresses_of(name) if ":" in found), key=distance, default=None)
+
+
+def _addresses_of(name: str) -> list[str]:
+    return [address for interface, _, address in interface_addresses() if interface == name and address]
 
 
 def wait_for_name(host: str, deadline: Deadline) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ..deadline import Deadline
 from ..errors import ConfigError, InvalidRank, InvalidWorldSize, MissingVariable, ProtocolError, Timeout, WorldNotFormed
+from ..operating_system import hung_up
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import connect, listen
 from ..types import Address
@@ -234,7 +235,7 @@ class _Door:
         del self._waiting[fd]
         self.found[peer] = (stream, rest)
         # From now on only its end counts; what it sends is for later.
-        self._poller.modify(fd, getattr(select, "POLLRDHUP", 0))
+        self._poller.modify(fd, hung_up())
 
     def _forget(self, fd: int) -> None:
         """A rank that ended before the world was complete may come again."""

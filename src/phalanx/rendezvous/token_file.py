@@ -19,8 +19,9 @@ import msgspec
 from ..config import runtime_dir
 from ..deadline import Deadline
 from ..errors import RendezvousError, WorldNotFormed
+from ..operating_system import process_started
 from ..types import Address
-from .host import host_id, process_start
+from .host import host_id
 
 __all__ = ["JobFile", "new_token", "path_of", "publish", "wait_for"]
 
@@ -34,7 +35,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
     token: bytes
     pid: int
-    started: int | None
+    started: str | None
     host_id: str
     directory: str | None = None
     """The address of the directory; None if it is the master's."""
@@ -57,7 +58,9 @@ def publish(job: str, token: bytes, directory: Address | None) -> Path:
         RendezvousError: The folder cannot be written to.
     """
     path = path_of(job)
-    content = JobFile(token, os.getpid(), process_start(os.getpid()), host_id(), str(directory) if directory else None)
+    content = JobFile(
+        token, os.getpid(), process_started(os.getpid()), host_id(), str(directory) if directory else None
+    )
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -121,5 +124,5 @@ def _read(path: Path) -> JobFile | None:
         found = msgspec.json.decode(data, type=JobFile)
     except msgspec.MsgspecError:
         return None
-    alive = found.host_id == host_id() and process_start(found.pid) == found.started
+    alive = found.host_id == host_id() and process_started(found.pid) == found.started
     return found if alive else None

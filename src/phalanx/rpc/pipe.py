@@ -197,13 +197,17 @@ class _StreamPipe(Pipe):
         self._view = memoryview(self._buffer)
         self._start = self._stop = 0
         self._written = self._taken = 0
+        self._reading = self._writing = 0
+        """1 while bytes are moved and not accounted for yet: an exception in between, as by Ctrl-C, would lose them."""
 
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
         return self.send_rest([pack_header(kind, len(head), call, payload) + head, *buffers])
 
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
+        self._writing = 1
         count = self.stream.send(buffers[:IOV_MAX])
         self._written += count
+        self._writing = 0
         return count
 
     def pull(self, spin: float, most: int, wait: float = 0.0, waker: int = -1, writes: bool = False) -> list[Found]:
@@ -242,6 +246,7 @@ class _StreamPipe(Pipe):
         self.stream.woken()
 
     def _pull(self, most: int) -> list[Found]:
+        self._reading = 1
         frames: list[Found] = []
         received = False
         while len(frames) < most:
@@ -268,9 +273,11 @@ class _StreamPipe(Pipe):
                 self._view[:available] = self._view[self._start : self._stop]
                 self._start, self._stop = 0, available
             self._stop += self.stream.receive_into(self._view[available:])
+        self._reading = 0
         return frames
 
     def fill(self, view: memoryview) -> int:
+        self._reading = 1
         count = min(self._stop - self._start, len(view))
         view[:count] = self._view[self._start : self._start + count]
         self._start += count
@@ -280,6 +287,7 @@ class _StreamPipe(Pipe):
                 break
             count += more
         self._taken += count
+        self._reading = 0
         return count
 
     @property
@@ -288,11 +296,11 @@ class _StreamPipe(Pipe):
 
     @property
     def written(self) -> int:
-        return self._written
+        return self._written + self._writing
 
     @property
     def taken(self) -> int:
-        return self._taken
+        return self._taken + self._reading
 
     def check(self) -> None:
         """Does nothing: the methods raise by themselves."""

@@ -16,6 +16,7 @@ from ..backends.base import LaneBackend
 from ..config import Launch, Options, options_of
 from ..errors import ConfigError
 from ..launching.failures import check_count
+from ..operating_system import hold_port
 from ..rendezvous.directory import Directory
 from ..types import Address
 
@@ -77,7 +78,10 @@ def _reserved_port(host: str) -> Iterator[Address]:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, 0))
-        yield Address(*holder.getsockname())
+        address = Address(*holder.getsockname())
+        if not hold_port():
+            holder.close()
+        yield address
 
 
 def join(place: MeetingPlace, rank: int, timeout: float) -> LaneBackend:

@@ -1,25 +1,26 @@
 """Memory that processes of one user on one host share: an anonymous file, with no name to guess or to leave behind.
 
-The only place that makes such memory or opens that of another process. The process that makes it sends its process id
-and descriptor to the other one, over an authenticated connection. The other process opens that descriptor through
-/proc, which the kernel allows to the same user only. It checks everything before it maps anything: the descriptor may
-have been closed since, and its number may now be another file's.
+The only place that has such memory made or opens that of another process, by `phalanx.operating_system`. The process
+that makes it sends its process id and descriptor to the other one, over an authenticated connection. The other process
+opens that descriptor through /proc, which the kernel allows to the same user only. It checks everything before it maps
+anything: the descriptor may have been closed since, and its number may now be another file's.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import mmap
 import os
 import secrets
 import stat
 
+from ..operating_system import is_sealed, make_memory_file, memory_seals, open_descriptor_of
+
 __all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "map_memory", "open_memory"]
 
 NONCE_BYTES = 16
 """Random bytes at the start of the memory. Only the processes that it was offered to know them."""
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
+SEALS = memory_seals()
 """They fix the size: a process that touches memory which another one has cut off is killed. Disk files have none."""
 
 
@@ -37,10 +38,8 @@ def make_memory(name: str, size: int) -> tuple[int, bytes]:
         OSError: The system gives no memory, or no descriptor.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = make_memory_file(name, size)
     try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         os.pwrite(fd, nonce, 0)
     except BaseException:
         os.close(fd)
@@ -55,21 +54,18 @@ def open_memory(pid: int, number: int, size: int, nonce: bytes) -> int:
         NotTheMemory: That descriptor is something else.
         OSError: It cannot be opened.
     """
-    # O_PATH looks at the file without opening it: opening a device or a pipe could have effects, or wait.
-    path = os.open(f"/proc/{pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
-    try:
-        found = os.fstat(path)
+
+    def check(found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise NotTheMemory(f"descriptor {number} of process {pid} is not shared memory")
         if found.st_uid != os.geteuid():
             raise NotTheMemory(
                 f"descriptor {number} of process {pid} belongs to user {found.st_uid} (expected {os.geteuid()})"
             )
-        fd = os.open(f"/proc/self/fd/{path}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(path)
+
+    fd = open_descriptor_of(pid, number, check)
     try:
-        if not _is_sealed(fd):
+        if not is_sealed(fd):
             raise NotTheMemory(f"descriptor {number} of process {pid} is not sealed shared memory")
         if (found_size := os.fstat(fd).st_size) != size:
             raise NotTheMemory(f"descriptor {number} of process {pid} has {found_size} bytes (expected {size})")
@@ -79,13 +75,6 @@ def open_memory(pid: int, number: int, size: int, nonce: bytes) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _is_sealed(fd: int) -> bool:
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
-    except OSError:
-        return False
 
 
 def map_memory(fd: int, size: int) -> mmap.mmap:

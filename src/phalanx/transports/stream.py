@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
 from ..errors import Timeout
+from ..operating_system import keepalive_options
 
 if TYPE_CHECKING:
     import ssl
@@ -181,14 +182,8 @@ class Stream:
 
         A stopped or busy process does not count: its kernel still answers.
         """
-        option = self._socket.setsockopt
-        option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
-            option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 3)))
-            option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        for level, option, value in keepalive_options(seconds):
+            self._socket.setsockopt(level, option, value)
 
     def keep_in_cache(self) -> None:
         """Lets only so many bytes be under way as stay in the cache; for two processes of one host, a core for each.

@@ -6,6 +6,8 @@ import contextlib
 import os
 import threading
 
+from ..operating_system import wake_pipe
+
 __all__ = ["Waker"]
 
 _local = threading.local()
@@ -27,12 +29,7 @@ class Waker:
     def __init__(self) -> None:
         self.is_set = False
         self._pid = os.getpid()
-        if hasattr(os, "eventfd"):
-            self.fd = self._write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self.fd, self._write = os.pipe()
-            os.set_blocking(self.fd, False)
-            os.set_blocking(self._write, False)
+        self.fd, self._write = wake_pipe()
 
     @classmethod
     def take(cls) -> Waker:

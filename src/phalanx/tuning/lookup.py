@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import threading
 from pathlib import Path
 
 from .._native import core
 from ..config import cache_dir, tuning_of_choice
+from ..operating_system import usable_cores
 from .decide import Decision, decide, tuning_of
 from .measure import Measured, measure
 from .store import Unusable, cpu_model, file_name, load, save
@@ -90,7 +90,7 @@ def kept_in() -> Path | None:
     folder = cache_dir()
     if folder is None or core is None:
         return None
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return folder / file_name(cpu_model(), cores, platform.release(), core.ABI)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..operating_system import usable_cores
 from .values import DEFAULTS
 
 __all__ = ["BUDGET", "COPIED_SIZES", "REDUCED_SIZES", "Measured", "measure"]
@@ -54,7 +54,7 @@ def measure(core: Any, *, cores: int | None = None, clock: Callable[[], float] =
         cores: By default those that this process may use.
     """
     begin = clock()
-    found = len(os.sched_getaffinity(0)) if cores is None else cores
+    found = usable_cores() if cores is None else cores
     if found < 2:
         return Measured()
     teams = sorted({2, min(found, MOST_RANKS)})

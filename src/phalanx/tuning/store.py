@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ..operating_system import processor_lines
 from .decide import Decision
 from .values import Tuning
 
@@ -37,11 +38,7 @@ class Unusable(Exception):
 
 def cpu_model() -> str:
     """The name of the processor, with its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.machine()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in processor_lines())}
     name = fields.get("model name") or _ARM.get(fields.get("CPU part", ""), "")
     return f"{name} ({platform.machine()})" if name else platform.machine()
 

@@ -324,7 +324,7 @@ def test_an_interface_that_was_asked_for(asked: str) -> None:
 
 def test_nothing_but_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     only = [host_network.Interface("lo", True, True, ("127.0.0.1",)), host_network.Interface("eth0", False, False, ())]
-    monkeypatch.setattr(network, "interfaces", lambda _: only)
+    monkeypatch.setattr(network, "interfaces", lambda: only)
     assert one(network.network_interfaces(Situation())).status is Severity.WARNING
     assert one(network.network_interfaces(Situation(launch=two_hosts()))).status is Severity.PROBLEM
 

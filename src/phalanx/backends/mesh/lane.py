@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ..._native import core, plain_arrays
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
+from ...operating_system import hung_up
 from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound, Outbound
 from ...transports.direct import outbound_over
@@ -42,7 +43,7 @@ PATIENT = (300, 100)
 OVERSUBSCRIBED = (0, 4)
 """The same where there are more ranks than cores, and the other rank may need this very core."""
 
-HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+HUNG_UP = hung_up()
 """The event of a connection that the other side has closed, even if there is something left to read."""
 
 

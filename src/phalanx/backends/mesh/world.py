@@ -13,6 +13,7 @@ from ..._native import core
 from ...config import Launch, Options
 from ...deadline import Deadline
 from ...errors import ConfigError, PeerLost, PhalanxError, Timeout, WorldNotFormed
+from ...operating_system import usable_cores
 from ...rendezvous.acceptor import Acceptor
 from ...rendezvous.addresses import listen_host, reachable_at
 from ...rendezvous.control import ControlClient, KnownStatuses
@@ -148,7 +149,7 @@ class MeshWorld(ControlPlane):
     def oversubscribed(self) -> bool:
         """True if the ranks of this host have to share its cores."""
         here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
-        return here > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        return here > usable_cores()
 
     def shares_memory_with(self, rank: int) -> bool:
         """True if that rank and this one can map each other's memory."""

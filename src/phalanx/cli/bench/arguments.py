@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from phalanx.operating_system import LINUX
+
 from .calibration import show_calibration
 from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
 from .operations import DTYPES, OPERATIONS
@@ -138,6 +140,8 @@ def command(
     The contenders take turns in short rounds, so that a noisy moment meets all of them. The exit code is 1 if Phalanx
     failed anywhere, or if a contender was faster than the limit, which then is none.
     """
+    if not LINUX:
+        raise click.ClickException("phalanx bench needs Linux: it finds and measures its processes through /proc")
     end_on_signals()
     if calibrate:
         show_calibration(sys.stdout)

@@ -42,7 +42,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in _KINDS:
         raise ConfigError(f"--plot {path} is not valid (expected a name that ends in .svg or .png)")
     if importlib.util.find_spec("matplotlib") is None:
-        raise BackendUnavailable("--plot needs matplotlib, which is not installed: pip install 'phalanx[bench]'")
+        raise BackendUnavailable("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def draw(report: BenchReport, path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from phalanx.config import Launch, Options
+from phalanx.operating_system import CGROUPS, PROC, SHARED_MEMORY
 from phalanx.types import Address
 
 __all__ = ["CHECKS", "Check", "Finding", "Severity", "Situation", "check", "examine", "ok", "problem", "warning"]
@@ -53,9 +54,9 @@ class Situation:
     master: Address | None = None
     """From `--master`, else from the launcher's variables."""
     hostname: str = field(default_factory=socket.gethostname)
-    shm: Path = Path("/dev/shm")  # noqa: S108  (looked at, not relied on)
-    proc: Path = Path("/proc")
-    cgroups: Path = Path("/sys/fs/cgroup")
+    shm: Path = Path(SHARED_MEMORY)
+    proc: Path = Path(PROC)
+    cgroups: Path = Path(CGROUPS)
     patience: float = 3.0
     """Seconds that one look at the network may take."""
 

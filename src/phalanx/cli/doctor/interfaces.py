@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import ipaddress
 import queue
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.background_thread import BackgroundThread
+from phalanx.operating_system import PROC, interface_addresses
 
 __all__ = ["Interface", "holder", "interfaces", "port_free", "resolve"]
 
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _TCP_LISTEN = "0A"
 
@@ -34,35 +31,15 @@ class Interface:
         return f"{self.name} {', '.join(self.addresses) or '(no address)'}"
 
 
-def interfaces(proc: Path = Path("/proc")) -> list[Interface]:
+def interfaces() -> list[Interface]:
     """Every interface of this host, without link-local IPv6 addresses, which peers cannot use."""
+    rows = interface_addresses()
     result = []
     for _, name in socket.if_nameindex():
-        flags = _ask(name, _SIOCGIFFLAGS)
-        number = struct.unpack("H", flags[16:18])[0] if flags else 0
-        address = _ask(name, _SIOCGIFADDR)
-        found = [socket.inet_ntoa(address[20:24])] if address else []
-        found += _ipv6(name, proc)
-        result.append(Interface(name, bool(number & _IFF_UP), bool(number & _IFF_LOOPBACK), tuple(found)))
+        flags = next((flags for interface, flags, _ in rows if interface == name), 0)
+        found = [address for interface, _, address in rows if interface == name and address and "%" not in address]
+        result.append(Interface(name, bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK), tuple(found)))
     return result
-
-
-def _ask(name: str, request: int) -> bytes:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return fcntl.ioctl(probe, request, struct.pack("256s", name.encode()[:15]))
-        except OSError:  # an interface without an IPv4 address
-            return b""
-
-
-def _ipv6(name: str, proc: Path) -> list[str]:
-    try:
-        lines = (proc / "net" / "if_inet6").read_text().splitlines()
-    except OSError:
-        return []
-    rows = [line.split() for line in lines]
-    found = [ipaddress.IPv6Address(bytes.fromhex(row[0])) for row in rows if row[-1] == name]
-    return [str(address) for address in found if not address.is_link_local]
 
 
 def resolve(host: str, patience: float) -> list[str]:
@@ -114,7 +91,7 @@ def port_free(address: str, port: int) -> bool:
     return True
 
 
-def holder(port: int, proc: Path = Path("/proc")) -> str:
+def holder(port: int, proc: Path = Path(PROC)) -> str:
     """Which process listens on a port of this host, as `python (process 4711)`; empty if that cannot be seen."""
     inodes = set()
     for table in ("tcp", "tcp6"):

@@ -7,6 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from phalanx.operating_system import usable_cores
+
 from .findings import Finding, Situation, check, ok, problem, warning
 
 __all__ = ["available_cores", "descriptors", "machine_share", "processes"]
@@ -66,7 +68,7 @@ def processes(situation: Situation) -> Finding:
     limits: list[tuple[int, str, str]] = []  # left, what was found, how to raise it
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     # The kernel does not hold root to RLIMIT_NPROC.
-    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0 and situation.proc.is_dir():
         used = _threads_of(os.getuid(), situation.proc)
         found = f"this user may run {soft:,} processes and threads (RLIMIT_NPROC) and runs {used:,}"
         limits.append((soft - used, found, "ulimit -u 16384, or limits.conf"))
@@ -130,7 +132,7 @@ def machine_share(situation: Situation) -> Iterator[Finding]:
 
 def available_cores(situation: Situation) -> float:
     """Cores that this process may use: its CPU set, and the container's quota (which may be a fraction)."""
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = float(usable_cores())
     for _, text in _cgroup_files(situation, "cpu", "cpu.max", "cpu.cfs_quota_us"):
         quota, _, period = text.partition(" ")
         if quota.isdigit() and int(quota) > 0:  # "max" and -1 mean none

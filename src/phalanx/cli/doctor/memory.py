@@ -6,6 +6,8 @@ import mmap
 import os
 import tempfile
 
+from phalanx.operating_system import LINUX, make_memory_file
+
 from .findings import Finding, Situation, check, ok, problem, warning
 from .limits import size
 
@@ -20,6 +22,8 @@ def shared_memory(situation: Situation) -> Finding:
     """The folder for shared memory: is it there, is it writable, how much is free."""
     topic = "shared memory"
     path = situation.shm
+    if not LINUX:
+        return ok(topic, "this system has no folder for it; nothing here needs one")
     try:
         room = os.statvfs(path)
     except OSError as error:
@@ -59,14 +63,15 @@ def shared_memory(situation: Situation) -> Finding:
 def memory_file(situation: Situation) -> Finding:
     """Whether a memfd can be made, sized, mapped and read back: what ranks on one host share without a name."""
     topic = "memory files"
-    if not hasattr(os, "memfd_create"):
+    if not LINUX:
         return warning(
-            topic, "this system has no memfd_create", "Nothing to do: ranks on this host talk over TCP, only slower."
+            topic,
+            "this system has no memory files (memfd_create)",
+            "Nothing to do: ranks on this host talk over TCP, only slower.",
         )
     try:
-        descriptor = os.memfd_create("phalanx-doctor", os.MFD_CLOEXEC)
+        descriptor = make_memory_file("phalanx-doctor", 1 << 20)
         try:
-            os.ftruncate(descriptor, 1 << 20)
             with mmap.mmap(descriptor, 1 << 20) as first, mmap.mmap(descriptor, 1 << 20) as second:
                 first[:5] = b"hello"
                 seen = second[:5]

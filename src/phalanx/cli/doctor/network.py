@@ -54,7 +54,7 @@ def hostname(situation: Situation) -> Finding:
 def network_interfaces(situation: Situation) -> Finding:
     """The interfaces, and whether the one that the user asked for is among them."""
     topic = "interfaces"
-    present = interfaces(situation.proc)
+    present = interfaces()
     usable = [interface for interface in present if interface.up and interface.addresses]
     listed = "; ".join(map(str, usable)) or "none has an address"
     asked = situation.options.interface if situation.options else None
@@ -102,9 +102,7 @@ def route(situation: Situation) -> Finding:
             continue
         if is_local(address):
             return ok(topic, f"{master.host} is this machine ({address})")
-        return ok(
-            topic, f"{master.host} ({address}) is reached from {source}{_over(source, interfaces(situation.proc))}"
-        )
+        return ok(topic, f"{master.host} ({address}) is reached from {source}{_over(source, interfaces())}")
     return problem(
         topic,
         f"the master's host {master.host} cannot be reached: {'; '.join(refusals)}",

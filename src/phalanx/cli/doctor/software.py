@@ -12,6 +12,7 @@ from importlib import metadata
 
 import phalanx
 from phalanx import _native, config
+from phalanx.operating_system import LINUX
 
 from .findings import Finding, Situation, check, ok, warning
 
@@ -35,8 +36,8 @@ def system(situation: Situation) -> Finding:
         f"Phalanx {phalanx.__version__}, Python {platform.python_version()} ({sys.implementation.name}), "
         f"{uname.system} {uname.release}, {uname.machine}"
     )
-    if uname.system != "Linux":
-        return warning("system", found, "Phalanx is made for Linux. Elsewhere some of these checks cannot look.")
+    if not LINUX:
+        return warning("system", found, "Phalanx is at its best on Linux. Elsewhere some of these checks cannot look.")
     return ok("system", found)
 
 
@@ -46,6 +47,8 @@ def core(situation: Situation) -> Finding:
     topic = "native core"
     if _native.available:
         return ok(topic, "the compiled core is in use")
+    if not LINUX:
+        return ok(topic, f"there is no compiled core ({_native.why_not}): everything works without it, only slower")
     remedy = "unset PHALANX_PURE" if config.pure() else "install Phalanx again where a C++ compiler is present"
     return warning(
         topic,
@@ -128,7 +131,7 @@ def mpi_library(situation: Situation) -> Finding:
     topic = "MPI library"
     version = _version("mpi4py")
     if not version:
-        return ok(topic, "mpi4py is not installed (only needed for MPI: pip install phalanx[mpi])")
+        return ok(topic, "mpi4py is not installed (only needed for MPI: pip install mpi4py)")
     try:
         # In another process: what a library does when it is loaded must not happen to this one.
         answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=20, check=False)

@@ -16,8 +16,7 @@ from phalanx.errors import ConfigError
 from phalanx.last_words import LastWords
 from phalanx.launching import guardian
 from phalanx.launching.guardian import Process, processes, relatives, send
-
-from .bootstrap import PR_SET_CHILD_SUBREAPER, prctl
+from phalanx.operating_system import adopt_orphans
 
 __all__ = ["Guardian", "LocalRank", "Processes"]
 
@@ -54,7 +53,7 @@ class Processes:
         # A launcher that was started by `exec` may have children of a former life.
         self._spare = {*spare, *(p.pid for p in processes() if p.parent == me)}
         # What ranks leave behind becomes a child of the launcher and not of the init process: so it is found.
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> LocalRank:
         """Starts one rank. Rank 0 reads the launcher's standard input, the others read nothing.

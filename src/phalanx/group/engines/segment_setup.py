@@ -26,6 +26,7 @@ from ..._native import core
 from ...algorithms import Recv, Schedule, Send, Step
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
+from ...operating_system import usable_cores
 from ...transports.shared_memory import make_memory, open_memory
 from ...tuning import Tuning, current
 from ..running_collective import RunningCollective
@@ -159,7 +160,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         raise OSError(f"invalid tuning: {error}") from error
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         patience = (tuning.spins, YIELDS) if ranks <= cores else LITTLE_PATIENCE
         thresholds = tuning.reduced_by_all, tuning.copy_once_from
         segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)

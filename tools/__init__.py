@@ -1,0 +1,1 @@
+"""Tools for those who work on Phalanx; not part of any wheel."""
