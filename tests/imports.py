@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"phalanx"},
     {"launching"},
     {"torch_backend", "parallel", "rpc"},
+    {"checkpoint"},
     {"world"},
     {"last_words", "group"},
     {"backends"},

@@ -15,13 +15,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, errors, parallel, rpc, testing
+    from . import backends, checkpoint, errors, parallel, rpc, testing
     from .config import Options, TlsOptions
     from .errors import (
         AuthenticationFailed,
         BackendUnavailable,
         Cancelled,
         ChannelClosed,
+        CheckpointError,
+        CheckpointNotFound,
         Closed,
         ConfigError,
         Desync,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
         UsageError,
         WorldNotFormed,
     )
-    from .group import Group, Work
+    from .group import Group, Mesh, Work
     from .launching.launch import launch
     from .types import Address, Received, ReduceOp
     from .world import init
@@ -63,6 +65,8 @@ __all__ = [
     "BackendUnavailable",
     "Cancelled",
     "ChannelClosed",
+    "CheckpointError",
+    "CheckpointNotFound",
     "Closed",
     "ConfigError",
     "Desync",
@@ -72,6 +76,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidRank",
     "InvalidWorldSize",
+    "Mesh",
     "MissingVariable",
     "NoConnection",
     "Options",
@@ -98,6 +103,7 @@ __all__ = [
     "WorldNotFormed",
     "__version__",
     "backends",
+    "checkpoint",
     "errors",
     "init",
     "launch",
@@ -109,6 +115,7 @@ __all__ = [
 _HOMES = {
     "Address": "types",
     "Group": "group",
+    "Mesh": "group",
     "Options": "config",
     "Received": "types",
     "ReduceOp": "types",
@@ -158,7 +165,7 @@ _OF_A_GROUP = frozenset(
     }
 )
 """Names of a group that users of other libraries look for in the module."""
-_PARTS = frozenset({"backends", "errors", "parallel", "rpc", "testing"})
+_PARTS = frozenset({"backends", "checkpoint", "errors", "parallel", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:

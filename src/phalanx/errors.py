@@ -10,6 +10,7 @@ PhalanxError
 ├── PeerLost (ConnectionError)   ChannelClosed
 ├── Desync
 ├── OutOfResources (OSError)
+├── CheckpointError              CheckpointNotFound (FileNotFoundError)
 ├── ProtocolError
 ├── RankFailed                   of launch(): also of the type that the rank raised
 └── RpcError                     FunctionNotFound  InvalidArgument (TypeError)  InvalidMessage  RemoteError  Cancelled
@@ -29,6 +30,8 @@ __all__ = [
     "BackendUnavailable",
     "Cancelled",
     "ChannelClosed",
+    "CheckpointError",
+    "CheckpointNotFound",
     "Closed",
     "ConfigError",
     "Desync",
@@ -273,6 +276,19 @@ class OutOfResources(PhalanxError, OSError):
     def __init__(self, message: str, *, errno: int | None = None, rank: int | None = None) -> None:
         super().__init__(message, rank=rank)
         self.errno = errno
+
+
+class CheckpointError(PhalanxError):
+    """A checkpoint could not be written or read. `path` is the file or folder, `tensor` the name of what was in it."""
+
+    def __init__(self, message: str = "", *, path: str | None = None, tensor: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.tensor = tensor
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """There is no checkpoint."""
 
 
 class ProtocolError(PhalanxError):

@@ -28,6 +28,7 @@ class SubBackend(LaneBackend):
         keep_order: Number the members in the order given.
         share_stream: Send on the parent's own stream, as ferrotorch does, to share a sub-group with its ranks on a
             classic wire. Then the two kinds of traffic must not cross. Always so where the parent has such peers.
+        label: Tells groups of the same members apart that ranks may make in different orders.
 
     Raises:
         InvalidWorldSize: There are no members.
@@ -41,6 +42,7 @@ class SubBackend(LaneBackend):
         *,
         keep_order: bool = False,
         share_stream: bool = False,
+        label: str = "sub",
     ) -> None:
         lanes = as_lane_backend(parent)
         lanes.check_usable()
@@ -66,7 +68,7 @@ class SubBackend(LaneBackend):
             chosen.index(parent.rank),
             [lanes.world_ranks[member] for member in chosen],
             lanes.control,
-            context=lanes.next_context("sub", tuple(chosen)),
+            context=lanes.next_context(label, tuple(chosen)),
             timeouts=Timeouts(lanes.timeout, lanes.meeting_timeout),
             options=lanes.options,
         )

@@ -1,4 +1,4 @@
-"""The commands that a person types: `phalanx run`, `phalanx doctor`, `phalanx demo`, `phalanx bench`.
+"""The commands that a person types: `phalanx run`, `doctor`, `demo`, `bench` and `checkpoint`.
 
 Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
 `phalanx run` should not wait for what `phalanx doctor` needs.
@@ -25,6 +25,7 @@ _COMMANDS = {
     "doctor": ("phalanx.cli.doctor", "Look at this machine and say what would break a job, and what to do."),
     "demo": ("phalanx.cli.demo", "Train a small classifier on four ranks; nothing to configure."),
     "bench": ("phalanx.cli.bench", "Measure collectives, beside Gloo and MPI if you like."),
+    "checkpoint": ("phalanx.cli.checkpoint", "Look at checkpoints: what is in them, and whether it is whole."),
 }
 """Name, module, and the line of help, which is here so that the list of commands imports none of them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .group import Group
+from .mesh import Mesh
 from .work import Work
 
-__all__ = ["Group", "Work"]
+__all__ = ["Group", "Mesh", "Work"]

@@ -49,6 +49,8 @@ class GroupCore:
         self._told = False
         """True once the program was told that the group is broken."""
         self._closed = False
+        self._before_close: list[Callable[[], None]] = []
+        """Called once, when the group is closed, while it can still be used."""
         self._asking = threading.RLock()
         self._asked = (-math.inf, KnownStatuses(None))
         """The time at which all were asked last for a message's sake, and their answers."""

@@ -91,6 +91,11 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         backend = SubBackend(self._backend, [rank for _, rank in chosen], keep_order=True)
         return Group(backend, _owns_backend=True)
 
+    def _labelled_subgroup(self, ranks: Iterable[int], label: str) -> Group:
+        """A group in the order given, told apart by its label: ranks may ask for several of them in any order."""
+        self._check()
+        return Group(SubBackend(self._backend, ranks, keep_order=True, label=label), _owns_backend=True)
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     @hides_frames
@@ -138,6 +143,8 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         """
         if self._backend.forked:
             return  # the locks below may be held by threads that exist only in the parent
+        while self._before_close:
+            self._before_close.pop()()
         with self._lock:
             if self._closed:
                 return

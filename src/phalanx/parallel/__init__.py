@@ -14,11 +14,16 @@ from .arrays import DataParallel, average_gradients
 
 if TYPE_CHECKING:
     from .ddp import DDP
+    from .fsdp import FSDP
+    from .sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DDP", "DataParallel", "average_gradients"]
+__all__ = ["DDP", "FSDP", "DataParallel", "SyncBatchNorm", "average_gradients"]
+
+_NEED_TORCH = {"DDP": "ddp", "FSDP": "fsdp", "SyncBatchNorm": "sync_batch_norm"}
+"""Their modules, which are imported when they are used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DDP":  # it needs torch, which the others do not
-        return importlib.import_module(".ddp", __name__).DDP
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(f".{_NEED_TORCH[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,13 +9,14 @@ anything: the descriptor may have been closed since, and its number may now be a
 from __future__ import annotations
 
 import hmac
+import mmap
 import os
 import secrets
 import stat
 
 from ..operating_system import is_sealed, make_memory_file, memory_seals, open_descriptor_of
 
-__all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "open_memory"]
+__all__ = ["NONCE_BYTES", "NotTheMemory", "make_memory", "map_memory", "open_memory"]
 
 NONCE_BYTES = 16
 """Random bytes at the start of the memory. Only the processes that it was offered to know them."""
@@ -74,3 +75,8 @@ def open_memory(pid: int, number: int, size: int, nonce: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def map_memory(fd: int, size: int) -> mmap.mmap:
+    """The memory itself. It stays mapped while somebody holds a view of it, also when the descriptor is closed."""
+    return mmap.mmap(fd, size)

@@ -1,0 +1,103 @@
+"""Saves beside the program: one at a time, on a group of their own, waited for by whoever comes next."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+
+from ..background_thread import BackgroundThread
+from ..deadline import Deadline
+from ..exception_text import describe
+from ..group import Group, Work
+from .plan import Plan
+
+__all__ = ["copied", "start", "wait"]
+
+logger = logging.getLogger("phalanx.checkpoint")
+
+_LONGEST = 24 * 3600.0
+"""Seconds that a save may take; its votes have deadlines of their own."""
+
+
+class _Saver:
+    """The saves of one group: the last one, whether the program knows how it ended, and the group that they vote on."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._votes = None if group is None else group._labelled_subgroup(range(group.world_size), "checkpoint")
+        self._work: Work[None] | None = None
+        self._told = True
+
+    def start(self, save: Callable[[Group | None], None], words: str) -> Work[None]:
+        work: Work[None] = Work(words, Deadline(_LONGEST), on_told=self._note_told)
+        votes = self._votes
+
+        def run() -> None:
+            try:
+                save(votes)
+            except BaseException as error:
+                work._finish(error=error)
+            else:
+                work._finish()
+
+        self._work, self._told = work, False
+        BackgroundThread(run, "phalanx-checkpoint").start()
+        return work
+
+    def wait(self) -> None:
+        """Waits for the last save, and raises its error unless the program has seen it."""
+        if self._work is not None and not (self._told and self._work.done()):
+            work, self._work = self._work, None
+            work.wait()
+
+    def finish(self) -> None:
+        """At the end of the group nobody is left to tell: the save is waited for, and an error goes to the log."""
+        work, self._work = self._work, None
+        if work is not None:
+            ended = threading.Event()
+            work.add_done_callback(lambda _work: ended.set())
+            ended.wait()
+            if not self._told and (error := work.exception()) is not None:
+                logger.error("%s failed: %s", work, describe(error))
+        if self._votes is not None:
+            self._votes.close()
+
+    def _note_told(self) -> None:
+        self._told = True
+
+
+_savers: weakref.WeakKeyDictionary[Group, _Saver] = weakref.WeakKeyDictionary()
+_alone = _Saver(None)
+atexit.register(_alone.finish)
+
+
+def start(group: Group | None, save: Callable[[Group | None], None], words: str) -> Work[None]:
+    """Begins a save, of which `save` is given the group that votes."""
+    if group is None:
+        return _alone.start(save, words)
+    if group not in _savers:
+        saver = _savers[group] = _Saver(group)
+        group._before_close.append(saver.finish)
+    return _savers[group].start(save, words)
+
+
+def wait(group: Group | None) -> None:
+    """Waits for a save of the group that is under way.
+
+    Raises:
+        PhalanxError: What it raised, if the program does not know yet.
+    """
+    saver = _alone if group is None else _savers.get(group)
+    if saver is not None:
+        saver.wait()
+
+
+def copied(plan: Plan) -> Plan:
+    """The same plan with memory of its own."""
+    shares = [
+        share._replace(entry=share.entry._replace(memory=memoryview(bytearray(share.entry.memory))))
+        for share in plan.shares
+    ]
+    return plan._replace(shares=shares)

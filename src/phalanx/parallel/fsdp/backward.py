@@ -1,0 +1,132 @@
+"""One backward through a wrapped module: gradients are averaged unit by unit while it runs.
+
+On every rank a pass is the same sequence of operations: one average per unit, always in the same order, and one short
+all_reduce of who failed. A backward that raises drops its callback; the pass then sends the rest with zeros and reports
+that it failed, so that the others raise instead of waiting. No gradient is given out before the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import Desync, PhalanxError
+from ...group import Group
+from .units import Unit
+
+__all__ = ["BackwardPass", "EndOfBackward"]
+
+
+class BackwardPass:
+    """The averages of one backward.
+
+    Args:
+        units: In the order in which they are averaged.
+        group: All ranks that train together.
+        averages: False if gradients are only added up on this rank.
+        on_end: Called when it is over, with True if gradients were averaged.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        group: Group,
+        *,
+        averages: bool,
+        timeout: float | None,
+        on_end: Callable[[bool], None],
+    ) -> None:
+        self._units = units
+        self._group = group
+        self._averages = averages
+        self._timeout = timeout
+        self._on_end = on_end
+        self._missing = {
+            id(unit): {id(place.parameter) for place in unit.places if place.parameter.requires_grad} for unit in units
+        }
+        self._sent = 0
+
+    def mark_ready(self, unit: Unit, parameter: Any) -> None:
+        """A gradient is complete."""
+        self._missing[id(unit)].discard(id(parameter))
+        if self._averages:
+            while self._sent < len(self._units) - 1 and not self._missing[id(self._units[self._sent])]:
+                self._send()
+
+    def finish(self) -> None:
+        """The end of backward: the shards have their gradients when it returns.
+
+        Raises:
+            Desync: Another rank did not finish its backward; then no rank has new gradients.
+        """
+        if not self._averages:
+            self._on_end(False)
+            return
+        try:
+            while self._sent < len(self._units):
+                self._send()
+            for unit in self._units:
+                unit.wait()
+            failed = self._report(False)
+        except BaseException:
+            self._on_end(False)
+            raise
+        self._on_end(True)
+        if failed:
+            for unit in self._units:
+                unit.drop()
+            peer = self._group.members[failed - 1]
+            raise Desync(
+                f"rank {peer} did not finish this backward, so no gradients were averaged (its own error says why; to "
+                "go on, drop the gradients of this step on all ranks)",
+                peer=peer,
+            )
+        for unit in self._units:
+            unit.give_out()
+
+    def give_up(self) -> None:
+        """Sends the rest of the sequence, so that the others hear that this rank failed."""
+        if not self._averages:
+            self._on_end(False)
+            return
+        with contextlib.suppress(PhalanxError):  # then the group is broken: the others hear that
+            while self._sent < len(self._units):
+                self._send(only_zeros=True)
+            for unit in self._units:
+                unit.wait()
+            self._report(True)
+        for unit in self._units:
+            unit.drop()
+        self._on_end(True)
+
+    def _send(self, *, only_zeros: bool = False) -> None:
+        unit = self._units[self._sent]
+        self._sent += 1
+        unit.reduce(only_zeros=only_zeros)
+        unit.release()
+
+    def _report(self, failed: bool) -> int:
+        word = np.array([self._group.rank + 1 if failed else 0])
+        self._group.all_reduce(word, op="max", timeout=self._timeout)
+        return int(word[0])
+
+
+class EndOfBackward:
+    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
+
+    __slots__ = ("_pass",)
+
+    def __init__(self, current: BackwardPass) -> None:
+        self._pass: BackwardPass | None = current
+
+    def __call__(self) -> None:
+        current, self._pass = self._pass, None
+        if current is not None:
+            current.finish()
+
+    def __del__(self) -> None:
+        if self._pass is not None:
+            self._pass.give_up()

@@ -1,0 +1,284 @@
+"""A unit: the parameters of one layer, which are sharded, gathered and reduced together.
+
+Every parameter exists twice as an object: the module's own, with all of its rows, which forward and backward use; and
+this rank's shard, some of its rows, which the optimizer has. The kinds of units differ in where these lie:
+
+- `SharedUnit`: both in memory that all ranks of the host have in common. Nothing is gathered.
+- `GatheredUnit`: shards in this rank's memory; the whole exists only while it is needed.
+- `WholeUnit`: the whole in this rank's memory, the shard is a view of it. Shards are gathered after a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...group import Group, Work
+from .host_memory import share_memory
+from .layout import Layout
+
+__all__ = ["GatheredUnit", "Place", "SharedUnit", "Unit", "WholeUnit"]
+
+
+class Place:
+    """A parameter and all modules that have it, under which names."""
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.owners: list[tuple[nn.Module, str]] = []
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Makes this tensor the module's parameter, in all places."""
+        self.parameter = nn.Parameter(tensor, requires_grad=self.parameter.requires_grad)
+        for module, name in self.owners:
+            module._parameters[name] = self.parameter
+
+
+class Unit:
+    """The parameters of a layer, of one dtype.
+
+    Args:
+        places: The parameters.
+        module: The layer whose forward needs them; None for those of the whole module.
+        shards: The ranks that share the rows.
+        replicas: The ranks that have the same rows; None if there are no others.
+        compute: The dtype that forward and backward use.
+        timeout: Seconds for each operation.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        module: nn.Module | None,
+        shards: Group | None,
+        replicas: Group | None,
+        *,
+        compute: torch.dtype,
+        timeout: float | None,
+    ) -> None:
+        self.places = list(places)
+        self.module = module
+        self.group = shards
+        self.replicas = replicas
+        self.dtype = places[0].parameter.dtype
+        self.compute = compute
+        self.timeout = timeout
+        self.rank = 0 if shards is None else shards.rank
+        self.ranks = 1 if shards is None else shards.world_size
+        self.layout = Layout([place.parameter.shape for place in places], self.ranks)
+        self.shards: list[nn.Parameter] = []
+        self._reduced: torch.Tensor | None = None
+        self._works: list[Work[Any]] = []
+        self._set_up()
+
+    def _set_up(self) -> None:
+        raise NotImplementedError
+
+    def _make_shards(self, rows: Sequence[torch.Tensor]) -> None:
+        self.shards = [
+            nn.Parameter(tensor, requires_grad=place.parameter.requires_grad)
+            for tensor, place in zip(rows, self.places, strict=True)
+        ]
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Makes what forward uses of the shards as they are now. All ranks call it."""
+
+    def gather(self) -> None:
+        """Waits until the whole parameters are there."""
+
+    def prefetch(self) -> None:
+        """Begins to gather the whole parameters."""
+
+    def release(self) -> None:
+        """Gives the memory of the whole parameters back, where it is not shared."""
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
+
+    def reduce(self, *, only_zeros: bool = False) -> None:
+        """Begins to average the gradients. They are taken from the module's parameters."""
+        trained = any(place.parameter.requires_grad for place in self.places)
+        if not trained:
+            return
+        parts = torch.empty(self.ranks * self.layout.length, dtype=self.dtype)
+        gradients = [None if only_zeros else place.parameter.grad for place in self.places]
+        self.layout.pack(gradients, parts)
+        for place in self.places:
+            if not only_zeros:
+                place.parameter.grad = None
+        if self.group is not None:
+            self._works.append(self.group.reduce_scatter(parts, op="mean", async_op=True, timeout=self.timeout))
+        else:
+            self._reduced = parts
+
+    def wait(self) -> None:
+        """Waits for the average over the shards' ranks, and makes that over the replicas."""
+        if self._works:
+            self._reduced = self._works.pop().wait()
+        if self._reduced is not None and self.replicas is not None:
+            self.replicas.all_reduce(self._reduced, op="mean", timeout=self.timeout)
+
+    def give_out(self) -> None:
+        """Adds the average to the gradients of the shards."""
+        if self._reduced is None:
+            return
+        part, self._reduced = self._reduced, None
+        for shard, gradient in zip(self.shards, self.layout.views(part, self.rank), strict=True):
+            if shard.requires_grad:
+                shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
+
+    def drop(self) -> None:
+        """Forgets the average."""
+        self._reduced = None
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def named_shards(self) -> Iterator[tuple[Place, nn.Parameter, int]]:
+        """Each parameter, this rank's shard of it, and its first row."""
+        for index, (place, shard) in enumerate(zip(self.places, self.shards, strict=True)):
+            yield place, shard, self.layout.rows(index, self.rank)[0]
+
+    def _first_values(self) -> list[torch.Tensor]:
+        """The values of the first rank on all ranks, one after the other: this rank's own are freed."""
+        values = []
+        for place in self.places:
+            parameter = place.parameter.detach()
+            mine = torch.empty(parameter.shape, dtype=self.dtype) if parameter.is_meta else parameter.contiguous()
+            for group in (self.replicas, self.group):
+                if group is not None:
+                    group.broadcast(mine, 0, timeout=self.timeout)
+            values.append(mine)
+        return values
+
+
+class SharedUnit(Unit):
+    """Parameters that exist once on the host. Every rank computes on the same memory and updates its own rows in it.
+
+    If forward uses a shorter dtype, the shared memory holds that, and the shards are this rank's own.
+    """
+
+    def _set_up(self) -> None:
+        assert self.group is not None
+        whole = self._map()
+        if self.group.rank == 0:
+            for place, tensor in zip(self.places, whole, strict=True):
+                value = place.parameter.detach()
+                if self.replicas is not None:
+                    value = value.contiguous()
+                    self.replicas.broadcast(value, 0, timeout=self.timeout)
+                tensor.copy_(value)
+        self.group.barrier(timeout=self.timeout)
+        rows = self.layout.rows_of(whole, self.rank)
+        if self.compute != self.dtype:
+            # The whole was rounded; shards begin with the values of the first rank as they were.
+            exact = self._first_values()
+            rows = [row.clone() for row in self.layout.rows_of(exact, self.rank)]
+        self._make_shards(rows)
+        for place, tensor in zip(self.places, whole, strict=True):
+            place.put(tensor)
+
+    def _map(self) -> list[torch.Tensor]:
+        """The whole parameters, in the memory of all."""
+        assert self.group is not None
+        sizes = [-(-place.parameter.numel() * self.compute.itemsize // 64) * 64 for place in self.places]
+        memory = share_memory(self.group, max(sum(sizes), 64), self.timeout)
+        if memory is None:
+            raise NoSharedMemory
+        found, start = [], 0
+        for place, size in zip(self.places, sizes, strict=True):
+            count = place.parameter.numel() * self.compute.itemsize
+            flat = torch.from_numpy(memory[start : start + count]).view(self.compute)
+            found.append(flat.view(place.parameter.shape))
+            start += size
+        return found
+
+    def refresh(self) -> None:
+        if self.compute != self.dtype:
+            whole = [place.parameter.data for place in self.places]
+            for row, shard in zip(self.layout.rows_of(whole, self.rank), self.shards, strict=True):
+                row.copy_(shard.detach())
+
+
+class NoSharedMemory(Exception):
+    """The ranks have no memory in common."""
+
+
+class GatheredUnit(Unit):
+    """Parameters whose whole exists only from before it is used until after it."""
+
+    def _set_up(self) -> None:
+        self._work: Work[Any] | None = None
+        exact = self._first_values()
+        self._part = torch.zeros(self.layout.length, dtype=self.dtype)
+        rows = self.layout.views(self._part, self.rank)
+        for row, value in zip(rows, self.layout.rows_of(exact, self.rank), strict=True):
+            row.copy_(value)
+        del exact
+        self._make_shards(rows)
+        sizes = [place.parameter.numel() for place in self.places]
+        self._flat = torch.empty(sum(sizes), dtype=self.compute)
+        self._bytes = self._flat.untyped_storage().size()
+        for place, flat in zip(self.places, self._flat.split(sizes), strict=True):
+            place.put(flat.view(place.parameter.shape))
+        self._is_there = True
+        self.release()
+
+    def prefetch(self) -> None:
+        if not self._is_there and self._work is None:
+            part = self._part.to(self.compute)
+            if self.group is None:
+                self._fill(part)
+            else:
+                self._work = self.group.all_gather(part, async_op=True, timeout=self.timeout)
+
+    def gather(self) -> None:
+        self.prefetch()
+        if self._work is not None:
+            work, self._work = self._work, None
+            self._fill(work.wait())
+
+    def _fill(self, parts: torch.Tensor) -> None:
+        self._flat.untyped_storage().resize_(self._bytes)
+        # Autograd may have kept views of these tensors for backward. They get the values that they had.
+        self.layout.unpack(parts, [place.parameter.data for place in self.places])
+        self._is_there = True
+
+    def release(self) -> None:
+        if self._is_there:
+            self._is_there = False
+            self._flat.untyped_storage().resize_(0)
+
+    def refresh(self) -> None:
+        """Nothing is to be done: a whole that is still there was gathered before the step."""
+        self.release()
+
+
+class WholeUnit(Unit):
+    """Parameters that every rank has. Each updates its own rows, which the others then get."""
+
+    def _set_up(self) -> None:
+        exact = self._first_values()
+        whole = [value.to(self.compute).clone() if self.compute != self.dtype else value for value in exact]
+        rows = self.layout.rows_of(exact, self.rank)
+        if self.compute != self.dtype:
+            rows = [row.clone() for row in rows]
+        self._make_shards(rows)
+        for place, tensor in zip(self.places, whole, strict=True):
+            place.put(tensor)
+
+    def refresh(self) -> None:
+        whole = [place.parameter.data for place in self.places]
+        if self.compute != self.dtype:
+            for row, shard in zip(self.layout.rows_of(whole, self.rank), self.shards, strict=True):
+                row.copy_(shard.detach())
+        if self.group is None:
+            return
+        part = torch.zeros(self.layout.length, dtype=self.compute)
+        for view, row in zip(self.layout.views(part, self.rank), self.layout.rows_of(whole, self.rank), strict=True):
+            view.copy_(row)
+        self.layout.unpack(self.group.all_gather(part, timeout=self.timeout), whole)

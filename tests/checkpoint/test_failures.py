@@ -1,0 +1,221 @@
+"""Saves that fail, files that are damaged, ranks that die: the old checkpoint stays, and the error says why."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx as px
+from phalanx.checkpoint.index import INDEX
+from phalanx.testing import Died, faults, run_ranks
+from phalanx.transports.tcp import free_port
+
+OLD = {"x": np.arange(100_000), "step": 1}
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def is_old(folder: Path) -> bool:
+    found = px.checkpoint.load(folder)
+    return found["step"] == 1 and bool((found["x"] == OLD["x"]).all())
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    px.checkpoint.save(tmp_path / "a", OLD)
+
+    def body(world: px.Group) -> str:
+        if world.rank == 1:  # the system refuses to write more than this to a file of this rank
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        new = {"small": np.zeros(3), "x": px.checkpoint.Shard.along(np.zeros(5000), world), "step": 2}
+        with pytest.raises(px.CheckpointError) as caught:
+            px.checkpoint.save(tmp_path / "a", new, world)
+        assert caught.value.tensor == "x"
+        assert "rank-00001" in str(caught.value.path)
+        world.barrier()  # it goes on
+        return str(caught.value)
+
+    words = run_ranks(3, body, backend="mesh")
+    assert all("cannot write 'x' to" in text and "File too large" in text for text in words)
+    assert [text.startswith("rank 1: ") for text in words] == [True, False, True]
+    assert is_old(tmp_path / "a")
+    assert len(files(tmp_path / "a")) == 1  # nothing of the new one is left
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    def body(world: px.Group) -> None:
+        with pytest.raises(px.CheckpointError, match="cannot make the folder"):
+            px.checkpoint.save(tmp_path / "file" / "a", OLD, world)
+
+    run_ranks(2, body)
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: flip(file, -5), "a damaged block in 'x' of"),
+        (lambda file: file.unlink(), "cannot read 'x' from"),
+        (lambda file: os.truncate(file, 1000), "bytes are missing in 'x' of"),
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, damage: Any, words: str) -> None:
+    run_ranks(2, lambda world: px.checkpoint.save(tmp_path / "a", OLD, world))
+    (file,) = files(tmp_path / "a")
+    damage(file)
+
+    def body(world: px.Group) -> None:
+        # Only the second rank needs the tensor.
+        like = {"x": px.checkpoint.Shard(np.zeros(0 if world.rank == 0 else 100_000, int), (100_000,), (0,))}
+        with pytest.raises(px.CheckpointError) as caught:
+            px.checkpoint.load(tmp_path / "a", world, like=like)
+        assert words in str(caught.value)
+        assert file.name in str(caught.value)
+        assert caught.value.tensor == "x"
+        world.barrier()
+
+    run_ranks(2, body)
+    with pytest.raises(px.CheckpointError):
+        px.checkpoint.verify(tmp_path / "a")
+
+
+def test_a_damaged_header_is_found_by_verify(tmp_path: Path) -> None:
+    px.checkpoint.save(tmp_path / "a", OLD)
+    (file,) = files(tmp_path / "a")
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b'"I64"', b'"I32"'))
+    assert is_old(tmp_path / "a")  # the index says where everything lies
+    with pytest.raises(px.CheckpointError, match="the header of .* does not fit 'x'"):
+        px.checkpoint.verify(tmp_path / "a")
+
+
+@pytest.mark.parametrize("place", [0, 40, 70, 200, -3])
+def test_a_damaged_index(tmp_path: Path, place: int) -> None:
+    px.checkpoint.save(tmp_path / "a", OLD)
+    flip(tmp_path / "a" / INDEX, place)
+
+    def body(world: px.Group) -> None:
+        with pytest.raises(px.CheckpointError) as caught:
+            px.checkpoint.load(tmp_path / "a", world)
+        assert INDEX in str(caught.value)
+
+    run_ranks(2, body)
+    assert px.checkpoint.latest(tmp_path) is None
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    def body(world: px.Group) -> None:
+        with pytest.raises(px.CheckpointNotFound, match="is not a checkpoint"):
+            px.checkpoint.load(tmp_path / "a", world)
+        with pytest.raises(FileNotFoundError):
+            px.checkpoint.load(tmp_path / "a", world)
+
+    run_ranks(2, body)
+
+
+def test_ranks_that_load_different_checkpoints(tmp_path: Path) -> None:
+    for name in "ab":
+        px.checkpoint.save(tmp_path / name, OLD)
+
+    def body(world: px.Group) -> str:
+        with pytest.raises(px.PhalanxError) as caught:
+            px.checkpoint.load(tmp_path / "ab"[world.rank], world)
+        return str(caught.value)
+
+    assert all("this rank loads" in words for words in run_ranks(2, body))
+
+
+def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
+    px.checkpoint.save(tmp_path / "a", OLD)
+
+    def body(world: px.Group) -> Any:
+        if world.rank == 1:
+            px.checkpoint.saving.write_file = lambda *_: faults.kill_self()
+        with pytest.raises(px.PeerLost) as caught:
+            px.checkpoint.save(tmp_path / "a", {"x": px.checkpoint.Shard.along(np.zeros(9), world)}, world)
+        return caught.value.peer
+
+    first, second, third = run_ranks(3, body, backend="mesh", may_die=[1])
+    assert (first, third) == (1, 1)
+    assert isinstance(second, Died)
+    assert is_old(tmp_path / "a")
+    # What the survivors wrote goes with the next save.
+    px.checkpoint.save(tmp_path / "a", OLD)
+    assert len(files(tmp_path / "a")) == 1
+
+
+SAVER = """
+import sys
+import numpy as np
+import phalanx as px
+with px.init(timeout=20) as world:
+    for step in range(int(sys.argv[2]), 1_000_000):
+        part = px.checkpoint.Shard.along(np.full((50, 1000), step * 10 + world.rank), world)
+        tree = {"step": step, "all": np.full(1 << 21, step), "parts": part}
+        if step % 2:
+            px.checkpoint.save_async(sys.argv[1], tree, world)
+        else:
+            px.checkpoint.save(sys.argv[1], tree, world)
+"""
+
+
+def kill_somewhere(folder: Path, seed: int, ranks: int = 3) -> None:
+    """Starts ranks that save all the time, kills one or all of them at a random moment, and looks at what is there."""
+    chance = random.Random(seed)
+    first = px.checkpoint.load(folder)["step"] + 1 if (folder / INDEX).exists() else 0
+    port = free_port()
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    env["PHALANX_TOKEN"] = "a token of the test"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(folder), str(first)],
+            env={**env, "RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        limit = time.monotonic() + 60
+        while not (folder / INDEX).exists() and time.monotonic() < limit:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.3, 1.2))
+        victims = processes if chance.random() < 0.3 else [chance.choice(processes)]
+        for process in victims:
+            process.kill()
+        for process in processes:
+            process.wait(30)  # the others hear of it, and end
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = px.checkpoint.load(folder)
+    step = found["step"]
+    assert step >= first - 1
+    assert (found["all"] == step).all()
+    assert (found["parts"] == np.repeat([step * 10 + rank for rank in range(ranks)], 50)[:, None]).all()
+    assert px.checkpoint.verify(folder)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_there_is_the_old_one_or_the_new_one(tmp_path: Path, seed: int) -> None:
+    for turn in range(2):
+        kill_somewhere(tmp_path / "a", 100 * seed + turn)

@@ -1,0 +1,279 @@
+"""Training with shards, beside one process and data parallel: the same losses, whatever is sharded and wherever."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.parallel.fsdp.nets import WORDS, Net, batch, fresh, loss_of, train, wrapped
+from torch import nn
+
+import phalanx as px
+from phalanx.parallel.fsdp import units
+from phalanx.testing import faults, run_ranks
+
+STRATEGIES = ["full", "grads", "hybrid", "none", "mesh"]
+
+
+@pytest.fixture(params=["shared", "gathered"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the ranks have memory in common."""
+    if request.param == "gathered":
+        monkeypatch.setattr(units, "share_memory", lambda *_: None)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_losses_as_in_one_process(memory: str, strategy: str, clip: float | None) -> None:
+    expected = train(None, clip=clip)
+    found = run_ranks(4, lambda world: train(world, lambda model: wrapped(world, strategy, model), clip=clip))
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+    assert all(losses == found[0] for losses in found)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_any_number_of_ranks(ranks: int, optimizer: Any) -> None:
+    expected = train(None, optimizer=optimizer)
+    found = run_ranks(
+        ranks,
+        lambda world: train(world, lambda model: px.parallel.FSDP(model, world, prefetch=2), optimizer=optimizer),
+    )
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_processes_share_parameters() -> None:
+    def body(world: px.Group) -> Any:
+        model = px.parallel.FSDP(fresh(), world)
+        first = model.module.embedding.weight.data
+        world.barrier()
+        if world.rank == 1:
+            first[3, 2] = 77.0  # every rank sees it: it is one and the same memory
+        world.barrier()
+        return first[3, 2].item(), sum(shard.numel() for shard in model.parameters())
+
+    found = run_ranks(3, body, backend="mesh")
+    assert [value for value, _ in found] == [77.0] * 3
+    assert sum(count for _, count in found) == sum(parameter.numel() for parameter in fresh().parameters())
+
+
+def test_gathered_parameters_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "share_memory", lambda *_: None)
+
+    def body(world: px.Group) -> None:
+        model = px.parallel.FSDP(fresh(), world)
+        weights = [layer[0].weight for layer in model.module.layers]
+
+        def there() -> list[bool]:
+            return [weight.untyped_storage().size() > 0 for weight in weights]
+
+        assert there() == [False] * 3
+        loss = loss_of(model, batch(0))
+        assert there() == [False] * 3
+        loss.backward()
+        assert there() == [False] * 3
+        with torch.no_grad():
+            model(batch(0))
+        assert there() == [False] * 3
+        assert model.module.embedding.weight.untyped_storage().size() == 0
+
+    run_ranks(2, body)
+
+
+def test_shorter_dtypes_for_forward(memory: str) -> None:
+    expected = train(None, steps=8)
+
+    def body(world: px.Group) -> Any:
+        model = px.parallel.FSDP(fresh(), world, mixed_precision=torch.bfloat16)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
+        return train(world, lambda _: model, steps=8)
+
+    for losses in run_ranks(2, body):
+        assert losses == pytest.approx(expected, rel=0.1)
+        assert losses != pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["full", "grads", "none"])
+def test_gradients_that_add_up(memory: str, strategy: str) -> None:
+    def body(world: px.Group) -> Any:
+        model = px.parallel.FSDP(fresh(), world, strategy=strategy)
+        with model.no_sync():
+            loss_of(model, batch(world.rank)).backward()
+            assert all(shard.grad is None for shard in model.parameters())
+        loss_of(model, batch(10 + world.rank)).backward()
+        whole = {name: shard.grad for name, shard in model.named_parameters()}
+        return {name: (None if grad is None else grad.clone()) for name, grad in whole.items()}
+
+    single = fresh()
+    for step in (0, 1, 10, 11):
+        (loss_of(single, batch(step)) / 2).backward()
+    found = run_ranks(2, body)
+    for name, parameter in single.named_parameters():
+        grads = [each[name] for each in found if each[name] is not None and each[name].numel()]
+        if strategy == "none":
+            grads = grads[:1]
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if parameter.requires_grad:
+            got = torch.cat([grad.reshape(-1) for grad in grads])
+            torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-5, atol=1e-7)
+
+
+def test_steps_between_evaluations_of_one_rank() -> None:
+    def body(world: px.Group) -> float:
+        model = px.parallel.FSDP(fresh(), world)
+        optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+        for step in range(3):
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+            model.zero_grad()
+            if world.rank == 0:
+                with torch.no_grad():
+                    loss_of(model, batch(100))
+        with torch.no_grad():
+            return loss_of(model, batch(100)).item()
+
+    found = run_ranks(2, body)
+    assert found[0] == found[1]
+
+
+def test_a_backward_that_raises_on_one_rank(memory: str) -> None:
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError("bad luck")
+
+    def body(world: px.Group) -> list[float]:
+        net = fresh()
+        bad = net.layers[1].register_forward_hook(lambda _module, _inputs, output: Bad.apply(output))
+        if world.rank != 1:
+            bad.remove()
+        model = px.parallel.FSDP(net, world)
+        loss = loss_of(model, batch(0))
+        with pytest.raises(ArithmeticError if world.rank == 1 else px.Desync) as caught:
+            loss.backward()
+        if memory == "gathered":
+            return []  # some ranks gather what the one that failed does not: they cannot go on
+        if world.rank != 1:
+            assert "rank 1 did not finish this backward" in str(caught.value)
+        bad.remove()
+        del loss, caught
+        gc.collect()
+        assert all(shard.grad is None for shard in model.parameters())
+        model.zero_grad()
+        return train(world, lambda _: model)
+
+    found = run_ranks(3, body)
+    assert memory == "gathered" or found[0] == pytest.approx(train(None), rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["full", "grads"])
+def test_a_lost_rank_is_named(strategy: str) -> None:
+    def body(world: px.Group) -> Any:
+        model = px.parallel.FSDP(fresh(), world, strategy=strategy)
+        loss = loss_of(model, batch(0))
+        if world.rank == 2:
+            faults.kill_self()
+        with pytest.raises(px.PeerLost) as caught:
+            loss.backward()
+        return caught.value.peer
+
+    assert run_ranks(3, body, backend="mesh", may_die=[2])[:2] == [2, 2]
+
+
+def test_the_first_rank_gives_the_values() -> None:
+    def body(world: px.Group) -> Any:
+        with torch.device("cpu" if world.rank == 0 else "meta"):
+            model = Net()
+        if world.rank == 0:
+            model.load_state_dict(fresh(5).state_dict())
+        else:
+            model.count = torch.zeros(2)
+        return px.parallel.FSDP(model, world).full_state_dict()
+
+    expected = fresh(5).state_dict()
+    for found in run_ranks(2, body, backend="mesh"):
+        assert found.keys() >= {name for name in expected if name != "head.weight"}
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("strategy", ["full", "grads", "mesh"])
+def test_checkpoints_go_on_with_other_numbers_of_ranks(tmp_path: Path, ranks: int, strategy: str) -> None:
+    if strategy == "mesh" and ranks == 1:
+        pytest.skip("a mesh of two replicas needs two ranks")
+
+    def steps(world: px.Group, model: Any, optimizer: Any, first: int, last: int) -> list[float]:
+        losses = []
+        for step in range(first, last):
+            loss = loss_of(model, batch(step).chunk(world.world_size)[world.rank])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(world.all_reduce(loss.detach().reshape(1), op="mean").item())
+        return losses
+
+    def optimizer_of(model: Any) -> Any:
+        return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.05)
+
+    def saves(world: px.Group) -> list[float]:
+        model = px.parallel.FSDP(fresh(), world)
+        optimizer = optimizer_of(model)
+        losses = steps(world, model, optimizer, 0, 3)
+        px.checkpoint.save(tmp_path / "a", {"model": model, "optimizer": model.optimizer_state(optimizer)}, world)
+        return losses
+
+    def loads(world: px.Group) -> list[float]:
+        model = wrapped(world, strategy, fresh(9))
+        optimizer = optimizer_of(model)
+        px.checkpoint.load(tmp_path / "a", world, like={"model": model, "optimizer": model.optimizer_state(optimizer)})
+        return steps(world, model, optimizer, 3, 6)
+
+    expected = train(None, steps=6)
+    assert run_ranks(3, saves)[0] == pytest.approx(expected[:3], rel=1e-5)
+    assert run_ranks(ranks, loads)[0] == pytest.approx(expected[3:], rel=1e-4)
+    # And without any wrapper.
+    model = fresh(9)
+    found = px.checkpoint.load(tmp_path / "a")["model"]
+    model.load_state_dict(found, strict=False)
+    assert loss_of(model, batch(3)).item() == pytest.approx(expected[3], rel=1e-5)
+
+
+def test_refusals() -> None:
+    def body(world: px.Group) -> None:
+        fsdp = px.parallel.FSDP
+        for wrong, words in [
+            (lambda: fsdp(fresh(), world, strategy="half"), "strategy='half' is not valid"),
+            (lambda: fsdp(fresh(), world, mixed_precision=torch.int8), "expected a floating-point dtype"),
+            (lambda: fsdp(fresh(), world, prefetch=-1), "prefetch=-1"),
+            (lambda: fsdp(nn.ReLU(), world), "no parameters that require gradients"),
+            (lambda: fsdp(nn.Linear(2, 2, device="meta"), world), "is on the meta device on rank 0"),
+        ]:
+            with pytest.raises(px.UsageError) as caught:
+                wrong()
+            assert words in str(caught.value)
+        model = fsdp(fresh(), world)
+        with pytest.raises(px.UsageError, match="cannot be moved or converted"):
+            model.half()
+        with pytest.raises(px.UsageError, match="it has no count, other is not known"):
+            model.load_state_dict({"other": torch.ones(1)})
+        with pytest.raises(px.UsageError, match="not the FSDP's"):
+            model.optimizer_state(torch.optim.SGD(fresh().parameters(), lr=0.1)).state_dict()
+
+    run_ranks(1, body)
+
+
+def test_different_modules() -> None:
+    def body(world: px.Group) -> None:
+        with pytest.raises(px.Desync, match="the ranks have different modules"):
+            px.parallel.FSDP(nn.Linear(WORDS, 2 + world.rank), world)
+
+    run_ranks(2, body)
