@@ -1,5 +1,5 @@
-"""A small GPT learns Shakespeare's sonnets, letter by letter, on several ranks: torch's DDP, torch's FSDP2 or Phalanx's
-DDP, by one line (look for "the one line" below).
+"""A small GPT learns Shakespeare's sonnets, letter by letter, on several ranks: DDP or FSDP, torch's or Phalanx's own,
+by one line (look for "the one line" below).
 
 phalanx run -n 2 examples/train_gpt.py                    (torch's DDP on Phalanx)
 phalanx run -n 2 examples/train_gpt.py --wrap fsdp2
@@ -81,7 +81,16 @@ def with_phalanx(model):
     return px.parallel.DDP(model, px.init())
 
 
-WRAPS = {"torch-ddp": with_torch_ddp, "fsdp2": with_fsdp2, "phalanx": with_phalanx}
+def with_phalanx_fsdp(model):
+    return px.parallel.FSDP(model, px.init())
+
+
+WRAPS = {
+    "torch-ddp": with_torch_ddp,
+    "fsdp2": with_fsdp2,
+    "phalanx": with_phalanx,
+    "phalanx-fsdp": with_phalanx_fsdp,
+}
 
 
 def batches(text, context, count, seed):
@@ -139,7 +148,7 @@ def main():
     model = GPT(layers, heads, width, context)
     parameters = sum(parameter.numel() for parameter in model.parameters())
 
-    model = WRAPS[args.wrap](model)  # <- the one line: DistributedDataParallel, fully_shard or px.parallel.DDP
+    model = WRAPS[args.wrap](model)  # <- the one line: DistributedDataParallel, fully_shard, px.parallel.DDP or FSDP
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = torch.tensor([LETTERS.index(letter) for letter in TEXT])
@@ -161,7 +170,7 @@ def main():
 
     words = [f"{ranks} ranks, {args.wrap} on {args.backend}, {parameters:,} parameters"]
     words.append(f"{1000 * seconds / max(args.steps, 1):.1f} ms per step")
-    if args.wrap != "fsdp2":  # there each rank has a piece of every parameter
+    if "fsdp" not in args.wrap:  # there each rank has a piece of every parameter
         words.append(check_replicas(model, args.wrap))
     if args.write:
         words.append(write(model, context, args.write))
