@@ -153,6 +153,13 @@ bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, 
 test-notebook: $(VENV)/.notebook ## cells of a notebook that launch ranks, run by Jupyter's client
 	@$(PY) -m pytest -q tests/launching/test_notebook.py $(ARGS)
 
+# The clients have many requirements, so they have an environment of their own, of 3 GB. Its torch is the CPU build.
+RECIPES ?= .venv-recipes
+.PHONY: test-recipes
+test-recipes: $(MPI)/.made ## the recipes: Lightning, accelerate, transformers, Ray, JAX, notebooks, Docker, Kubernetes; minutes
+	@$(MAKE) --no-print-directory VENV=$(RECIPES) $(RECIPES)/.clients
+	@$(RECIPES)/bin/python -m pytest -q -m slow tests/recipes $(ARGS)
+
 .PHONY: chaos hostile fuzz scale groups calls
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
@@ -248,7 +255,8 @@ publish: .venv-release/.made ## `make release`, then upload it; needs a key
 
 .PHONY: clean
 clean: ## remove everything that was made
-	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .venv-release .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(VENV) $(MPI) $(RECIPES) .venv-torch-* .venv-release
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -312,6 +320,12 @@ $(VENV)/.jax: | $(VENV)/.test
 $(VENV)/.notebook: | $(VENV)/.test
 	$(SAY) "a kernel and a client of Jupyter"
 	@$(INSTALL) nbclient ipykernel
+	@touch $@
+
+# torch is named once more, so that nothing can bring another build of it.
+$(VENV)/.clients: tests/recipes/requirements.txt $(VENV)/.test | $(VENV)/.torch
+	$(SAY) "the clients of the recipes"
+	@$(INSTALL) --only-binary :all: "$(TORCH)" -r $<
 	@touch $@
 
 $(VENV)/.pyright: | $(VENV)/.test
