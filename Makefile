@@ -326,6 +326,7 @@ $(VENV)/.notebook: | $(VENV)/.test
 $(VENV)/.clients: tests/recipes/requirements.txt $(VENV)/.test | $(VENV)/.torch
 	$(SAY) "the clients of the recipes"
 	@$(INSTALL) --only-binary :all: "$(TORCH)" -r $<
+	@$(INSTALL) --only-binary :all: --no-deps docker-compose==1.29.2  # for the schema of compose.yaml; it is not run
 	@touch $@
 
 $(VENV)/.pyright: | $(VENV)/.test

@@ -4,7 +4,7 @@ phalanx run -n 2 examples/recipes/train_lightning.py
 python examples/recipes/train_lightning.py              (Lightning starts the other rank itself)
 """
 
-import lightning as L
+import lightning
 import torch
 import torch.distributed as dist
 import torchmetrics
@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 RANKS, CLASSES = 2, 4
 
 
-class Classifier(L.LightningModule):
+class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
@@ -40,9 +40,9 @@ def data(count):
 
 
 if __name__ == "__main__":
-    L.seed_everything(0)
+    lightning.seed_everything(0)
     training, validation = (torch.utils.data.DataLoader(data(count), batch_size=32) for count in (2048, 512))
-    trainer = L.Trainer(
+    trainer = lightning.Trainer(
         accelerator="cpu",
         devices=RANKS,
         strategy=DDPStrategy(process_group_backend="phalanx"),  # the only line that knows of Phalanx
