@@ -322,12 +322,15 @@ $(VENV)/.notebook: | $(VENV)/.test
 	@$(INSTALL) nbclient ipykernel
 	@touch $@
 
-# torch is named once more, so that nothing can bring another build of it.
-$(VENV)/.clients: tests/recipes/requirements.txt $(VENV)/.test | $(VENV)/.torch
-	$(SAY) "the clients of the recipes"
+# torch is named, so that nothing can bring another build of it. docker-compose is there for the schema of compose.yaml,
+# and is not run. mpi4py has a folder of its own: Lightning imports it where it finds it, which fails without an MPI.
+$(VENV)/.clients: tests/recipes/requirements.txt $(SOURCES)
+	$(SAY) "phalanx and the clients of its recipes (the first time, its core is compiled)"
+	@$(EDITABLE) '.[test]'
 	@$(INSTALL) --only-binary :all: "$(TORCH)" -r $<
-	@$(INSTALL) --only-binary :all: --no-deps docker-compose==1.29.2  # for the schema of compose.yaml; it is not run
-	@touch $@
+	@$(INSTALL) --only-binary :all: --no-deps docker-compose==1.29.2
+	@$(INSTALL) --only-binary :all: --upgrade --target $(VENV)/mpi4py mpi4py
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.pyright: | $(VENV)/.test
 	$(SAY) "pyright"

@@ -29,4 +29,4 @@ with px.init() as world:
     values, weights = points @ np.array([1, 2, 3], np.float32), jnp.zeros(3)
     for _step in range(60):
         weights = step(weights, points, values)
-    print(f"rank {world.rank}: {weights.round(3)}", flush=True)
+    print(f"rank {world.rank}: {np.asarray(weights).round(3)}", flush=True)

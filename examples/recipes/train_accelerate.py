@@ -1,7 +1,7 @@
 """accelerate on Phalanx: a program that asks for Gloo, and a variable that says what Gloo is.
 
 phalanx run -n 2 --as-gloo examples/recipes/train_accelerate.py
-PHALANX_AS_GLOO=1 accelerate launch --cpu --num_processes 2 examples/recipes/train_accelerate.py
+PHALANX_AS_GLOO=1 torchrun --nproc-per-node 2 examples/recipes/train_accelerate.py
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The recipe for accelerate: the same losses as on Gloo, by the launcher of either."""
+"""The recipe for accelerate: the same losses as on Gloo, by either launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def results(output: str) -> list[str]:
 
 
 def test_losses_are_those_of_gloo(client: Client) -> None:
-    launcher = ["accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launcher = ["torchrun", "--nproc-per-node", "2"]
     stock = client.run(*launcher, PROGRAM)
     assert "2 ranks on ProcessGroup" in stock
     assert len(results(stock)) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.recipes.clients import PROGRAMS, Client, recipe, said
@@ -34,4 +35,12 @@ def test_actors_form_a_world(client: Client, quiet: dict[str, str]) -> None:
         "step 0: [1.0, 1.0, 1.0]",
         "step 1: [11.0, 11.0, 11.0]",
         "step 2: [21.0, 21.0, 21.0]",
+    ]
+
+
+def test_an_actor_that_dies_is_an_error_of_the_others(client: Client, quiet: dict[str, str]) -> None:
+    output = said(client.run("python", Path(__file__).with_name("programs") / "lost_actor.py", env=quiet))
+    assert [line for line in output if line.startswith("actor ")] == [
+        "actor 0 has lost rank 2",
+        "actor 1 has lost rank 2",
     ]
