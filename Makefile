@@ -324,9 +324,10 @@ $(VENV)/.notebook: | $(VENV)/.test
 
 # torch is named, so that nothing can bring another build of it. docker-compose is there for the schema of compose.yaml,
 # and is not run. mpi4py has a folder of its own: Lightning imports it where it finds it, which fails without an MPI.
+# The core has a build folder of its own, too: two environments in turns would compile it each time.
 $(VENV)/.clients: tests/recipes/requirements.txt $(SOURCES)
 	$(SAY) "phalanx and the clients of its recipes (the first time, its core is compiled)"
-	@$(EDITABLE) '.[test]'
+	@$(subst build/,build/recipes/,$(EDITABLE)) '.[test]'
 	@$(INSTALL) --only-binary :all: "$(TORCH)" -r $<
 	@$(INSTALL) --only-binary :all: --no-deps docker-compose==1.29.2
 	@$(INSTALL) --only-binary :all: --upgrade --target $(VENV)/mpi4py mpi4py
