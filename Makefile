@@ -153,6 +153,13 @@ bench-rpc: $(VENV)/.bench $(VENV)/.torch ## remote calls against a pipe, torch, 
 test-notebook: $(VENV)/.notebook ## cells of a notebook that launch ranks, run by Jupyter's client
 	@$(PY) -m pytest -q tests/launching/test_notebook.py $(ARGS)
 
+# The clients have many requirements, so they have an environment of their own, of 3 GB. Its torch is the CPU build.
+RECIPES ?= .venv-recipes
+.PHONY: test-recipes
+test-recipes: $(MPI)/.made ## the recipes: Lightning, accelerate, transformers, Ray, JAX, notebooks, Docker, Kubernetes; minutes
+	@$(MAKE) --no-print-directory VENV=$(RECIPES) $(RECIPES)/.clients
+	@$(RECIPES)/bin/python -m pytest -q -m slow tests/recipes $(ARGS)
+
 .PHONY: chaos hostile fuzz scale groups calls
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
@@ -248,7 +255,8 @@ publish: .venv-release/.made ## `make release`, then upload it; needs a key
 
 .PHONY: clean
 clean: ## remove everything that was made
-	rm -rf build dist site $(VENV) $(MPI) .venv-torch-* .venv-release .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(VENV) $(MPI) $(RECIPES) .venv-torch-* .venv-release
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -313,6 +321,17 @@ $(VENV)/.notebook: | $(VENV)/.test
 	$(SAY) "a kernel and a client of Jupyter"
 	@$(INSTALL) nbclient ipykernel
 	@touch $@
+
+# torch is named, so that nothing can bring another build of it. docker-compose is there for the schema of compose.yaml,
+# and is not run. mpi4py has a folder of its own: Lightning imports it where it finds it, which fails without an MPI.
+# The core has a build folder of its own, too: two environments in turns would compile it each time.
+$(VENV)/.clients: tests/recipes/requirements.txt $(SOURCES)
+	$(SAY) "phalanx and the clients of its recipes (the first time, its core is compiled)"
+	@$(subst build/,build/recipes/,$(EDITABLE)) '.[test]'
+	@$(INSTALL) --only-binary :all: "$(TORCH)" -r $<
+	@$(INSTALL) --only-binary :all: --no-deps docker-compose==1.29.2
+	@$(INSTALL) --only-binary :all: --upgrade --target $(VENV)/mpi4py mpi4py
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.pyright: | $(VENV)/.test
 	$(SAY) "pyright"
