@@ -15,6 +15,9 @@ from phalanx.errors import ConfigError
 from phalanx.launching.environment import new_token
 from phalanx.types import Address
 
+from .hosts.asked import DEFAULT_SSH, hosts_plan
+from .hosts.controller import run_on_hosts
+from .hosts.hostfile import parse_hosts, read_hostfile
 from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
 
@@ -25,12 +28,16 @@ _EPILOG = """\
 Examples:
   phalanx run -n 4 train.py --epochs 3
   phalanx run -n auto -m package.train
+  phalanx run --hosts node0:8,node1:8 train.py
   phalanx run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.py
 
 What stands after the script or module belongs to it. Each rank finds the variables that torchrun sets; rank 0 reads the
 launcher's standard input, the others read nothing.
 
-With several nodes, run the same command on each, with its own --node-rank and the same token in PHALANX_TOKEN or
+With --hosts or --hostfile, the ranks of all hosts are started from here over ssh, which must get in without a
+password. Every host has the script, the folder and Phalanx in the same places. The ranks read no input.
+
+Without ssh, run the same command on each host, with its own --node-rank and the same token in PHALANX_TOKEN or
 --token-file. MASTER_PORT is kept for the script (torch's store listens there); Phalanx itself uses the next port.
 
 The first rank to fail ends all, and its exit code is the launcher's (128 and the signal's number after a signal).
@@ -85,10 +92,18 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     default="1",
     show_default=True,
     callback=_count,
-    help="Ranks on this node; auto: one per core.",
+    help="Ranks on this node, or on each host; auto: one per core.",
 )
 @click.option("-m", "--module", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
 @click.option("--no-python", "--no_python", is_flag=True, help="Run a program of another kind instead of a script.")
+@click.option(
+    "--hostfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Start the ranks of several hosts over ssh: a file with 'host slots=4' or 'host:4' on each line.",
+)
+@click.option("--hosts", metavar="A:4,B:4", help="The same, with the hosts on the command line.")
+@click.option("--ssh", metavar="COMMAND", help=f"How to reach a host.  [default: {DEFAULT_SSH}]")
+@click.option("--remote-python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job.")
 @click.option(
     "--node-rank", "--node_rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0."
@@ -155,6 +170,10 @@ def command(
     ranks: int,
     module: bool,
     no_python: bool,
+    hostfile: Path | None,
+    hosts: str | None,
+    ssh: str | None,
+    remote_python: str | None,
     nnodes: int,
     node_rank: int,
     master: Address | None,
@@ -172,7 +191,34 @@ def command(
     """Start SCRIPT (or a MODULE) on several ranks, and end all of them when one fails."""
     base = config.inherited()
     _refuse_misplaced(arguments)
+    colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
+    extra = {"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra
     try:
+        if hostfile is not None or hosts is not None:
+            _check_hosts_alone(hostfile, hosts, max_restarts)
+            far = hosts_plan(
+                read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""),
+                ranks=ranks if _given("ranks") else None,
+                target=target,
+                arguments=arguments,
+                module=module,
+                python=not no_python,
+                master=master,
+                directory_port=directory_port,
+                token=_token(token_file, several_nodes=False),
+                log_dir=log_dir,
+                grace=grace,
+                prefix=not no_prefix,
+                extra=extra,
+                ssh=ssh or DEFAULT_SSH,
+                remote_python=remote_python,
+                base=base,
+                colour=colour,
+            )
+            sys.exit(run_on_hosts(far))
+        for option, value in (("--ssh", ssh), ("--remote-python", remote_python)):
+            if value is not None:
+                raise ConfigError(f"{option} is for --hosts or --hostfile")
         plan = RunPlan(
             target=target,
             arguments=tuple(arguments),
@@ -188,12 +234,31 @@ def command(
             max_restarts=max_restarts,
             grace=grace,
             prefix=not no_prefix,
-            extra={"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra,
+            extra=extra,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
     sys.exit(launch(plan, base=base, options=config.Options.from_env(), colour=colour))
+
+
+def _given(name: str) -> bool:
+    """True if an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _check_hosts_alone(hostfile: Path | None, hosts: str | None, max_restarts: int) -> None:
+    """Refuses options that contradict a list of hosts.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if hostfile is not None and hosts is not None:
+        raise ConfigError("--hosts and --hostfile both name the hosts: give one of them")
+    for name, option in (("nnodes", "--nnodes"), ("node_rank", "--node-rank")):
+        if _given(name):
+            raise ConfigError(f"{option} does not go with --hosts or --hostfile, which say it already")
+    if max_restarts:
+        raise ConfigError("--max-restarts is for a single node (several would have to agree when to begin again)")
 
 
 _ABOUT_RANKS = ("-n", "--nproc", "--nproc-per-node", "--nproc_per_node")
@@ -205,9 +270,8 @@ def _refuse_misplaced(arguments: Sequence[str]) -> None:
     Raises:
         click.UsageError: There is one.
     """
-    source = click.get_current_context().get_parameter_source("ranks")
     found = next((word for word in arguments if word.partition("=")[0] in _ABOUT_RANKS), None)
-    if found is not None and source is click.core.ParameterSource.DEFAULT:
+    if found is not None and not _given("ranks"):
         raise click.UsageError(
             f"{found} stands behind the script, so the script would get it, and there would be one rank (put it before "
             "the script; if it is the script's own, say -n 1 before the script)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import shutil
 import sys
 from collections.abc import Mapping
@@ -35,9 +37,13 @@ class RunPlan:
     python: bool = True
     """False: `target` is a program of its own, not a Python script."""
     ranks: int = 1
-    """On this node; the same on every node."""
+    """On this node; the same on every node, unless `layout` says otherwise."""
     nodes: int = 1
     node: int = 0
+    layout: tuple[int, ...] = ()
+    """The ranks of each node; empty if all have as many as this one."""
+    names: tuple[str, ...] = ()
+    """The names of the nodes, where they are known."""
     master: Address | None = None
     directory_port: int | None = None
     token: bytes | None = None
@@ -111,16 +117,21 @@ class RunPlan:
     @property
     def world_size(self) -> int:
         """Ranks of all nodes together."""
-        return self.ranks * self.nodes
+        return sum(self._layout)
 
     @property
     def first_rank(self) -> int:
         """The first rank of this node."""
-        return self.node * self.ranks
+        return sum(self._layout[: self.node])
 
-    def node_of(self, rank: int) -> int:
-        """The node that a rank runs on."""
-        return rank // self.ranks
+    def node_of(self, rank: int) -> str:
+        """The node that a rank runs on, in words."""
+        node = bisect.bisect_right(list(itertools.accumulate(self._layout)), rank)
+        return f"node {node} ({self.names[node]})" if self.names else f"node {node}"
+
+    @property
+    def _layout(self) -> tuple[int, ...]:
+        return self.layout or (self.ranks,) * self.nodes
 
     @property
     def command(self) -> list[str]:
