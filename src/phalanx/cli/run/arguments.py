@@ -16,7 +16,7 @@ from phalanx.launching.environment import new_token
 from phalanx.types import Address
 
 from .hosts.asked import DEFAULT_SSH, hosts_plan
-from .hosts.controller import run_on_hosts
+from .hosts.controller import HostsPlan, run_on_hosts
 from .hosts.hostfile import parse_hosts, read_hostfile
 from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
@@ -193,10 +193,11 @@ def command(
     _refuse_misplaced(arguments)
     colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
     extra = {"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra
+    on_hosts: HostsPlan | None = None
     try:
         if hostfile is not None or hosts is not None:
             _check_hosts_alone(hostfile, hosts, max_restarts)
-            far = hosts_plan(
+            on_hosts = hosts_plan(
                 read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""),
                 ranks=ranks if _given("ranks") else None,
                 target=target,
@@ -215,11 +216,11 @@ def command(
                 base=base,
                 colour=colour,
             )
-            sys.exit(run_on_hosts(far))
-        for option, value in (("--ssh", ssh), ("--remote-python", remote_python)):
-            if value is not None:
-                raise ConfigError(f"{option} is for --hosts or --hostfile")
-        plan = RunPlan(
+        else:
+            for option, value in (("--ssh", ssh), ("--remote-python", remote_python)):
+                if value is not None:
+                    raise ConfigError(f"{option} is for --hosts or --hostfile")
+        plan = on_hosts or RunPlan(
             target=target,
             arguments=tuple(arguments),
             module=module,
@@ -238,6 +239,8 @@ def command(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+    if isinstance(plan, HostsPlan):
+        sys.exit(run_on_hosts(plan))
     sys.exit(launch(plan, base=base, options=config.Options.from_env(), colour=colour))
 
 

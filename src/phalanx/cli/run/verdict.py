@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -74,9 +75,24 @@ class Verdict:
         return self._ending.reason is Reason.FAILURE
 
     @property
-    def culprit(self) -> LocalRank | None:
-        """The rank of this node that is to blame; None if none of this node is."""
-        return self._culprit
+    def blamed(self) -> int | None:
+        """The rank that is to blame as far as this node knows, here or on another node."""
+        if self._ending.cause is not None:
+            return self._ending.cause.rank
+        return None if self._culprit is None else self._culprit.rank
+
+    @property
+    def suspect(self) -> LocalRank | None:
+        """The rank of this node that is to blame: rather one that did not fail because of another."""
+        shared = {rank for rank, words in self._last_words.items() if words.shared}
+        candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed]
+        return next((rank for rank in candidates if rank not in shared), self._culprit)
+
+    def blaming(self, rank: LocalRank) -> Verdict:
+        """The verdict if this rank were to blame."""
+        other = copy.copy(self)
+        other._culprit = rank
+        return other
 
     def report(self, *, colour: bool, end: str | None = None) -> str:
         """The report on a job that failed.

@@ -307,9 +307,8 @@ class _Controller:
         for node in self._nodes:
             if not node.open and node.end is None and not node.error and not node.given_up:
                 node.given_up = True
-                said = node.connection.early.decode("utf-8", "backslashreplace").strip().splitlines()
-                why = f"exit code {node.connection.code}" + (f", {said[-1]}" if said else "")
-                self._lost.append(f"host {node.host.name} was lost: its connection ended ({why})")
+                code = node.connection.code
+                self._lost.append(f"host {node.host.name} was lost: its connection ended (exit code {code})")
                 if not self._announced:
                     self._announced = True
                     self._say(f"host {node.host.name} was lost; ending all ranks")
@@ -343,18 +342,16 @@ class _Controller:
         errors = _grouped([(node.host.name, node.error) for node in self._nodes if node.error])
         ends = [node.end for node in self._nodes if node.end is not None]
         failures = [end for end in ends if end.failed]
-        blamed = next((end for end in failures if end.own), None)
-        if errors and blamed is None:
-            for text in errors:
-                self._say(text)
-            return 1
-        if self._lost and blamed is None:
-            for text in self._lost:
+        # The first node hears the directory's own verdict. The report with all details is that of the rank's own node.
+        blamed = [end.blamed for end in failures if end.blamed is not None]
+        known = next((end for rank in blamed for end in failures if end.own == rank), None)
+        if known is None and (errors or self._lost):
+            for text in errors or self._lost:
                 self._say(text)
             return 1
         if not failures:
             return max((end.code for end in ends), default=1)
-        chosen = blamed or failures[0]
+        chosen = known or failures[0]
         same = sorted(rank for end in failures for rank in end.same)
         line = victims_line(same, sum(end.because for end in failures))
         self._err.say(f"{chosen.report}\n{line}" if line else chosen.report)

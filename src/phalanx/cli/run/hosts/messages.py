@@ -55,8 +55,10 @@ class NodeEnd:
     code: int
     failed: bool
     """A rank failed, here or elsewhere."""
-    own: bool = False
-    """The rank that is to blame is one of this node."""
+    blamed: int | None = None
+    """The rank that is to blame, as far as this node knows."""
+    own: int | None = None
+    """The rank of this node that the report is about; None if it is about one of another node."""
     report: str = ""
     same: tuple[int, ...] = ()
     """Other ranks of this node that failed in the same way."""

@@ -72,12 +72,15 @@ class Controller:
 
     def concluded(self, verdict: Verdict) -> None:
         """Tells the verdict."""
+        blamed, suspect = verdict.blamed, verdict.suspect
+        verdict = verdict if suspect is None else verdict.blaming(suspect)
         same, because = verdict.victims
         self._tell(
             NodeEnd(
                 code=verdict.exit_code,
                 failed=verdict.failed,
-                own=verdict.culprit is not None,
+                blamed=blamed,
+                own=None if suspect is None else suspect.rank,
                 report=verdict.report(colour=self.colour, end="") if verdict.failed else "",
                 same=tuple(same),
                 because=because,
