@@ -106,7 +106,8 @@ def dial(
     reason = reason or "nobody listens there"
     where = ", ".join(str(address) for address in addresses[:4])
     raise WorldNotFormed(
-        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason}",
+        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason} (does it run, on "
+        "the host and port that MASTER_ADDR and MASTER_PORT name here? `phalanx doctor` looks at the way there)",
         missing=missing,
         seconds=deadline.seconds,
         rank=hello.rank,

@@ -44,11 +44,45 @@ The first rank to fail ends all, and its exit code is the launcher's (128 and th
 """
 
 
+_OF_TORCHRUN = {
+    "--standalone": "leave it out: without --nnodes a job is one of its own",
+    "--master-addr": "--master HOST:PORT says both",
+    "--master-port": "--master HOST:PORT says both",
+    "--rdzv-backend": "leave it out: the launchers meet at --master",
+    "--rdzv-id": "leave it out: jobs are told apart by their tokens",
+    "--rdzv-conf": "leave it out: the launchers meet at --master",
+    "--start-method": "leave it out: ranks are processes of their own",
+    "--role": "leave it out: all ranks have the role 'default'",
+    "--tee": "leave it out: output is shown and, with --log-dir, copied to files",
+    "--redirects": "leave it out: output is shown and, with --log-dir, copied to files",
+    "--np": "-n says how many ranks",
+    "--host": "--hosts names several hosts",
+    "--machinefile": "--hostfile FILE",
+    "--oversubscribe": "leave it out: there may be more ranks than cores",
+}
+"""Options of torchrun and mpirun that have no counterpart of the same name."""
+
+
+class _RunCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = _OF_TORCHRUN.get(error.option_name.replace("_", "-"))
+            if hint is None:
+                raise
+            raise click.UsageError(f"there is no option {error.option_name} ({hint})", ctx) from None
+
+
 def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     if value in ("auto", "cpu"):
         return cores()
     if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise click.BadParameter(f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)")
+        if value.startswith("p"):
+            raise click.UsageError("there is no option -np (the number of ranks is -n: `phalanx run -n 4 train.py`)")
+        raise click.BadParameter(
+            f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)", param_hint="-n"
+        )
     return int(value)
 
 
@@ -56,7 +90,7 @@ def _master(ctx: click.Context, param: click.Parameter, value: str | None) -> Ad
     try:
         return None if value is None else Address.parse(value)
     except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(str(error), param_hint="--master") from None
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -77,6 +111,7 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 @click.command(
     "run",
+    cls=_RunCommand,
     # Options after the script are the script's.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,

@@ -72,7 +72,9 @@ class RunPlan:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")
         if not self.python:
             self._check_program()
-        elif not self.module:
+        elif self.module:
+            self._check_module()
+        else:
             self._check_script()
 
     def _check_nodes(self) -> None:
@@ -107,11 +109,23 @@ class RunPlan:
         if shutil.which(self.target) is None:
             raise ConfigError(f"there is no program {self.target!r} (expected one that can be run, as in a shell)")
 
+    def _check_module(self) -> None:
+        if self.target.endswith(".py") or "/" in self.target:
+            name = self.target.removesuffix(".py").replace("/", ".").strip(".")
+            raise ConfigError(
+                f"-m takes the name of a module, and {self.target!r} is a file (`-m {name}`, or without -m: "
+                f"`phalanx run {self.target}`)"
+            )
+
     def _check_script(self) -> None:
         if Path(self.target).is_dir() and not (Path(self.target) / "__main__.py").exists():
             raise ConfigError(f"{self.target!r} is a folder without a __main__.py (expected a Python script)")
         if not Path(self.target).exists():
             hint = "the script itself, as in `phalanx run -n 4 train.py`; `-m` runs a module"
+            if Path(self.target).name.startswith("python"):
+                hint = "the script itself: `phalanx run` starts Python; --no-python runs another program"
+            elif Path(f"{self.target}.py").exists():
+                hint = f"a script; there is {self.target}.py: `phalanx run {self.target}.py` or `-m {self.target}`"
             raise ConfigError(f"there is no script {self.target!r} (expected {hint})")
 
     @property

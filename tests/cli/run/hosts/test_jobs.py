@@ -121,7 +121,8 @@ def test_hosts_that_do_not_come_up_are_all_named(run: Runner) -> None:
 
 
 OTHER = """#!/bin/sh
-printf '\\036phalanx-node {"kind": "hello", "version": "0.0.1", "python": "3.9", "hostname": "b", "ports": [1, 2]}\\n' >&2
+fields='"version": "0.0.1", "python": "3.9", "hostname": "b", "ports": [1, 2]'
+printf '\\036phalanx-node {"kind": "hello", %s}\\n' "$fields" >&2
 read line
 """
 

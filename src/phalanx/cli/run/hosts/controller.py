@@ -45,7 +45,7 @@ FLUSH = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class HostsPlan:
-    """What to run on which hosts."""
+    """A job, and the hosts that it runs on."""
 
     hosts: Sequence[Host]
     layout: tuple[int, ...]
