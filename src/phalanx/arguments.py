@@ -232,3 +232,4 @@ def explain_unexpected(error: BaseException, function: Callable[..., Any]) -> No
         names = [name for name in inspect.signature(function).parameters if name != "self"]
         hint = did_you_mean(found[2], names)
         error.args = (f"{function.__name__}() has no argument {found[2]!r} ({hint}it takes {', '.join(names)})",)
+        error.__traceback__ = None  # the line that called it says it all

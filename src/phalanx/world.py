@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # `init` loads these while the directory's process starts
 __all__ = ["abort_worlds", "close_at_exit", "close_worlds", "init"]
 
 BACKENDS = ("auto", "mesh", "tcp", "mpi")
+STOOD_IN_FOR = ("gloo", "nccl", "phalanx")
+"""Names that torch.distributed has for its backends."""
 
 
 @hides_frames
@@ -83,7 +85,11 @@ def init(
     _watch_exceptions()
     debug()  # refuses a value that it cannot have
     if not isinstance(backend, str) or backend not in BACKENDS:
-        hint = "; Phalanx itself stands in for it: leave it out" if backend in ("gloo", "nccl", "phalanx") else ""
+        hint = (
+            "; Phalanx itself stands in for it: leave it out"
+            if isinstance(backend, str) and backend in STOOD_IN_FOR
+            else ""
+        )
         valid = ", ".join(map(repr, BACKENDS))
         raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {valid}{hint})")
     if not isinstance(auth, str) or auth not in ("token", "none"):

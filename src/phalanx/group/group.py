@@ -58,13 +58,21 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
     if not TYPE_CHECKING:  # type checkers would take every name for one that exists
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(missing_attribute(type(self), name), name=name)
+            try:
+                raise AttributeError(missing_attribute(type(self), name), name=name)
+            except AttributeError as error:
+                error.__traceback__ = None  # the line that asked for it says it all
+                raise
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a group cannot be copied, pickled or sent: it belongs to this process (call phalanx.init() in each "
-            "process of the job, and keep the group out of what you copy)"
-        )
+        try:
+            raise TypeError(
+                "a group cannot be copied, pickled or sent: it belongs to this process (call phalanx.init() in each "
+                "process of the job, and keep the group out of what you copy)"
+            )
+        except TypeError as error:
+            error.__traceback__ = None  # likewise
+            raise
 
     # -- more groups ---------------------------------------------------------------------------------------------------
 

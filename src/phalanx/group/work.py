@@ -41,7 +41,11 @@ class Work(Generic[T_co]):
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = "" if name.startswith("_") else " (it is an operation under way: its wait() gives the result)"
-            raise AttributeError(f"'Work' object has no attribute {name!r}{hint}", name=name)
+            try:
+                raise AttributeError(f"'Work' object has no attribute {name!r}{hint}", name=name)
+            except AttributeError as error:
+                error.__traceback__ = None  # the line that asked for it says it all
+                raise
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ def test_messages_come_back_as_they_were() -> None:
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"kind": "other"}', b'{"kind": "end"}', b'{"kind": "end", "x": 1}'])
 def test_what_is_no_message(line: bytes) -> None:
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="not a message|Expecting"):
         decode(line)
 
 
