@@ -90,22 +90,27 @@ def promised(page: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
-def test_every_mistake_has_a_message_that_helps(tmp_path: Path) -> None:
-    assert len(CALLS + ALONE + JOBS + COMMANDS) >= 50
+def everything_said(folder: Path) -> dict[str, tuple[list[Mistake], dict[str, str]]]:
+    """Makes all mistakes: for each kind, the list and what was said."""
     with ThreadPoolExecutor(min(3, (os.cpu_count() or 1) + 1)) as pool:
-        calls = pool.submit(said_by_calls, tmp_path)
-        alone = pool.submit(said_alone, tmp_path)
+        calls = pool.submit(said_by_calls, folder)
+        alone = pool.submit(said_alone, folder)
         jobs = {
-            mistake.name: pool.submit(said_by_job, mistake, tmp_path / f"job-{number}")
+            mistake.name: pool.submit(said_by_job, mistake, folder / f"job-{number}")
             for number, mistake in enumerate(JOBS)
         }
-        commands = pool.submit(said_by_commands, tmp_path)
-        said = {
+        commands = pool.submit(said_by_commands, folder)
+        return {
             "calls": (CALLS, calls.result()),
             "alone": (ALONE, alone.result()),
             "jobs": (JOBS, {name: job.result() for name, job in jobs.items()}),
             "commands": (COMMANDS, commands.result()),
         }
+
+
+def test_every_mistake_has_a_message_that_helps(tmp_path: Path) -> None:
+    said = everything_said(tmp_path)
+    assert sum(len(mistakes) for mistakes, _ in said.values()) >= 50
     wrong = [text for kind, (mistakes, texts) in said.items() for text in complaints(kind, mistakes, texts)]
     everything = "\n".join(text for _, texts in said.values() for text in texts.values())
     for line in promised(PAGE.read_text(encoding="utf-8")):
