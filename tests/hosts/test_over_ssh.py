@@ -39,3 +39,15 @@ def test_a_host_that_falls_silent(network: Network, jobs: Jobs) -> None:
     assert job.finish() == 1
     assert "ending all ranks" in job.err
     assert "lost" in job.err
+
+
+def test_the_self_test_between_hosts(network: Network, jobs: Jobs) -> None:
+    hosts = f"{network.first.ipv4}:2,{network.second.ipv4}:1"
+    namespaces = [f"{host.ipv4}={host.namespace}" for host in (network.first, network.second)]
+    ssh = shlex.join([sys.executable, str(Path(stand_in_ssh.__file__)), *namespaces])
+    job = jobs.start(
+        sys.executable, "-m", "phalanx", "doctor", "--selftest", "--hosts", hosts, "--ssh", ssh, env={"TERM": "dumb"}
+    )
+    assert job.finish() == 0, job.err
+    assert "(rank 0) to " in job.out
+    assert "(rank 2): a message of 8 B in " in job.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import json
@@ -94,10 +95,8 @@ def main(path: Path) -> None:
             group = world.subgroup(range(world.world_size))
             said[mistake.name] = told(mistake.program, {**names, "group": group})
             world.barrier()
-            try:
+            with contextlib.suppress(px.PhalanxError):
                 group.close()
-            except px.PhalanxError:
-                pass
         both = world.gather_object(said, dst=0)
         if both is not None:
             path.write_text(json.dumps(both))
