@@ -143,7 +143,8 @@ class Verdict:
         if words is not None:
             return words.text
         output = any(stream.tail for stream in self._outputs[culprit])
-        return self._ending.cause.traceback if self._ending.cause is not None and not output else ""
+        cause = self._ending.cause
+        return cause.traceback if cause is not None and cause.rank == culprit.rank and not output else ""
 
     def _victim(self) -> tuple[int, str] | None:
         """The first rank that failed because of another, and what it said."""

@@ -79,8 +79,10 @@ def test_a_rank_that_fails_on_another_host(run: Runner) -> None:
     """)
     job = run("--hosts", "alpha:2,beta:2", "--ssh", STAND_IN, script)
     assert job.process.returncode == 7
-    assert job.err.count("phalanx: rank 2") == 2, job.err  # once when it happens, once in the verdict
-    assert "rank 2 failed: exit code 7\n  on beta, process" in job.err
+    assert job.err.count("; ending all ranks\n") == 1, job.err
+    verdict = job.err.partition("-" * 72)[2]
+    assert verdict.startswith("\nphalanx: rank 2 failed: exit code 7\n  on beta, process"), job.err
+    assert "its traceback" not in verdict  # it has none, and another rank's is not its own
     assert job.err.splitlines()[-1] == "phalanx: 3 ranks ended because of it"
 
 
