@@ -275,7 +275,7 @@ COMMANDS = [
     Mistake("a script that is not there", "run missing.py", ("no script 'missing.py'", "phalanx run -n 4 train.py")),
     Mistake("a script without its ending", "run script", ("phalanx run script.py",)),
     Mistake("no script", "run -n 2", ("Missing argument 'SCRIPT|MODULE'",)),
-    Mistake("python before the script", "run -n 2 python script.py", ("`phalanx run` starts Python",)),
+    Mistake("python before the script", "run -n 2 python script.py", ("phalanx run -n 4 train.py", "starts Python")),
     Mistake("a file as a module", "run -m script.py", ("-m script", "phalanx run script.py")),
     Mistake("a folder", "run folder", ("folder without a __main__.py",)),
     Mistake("no ranks", "run -n 0 script.py", ("expected a number from 1, or auto",)),
