@@ -123,7 +123,7 @@ class RunPlan:
         if not Path(self.target).exists():
             hint = "the script itself, as in `phalanx run -n 4 train.py`; `-m` runs a module"
             if Path(self.target).name.startswith("python"):
-                hint = "the script itself, as in `phalanx run -n 4 train.py`, which starts Python; --no-python starts others"
+                hint = "the script itself, as in `phalanx run -n 4 train.py`, which starts Python by itself"
             elif Path(f"{self.target}.py").exists():
                 hint = f"a script; there is {self.target}.py: `phalanx run {self.target}.py` or `-m {self.target}`"
             raise ConfigError(f"there is no script {self.target!r} (expected {hint})")
