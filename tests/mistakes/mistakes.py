@@ -257,7 +257,7 @@ JOBS = [
         "world.barrier()",
         ("not done within 2 s", "missing: 1", "script.py:5", "PHALANX_TIMEOUT"),
     ),
-    Mistake("Python 2", 'print "hello"', ("SyntaxError", "line 1", "rank 0 failed")),
+    Mistake("Python 2", 'print "hello"', ("SyntaxError", "line 1", " failed: exit code 1")),
     Mistake("a package that is not installed", "import no_such_package", ("named 'no_such_package'", "line 1")),
     Mistake(
         "a script that multiprocessing runs again",
