@@ -14,7 +14,7 @@ __all__ = ["add_hint", "missing_attribute"]
 _REFUSED = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 _MISSING = re.compile(r"(\w+)\.(\w+)\(\) missing \d+ required positional arguments?: (.*)")
 _TOO_MANY = re.compile(r"(\w+)\.(\w+)\(\) takes .* positional arguments? but .* (?:was|were) given")
-_OF_WORK = re.compile(r"unsupported operand type\(s\) for .*'Work'|'Work' object is not")
+_OF_WORK = re.compile(r"unsupported operand type\(s\) for .*'\w*Work'|'\w*Work' object is not")
 
 
 _OTHER_VERBS = {
@@ -68,6 +68,7 @@ def add_hint(error: BaseException, group: type) -> None:
         return
     text = str(error.args[0])
     if _OF_WORK.match(text):
+        text = re.sub(r"'\w+Work'", "'Work'", text)  # there are several kinds, which nobody has to know
         error.args = (f"{text} (a Work is an operation under way: its wait() gives the result)",)
         return
     found = _REFUSED.match(text) or _MISSING.match(text) or _TOO_MANY.match(text)
