@@ -340,8 +340,8 @@ $(VENV)/.pyright: | $(VENV)/.test
 	@touch $@
 
 $(VENV)/.peers: | $(VENV)/.test
-	$(SAY) "what the benchmark compares with and draws by"
-	@$(INSTALL) --only-binary :all: "matplotlib>=3.8" "pyzmq>=25" "grpcio>=1.60" \
+	$(SAY) "what the benchmark compares with and draws by, and an ssh server for tests"
+	@$(INSTALL) --only-binary :all: "matplotlib>=3.8" "pyzmq>=25" "grpcio>=1.60" "asyncssh>=2.14" \
 	    || echo "note: not all of it is there for this Python; tests that need it are skipped"
 	@touch $@
 

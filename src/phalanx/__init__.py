@@ -165,6 +165,28 @@ _OF_A_GROUP = frozenset(
     }
 )
 """Names of a group that users of other libraries look for in the module."""
+_OF_TORCH = 'world = phalanx.init(); under torch it is torch.distributed.init_process_group("phalanx")'
+_ELSEWHERE = {
+    "get_rank": "world = phalanx.init(), then world.rank",
+    "get_world_size": "world = phalanx.init(), then world.world_size",
+    "size": "world = phalanx.init(), then world.world_size",
+    "world": "world = phalanx.init()",
+    "World": "phalanx.init() returns the world, a phalanx.Group",
+    "COMM_WORLD": "world = phalanx.init()",
+    "init_process_group": _OF_TORCH,
+    "initialize": "world = phalanx.init()",
+    "setup": "world = phalanx.init()",
+    "allreduce": "world = phalanx.init(), then world.all_reduce",
+    "bcast": "world = phalanx.init(), then world.broadcast",
+    "run": "phalanx.launch(fn, 4) runs a function on four ranks, `phalanx run -n 4 script.py` a script",
+    "spawn": "phalanx.launch(fn, 4) runs a function on four ranks",
+    "DDP": "phalanx.parallel.DDP",
+    "DistributedDataParallel": "phalanx.parallel.DDP",
+    "destroy_process_group": "world.close(), or `with phalanx.init() as world:`",
+    "finalize": "world.close(), or `with phalanx.init() as world:`",
+    "shutdown": "world.close(), or `with phalanx.init() as world:`",
+}
+"""Names that users of other libraries look for in the module, and what they want."""
 _PARTS = frozenset({"backends", "checkpoint", "errors", "parallel", "rpc", "testing"})
 
 
@@ -187,7 +209,8 @@ def __getattr__(name: str) -> Any:
 def _unknown(name: str) -> str:
     if name in _OF_A_GROUP:
         return f"phalanx.{name} does not exist: {name} belongs to the group that phalanx.init() returns (world.{name})"
-    return f"module {__name__!r} has no attribute {name!r}"
+    hint = f" ({_ELSEWHERE[name]})" if name in _ELSEWHERE else ""
+    return f"module {__name__!r} has no attribute {name!r}{hint}"
 
 
 def __dir__() -> list[str]:

@@ -6,9 +6,12 @@ as Python's own. A bool is not one: as a rank or a timeout it is a flag in the w
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .errors import InvalidRank, InvalidWorldSize, UsageError
@@ -21,6 +24,8 @@ __all__ = [
     "as_seconds",
     "as_shape",
     "as_world_size",
+    "did_you_mean",
+    "explain_unexpected",
     "in_units",
     "plain_number",
     "shown",
@@ -77,9 +82,9 @@ def as_rank(value: Any, size: int, message: str | None = None) -> int:
         InvalidRank: It is not a whole number, or not one of the ranks.
     """
     try:
-        rank = as_index(value, "rank")
-    except UsageError:
-        rank = -1
+        rank = as_index(value, "rank", f"a whole number from 0 to {size - 1}")
+    except UsageError as error:
+        raise InvalidRank(value, size, str(error)) from None
     if not 0 <= rank < size:
         message = message or f"rank {{}} is not in a world of {size} (valid ranks: 0 to {size - 1})"
         raise InvalidRank(value, size, message.format(shown(value)))
@@ -190,3 +195,41 @@ def _items(values: Any, name: str, expected: str) -> Iterable[Any]:
         return list(values)
     except Exception:  # whatever the type's own `__iter__` raises
         raise UsageError(f"{name}={shown(values)} is not valid (expected {expected})") from None
+
+
+_OTHER_NAMES = {
+    "root": ("src", "dst"),
+    "source": ("src",),
+    "dest": ("dst",),
+    "destination": ("dst",),
+    "to": ("dst",),
+    "peer": ("src", "dst"),
+    "rank": ("src", "dst"),
+    "reduce_op": ("op",),
+    "reduction": ("op",),
+    "output": ("out",),
+    "tensor": ("x",),
+    "array": ("x",),
+    "object": ("obj",),
+    "returns": ("type",),
+}
+"""Names of other libraries for the same arguments."""
+
+
+def did_you_mean(given: str, names: Sequence[str]) -> str:
+    """`did you mean 'src'? ` for an argument of a name that a function does not have; empty if none is like it."""
+    meant = [name for name in _OTHER_NAMES.get(given, ()) if name in names]
+    meant = meant or difflib.get_close_matches(given, names, 1)
+    return f"did you mean {meant[0]!r}? " if meant else ""
+
+
+def explain_unexpected(error: BaseException, function: Callable[..., Any]) -> None:
+    """Says in the error of a call with an argument that a function does not have which one was meant."""
+    if type(error) is not TypeError or len(error.args) != 1:
+        return
+    found = re.match(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'$", str(error.args[0]))
+    if found is not None and found[1] == function.__qualname__:
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        hint = did_you_mean(found[2], names)
+        error.args = (f"{function.__name__}() has no argument {found[2]!r} ({hint}it takes {', '.join(names)})",)
+        error.__traceback__ = None  # the line that called it says it all

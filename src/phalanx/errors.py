@@ -133,7 +133,11 @@ class SelfSend(UsageError):
     """A message to or from oneself on a backend that has no such connection."""
 
     def __init__(self, value: int) -> None:
-        super().__init__(f"rank {value} cannot send to or receive from itself here", rank=value, peer=value)
+        super().__init__(
+            f"rank {value} cannot send to or receive from itself here (it has the value already: copy it)",
+            rank=value,
+            peer=value,
+        )
 
 
 class SizeMismatch(UsageError):

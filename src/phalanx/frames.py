@@ -16,6 +16,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import config
+from .arguments import explain_unexpected
 from .errors import ConfigError, PhalanxError
 from .exception_text import printable, render_traceback
 
@@ -76,6 +77,7 @@ def hides_frames(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
+            explain_unexpected(error, function)
             hide_frames(error)
             raise
 

@@ -26,7 +26,7 @@ from .config import (
     unknown_variables,
 )
 from .deadline import Deadline
-from .errors import ConfigError, RendezvousError
+from .errors import ConfigError, RendezvousError, UsageError
 from .exception_text import describe
 from .frames import frames_are_hidden, hide_frames, hides_frames, user_traceback
 from .last_words import say
@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # `init` loads these while the directory's process starts
 __all__ = ["abort_worlds", "close_at_exit", "close_worlds", "init"]
 
 BACKENDS = ("auto", "mesh", "tcp", "mpi")
+STOOD_IN_FOR = ("gloo", "nccl", "phalanx")
+"""Names that torch.distributed has for its backends."""
 
 
 @hides_frames
@@ -79,10 +81,17 @@ def init(
         RendezvousError: The world did not form; names the ranks that are missing.
         OutOfResources: This process has no more descriptors, threads or memory; names the limit.
     """
+    _refuse_second_run()
     _watch_exceptions()
     debug()  # refuses a value that it cannot have
     if not isinstance(backend, str) or backend not in BACKENDS:
-        raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {', '.join(map(repr, BACKENDS))})")
+        hint = (
+            "; Phalanx itself stands in for it: leave it out"
+            if isinstance(backend, str) and backend in STOOD_IN_FOR
+            else ""
+        )
+        valid = ", ".join(map(repr, BACKENDS))
+        raise ConfigError(f"backend={shown(backend)} is not valid (expected one of {valid}{hint})")
     if not isinstance(auth, str) or auth not in ("token", "none"):
         raise ConfigError(f"auth={shown(auth)} is not valid (expected 'token' or 'none')")
     if auth == "none" and token is not None:
@@ -97,6 +106,20 @@ def init(
     group = Group(made, _owns_backend=True)
     close_at_exit(group, formed)
     return group
+
+
+def _refuse_second_run() -> None:
+    """Refuses a call from a script that multiprocessing runs again, to import it, in a process that it starts.
+
+    Raises:
+        UsageError: It is such a process: as a copy of its parent, it would come with the parent's rank.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        raise UsageError(
+            "init() was called while multiprocessing imports this script in a process that it has started: the script "
+            'runs there from the top (put what only the rank itself should do under `if __name__ == "__main__":`)'
+        )
 
 
 def _join(

@@ -88,7 +88,7 @@ def too_much(group: Group) -> str:
 
 def test_an_object_over_the_limit() -> None:
     found = run_ranks(2, too_much, backend="mesh", options=px.Options(max_object=1 << 19))
-    assert "1 arrays of 1 MiB in all" in found[0]
+    assert "its arrays take 1 MiB" in found[0]
     assert (
         "512 KiB are allowed (send it in parts, or raise the limit: Options.max_object or PHALANX_MAX_OBJECT)"
         in found[0]

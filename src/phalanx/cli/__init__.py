@@ -29,6 +29,8 @@ _COMMANDS = {
 }
 """Name, module, and the line of help, which is here so that the list of commands imports none of them."""
 
+_OTHER_NAMES_OF_RUN = ("launch", "start", "exec", "torchrun", "mpirun", "mpiexec", "srun", "train", "python")
+
 _EXAMPLES = """\
   phalanx demo                       see it work
   phalanx run -n 4 train.py          four ranks on this machine
@@ -57,6 +59,8 @@ class _Commands(click.Group):
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, _COMMANDS, 1, 0.5)
+            if name in _OTHER_NAMES_OF_RUN:
+                near = ["run"]
             if name.endswith(".py"):
                 hint = f"did you mean `phalanx run {name}`?"
             else:

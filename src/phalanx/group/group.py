@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from ..frames import hides_frames, user_traceback
 from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
 from .data.arrays import dtype_of
-from .hints import add_hint
+from .hints import add_hint, missing_attribute
 from .verbs.extremes import Extremes
 from .verbs.objects import ObjectCollectives
 from .verbs.point_to_point import PointToPoint
@@ -54,6 +54,25 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", broken" if self._health.cause is not None else ""
         return f"<Group rank {self.rank} of {self.world_size} on {type(self._backend).__name__}{state}>"
+
+    if not TYPE_CHECKING:  # type checkers would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            try:
+                raise AttributeError(missing_attribute(type(self), name), name=name)
+            except AttributeError as error:
+                error.__traceback__ = None  # the line that asked for it says it all
+                raise
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        try:
+            raise TypeError(
+                "a group cannot be copied, pickled or sent: it belongs to this process (call phalanx.init() in each "
+                "process of the job, and keep the group out of what you copy)"
+            )
+        except TypeError as error:
+            error.__traceback__ = None  # likewise
+            raise
 
     # -- more groups ---------------------------------------------------------------------------------------------------
 

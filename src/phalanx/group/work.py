@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from ..arguments import as_seconds, shown
 from ..deadline import Deadline
@@ -36,6 +36,16 @@ class Work(Generic[T_co]):
     _result: Any = None
     _error: BaseException | None = None
     _callbacks: tuple[Callable[[Work[Any]], object], ...] = ()
+
+    if not TYPE_CHECKING:  # type checkers would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = "" if name.startswith("_") else " (it is an operation under way: its wait() gives the result)"
+            try:
+                raise AttributeError(f"'Work' object has no attribute {name!r}{hint}", name=name)
+            except AttributeError as error:
+                error.__traceback__ = None  # the line that asked for it says it all
+                raise
 
     def __init__(
         self,

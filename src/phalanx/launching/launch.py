@@ -73,6 +73,10 @@ def launch(
     """
     if not callable(fn):
         hint = ", as in launch(fn, 4)" if callable(n) else ""
+        if fn is None:
+            hint = " itself, as in launch(train, 4): launch(train(), 4) calls it here, once"
+        elif isinstance(fn, str):
+            hint = "; `phalanx run -n 4 script.py` starts a script"
         raise UsageError(f"fn={shown(fn)} is not valid (expected a function{hint})")
     task = Task(call, (fn, args), runs_exit_handlers=True)
     try:

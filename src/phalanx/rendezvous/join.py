@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..background_thread import BackgroundThread
 from ..config.options import Options
 from ..deadline import Deadline
-from ..errors import AuthenticationFailed, NoConnection, ProtocolError, Timeout, WorldNotFormed
+from ..errors import AuthenticationFailed, NoConnection, ProtocolError, RendezvousError, Timeout, WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import ConnectionRefused, Stream, StreamEnded, read_exactly, write_all
 from ..transports.tcp import check_tls, connect
@@ -106,7 +106,8 @@ def dial(
     reason = reason or "nobody listens there"
     where = ", ".join(str(address) for address in addresses[:4])
     raise WorldNotFormed(
-        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason}",
+        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason} (does it run, on "
+        "the host and port that MASTER_ADDR and MASTER_PORT name here? `phalanx doctor` looks at the way there)",
         missing=missing,
         seconds=deadline.seconds,
         rank=hello.rank,
@@ -144,7 +145,7 @@ def _try_once(
     return stream
 
 
-def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rejected:
+def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> RendezvousError:
     detail = {
         HandshakeStatus.TAKEN: f"rank {hello.rank} is already taken by another process",
         HandshakeStatus.WORLD_SIZE: (
@@ -153,7 +154,9 @@ def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rejec
         HandshakeStatus.RANK: f"rank {hello.rank} is not in its world",
         HandshakeStatus.CLOSED: "its world has already ended",
     }.get(error.status, error.message)
-    return Rejected(error.status, f"{who} at {address} refused rank {hello.rank}: {detail}")
+    text = f"{who} at {address} refused rank {hello.rank}: {detail}"
+    # The caller of init() gets an error that it can import; between ranks the status still counts.
+    return RendezvousError(text, rank=hello.rank) if hello.role is Role.RANK else Rejected(error.status, text)
 
 
 class DirectoryWatch:

@@ -119,8 +119,10 @@ def _host(
     launch: Launch, token: bytes | None, candidates: list[Address], options: Options, file: Path | None
 ) -> HostedDirectory:
     """Starts the directory at the first of these addresses that is free."""
+    from ..transports.tcp import check_tls
     from .hosting.start import HostedDirectory  # rank 0 alone needs it
 
+    check_tls(options.tls)  # here, or its error would be taken for one about the port
     host = directory_host(candidates[0].host, all_local=launch.single_host)
     reason = ""
     for candidate in candidates:

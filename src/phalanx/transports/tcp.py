@@ -42,7 +42,10 @@ def resolve(address: Address, *, passive: bool = False) -> list[tuple[socket.Add
     try:
         found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
-        raise NoConnection(f"the host name {address.host!r} cannot be resolved: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise NoConnection(
+            f"the host name {address.host!r} cannot be resolved: {why} (is it spelt right, and known on this host?)"
+        ) from None
     # IPv6 link-local addresses need the scope, so the whole sockaddr is kept.
     return [(family, sockaddr) for family, _, _, _, sockaddr in found]  # type: ignore[misc]
 

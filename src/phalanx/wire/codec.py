@@ -90,10 +90,15 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
             f"cannot send this object: its structure takes {in_units(len(head))}, and {in_units(limits.max_head)} are "
             f"allowed (put large data into arrays{_or(limits)})"
         )
-    if writer.offset > limits.max_payload or writer.arrays > limits.max_arrays:
+    if writer.offset > limits.max_payload:
         raise UsageError(
-            f"cannot send this object: it has {writer.arrays} arrays of {in_units(writer.offset)} in all, and "
-            f"{limits.max_arrays} arrays of {in_units(limits.max_payload)} are allowed (send it in parts{_or(limits)})"
+            f"cannot send this object: its arrays take {in_units(writer.offset)}, and {in_units(limits.max_payload)} "
+            f"are allowed (send it in parts{_or(limits)})"
+        )
+    if writer.arrays > limits.max_arrays:
+        raise UsageError(
+            f"cannot send this object: it has {writer.arrays} arrays, and {limits.max_arrays} are allowed (join them, "
+            "or send it in parts)"
         )
     return Encoded(head, writer.buffers)
 

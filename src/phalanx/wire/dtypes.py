@@ -79,7 +79,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
         if _SIMPLE.fullmatch(text) and np.dtype(text) == dtype:
             return text
         reasons = {
-            "O": "it holds Python objects",
+            "O": "it holds Python objects (send_object, all_gather_object and their kin take objects)",
             "T": "its strings live outside the array",
             "f": "its layout differs between machines",
             "c": "its layout differs between machines",

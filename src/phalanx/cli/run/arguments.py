@@ -15,6 +15,9 @@ from phalanx.errors import ConfigError
 from phalanx.launching.environment import new_token
 from phalanx.types import Address
 
+from .hosts.asked import DEFAULT_SSH, hosts_plan
+from .hosts.controller import HostsPlan, run_on_hosts
+from .hosts.hostfile import parse_hosts, read_hostfile
 from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
 
@@ -25,23 +28,61 @@ _EPILOG = """\
 Examples:
   phalanx run -n 4 train.py --epochs 3
   phalanx run -n auto -m package.train
+  phalanx run --hosts node0:8,node1:8 train.py
   phalanx run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.py
 
 What stands after the script or module belongs to it. Each rank finds the variables that torchrun sets; rank 0 reads the
 launcher's standard input, the others read nothing.
 
-With several nodes, run the same command on each, with its own --node-rank and the same token in PHALANX_TOKEN or
+With --hosts or --hostfile, the ranks of all hosts are started from here over ssh, which must get in without a
+password. Every host has the script, the folder and Phalanx in the same places. The ranks read no input.
+
+Without ssh, run the same command on each host, with its own --node-rank and the same token in PHALANX_TOKEN or
 --token-file. MASTER_PORT is kept for the script (torch's store listens there); Phalanx itself uses the next port.
 
 The first rank to fail ends all, and its exit code is the launcher's (128 and the signal's number after a signal).
 """
 
 
+_OF_TORCHRUN = {
+    "--standalone": "leave it out: without --nnodes a job is one of its own",
+    "--master-addr": "--master HOST:PORT says both",
+    "--master-port": "--master HOST:PORT says both",
+    "--rdzv-backend": "leave it out: the launchers meet at --master",
+    "--rdzv-id": "leave it out: jobs are told apart by their tokens",
+    "--rdzv-conf": "leave it out: the launchers meet at --master",
+    "--start-method": "leave it out: ranks are processes of their own",
+    "--role": "leave it out: all ranks have the role 'default'",
+    "--tee": "leave it out: output is shown and, with --log-dir, copied to files",
+    "--redirects": "leave it out: output is shown and, with --log-dir, copied to files",
+    "--np": "-n says how many ranks",
+    "--host": "--hosts names several hosts",
+    "--machinefile": "--hostfile FILE",
+    "--oversubscribe": "leave it out: there may be more ranks than cores",
+}
+"""Options of torchrun and mpirun that have no counterpart of the same name."""
+
+
+class _RunCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = _OF_TORCHRUN.get(error.option_name.replace("_", "-"))
+            if hint is None:
+                raise
+            raise click.UsageError(f"there is no option {error.option_name} ({hint})", ctx) from None
+
+
 def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     if value in ("auto", "cpu"):
         return cores()
     if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise click.BadParameter(f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)")
+        if value.startswith("p"):
+            raise click.UsageError("there is no option -np (the number of ranks is -n: `phalanx run -n 4 train.py`)")
+        raise click.BadParameter(
+            f"{value!r} is not valid (expected a number from 1, or auto for one rank per core)", param_hint="-n"
+        )
     return int(value)
 
 
@@ -49,7 +90,7 @@ def _master(ctx: click.Context, param: click.Parameter, value: str | None) -> Ad
     try:
         return None if value is None else Address.parse(value)
     except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(str(error), param_hint="--master") from None
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -70,6 +111,7 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 @click.command(
     "run",
+    cls=_RunCommand,
     # Options after the script are the script's.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,
@@ -85,10 +127,18 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     default="1",
     show_default=True,
     callback=_count,
-    help="Ranks on this node; auto: one per core.",
+    help="Ranks on this node, or on each host; auto: one per core.",
 )
 @click.option("-m", "--module", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
 @click.option("--no-python", "--no_python", is_flag=True, help="Run a program of another kind instead of a script.")
+@click.option(
+    "--hostfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Start the ranks of several hosts over ssh: a file with 'host slots=4' or 'host:4' on each line.",
+)
+@click.option("--hosts", metavar="A:4,B:4", help="The same, with the hosts on the command line.")
+@click.option("--ssh", metavar="COMMAND", help=f"How to reach a host.  [default: {DEFAULT_SSH}]")
+@click.option("--remote-python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job.")
 @click.option(
     "--node-rank", "--node_rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0."
@@ -155,6 +205,10 @@ def command(
     ranks: int,
     module: bool,
     no_python: bool,
+    hostfile: Path | None,
+    hosts: str | None,
+    ssh: str | None,
+    remote_python: str | None,
     nnodes: int,
     node_rank: int,
     master: Address | None,
@@ -172,8 +226,36 @@ def command(
     """Start SCRIPT (or a MODULE) on several ranks, and end all of them when one fails."""
     base = config.inherited()
     _refuse_misplaced(arguments)
+    colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
+    extra = {"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra
+    on_hosts: HostsPlan | None = None
     try:
-        plan = RunPlan(
+        if hostfile is not None or hosts is not None:
+            _check_hosts_alone(hostfile, hosts, max_restarts)
+            on_hosts = hosts_plan(
+                read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""),
+                ranks=ranks if _given("ranks") else None,
+                target=target,
+                arguments=arguments,
+                module=module,
+                python=not no_python,
+                master=master,
+                directory_port=directory_port,
+                token=_token(token_file, several_nodes=False),
+                log_dir=log_dir,
+                grace=grace,
+                prefix=not no_prefix,
+                extra=extra,
+                ssh=ssh or DEFAULT_SSH,
+                remote_python=remote_python,
+                base=base,
+                colour=colour,
+            )
+        else:
+            for option, value in (("--ssh", ssh), ("--remote-python", remote_python)):
+                if value is not None:
+                    raise ConfigError(f"{option} is for --hosts or --hostfile")
+        plan = on_hosts or RunPlan(
             target=target,
             arguments=tuple(arguments),
             module=module,
@@ -188,12 +270,33 @@ def command(
             max_restarts=max_restarts,
             grace=grace,
             prefix=not no_prefix,
-            extra={"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra,
+            extra=extra,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
+    if isinstance(plan, HostsPlan):
+        sys.exit(run_on_hosts(plan))
     sys.exit(launch(plan, base=base, options=config.Options.from_env(), colour=colour))
+
+
+def _given(name: str) -> bool:
+    """True if an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _check_hosts_alone(hostfile: Path | None, hosts: str | None, max_restarts: int) -> None:
+    """Refuses options that contradict a list of hosts.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if hostfile is not None and hosts is not None:
+        raise ConfigError("--hosts and --hostfile both name the hosts: give one of them")
+    for name, option in (("nnodes", "--nnodes"), ("node_rank", "--node-rank")):
+        if _given(name):
+            raise ConfigError(f"{option} does not go with --hosts or --hostfile, which say it already")
+    if max_restarts:
+        raise ConfigError("--max-restarts is for a single node (several would have to agree when to begin again)")
 
 
 _ABOUT_RANKS = ("-n", "--nproc", "--nproc-per-node", "--nproc_per_node")
@@ -205,9 +308,8 @@ def _refuse_misplaced(arguments: Sequence[str]) -> None:
     Raises:
         click.UsageError: There is one.
     """
-    source = click.get_current_context().get_parameter_source("ranks")
     found = next((word for word in arguments if word.partition("=")[0] in _ABOUT_RANKS), None)
-    if found is not None and source is click.core.ParameterSource.DEFAULT:
+    if found is not None and not _given("ranks"):
         raise click.UsageError(
             f"{found} stands behind the script, so the script would get it, and there would be one rank (put it before "
             "the script; if it is the script's own, say -n 1 before the script)"

@@ -19,6 +19,7 @@ from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
 from .supervisor import Supervisor
+from .upstream import Upstream
 from .world import HostedWorld, LaunchedWorld, WatchedWorld
 from .writer import OutputWriter
 
@@ -30,7 +31,9 @@ __all__ = ["launch"]
 LOOPBACK = "127.0.0.1"
 
 
-def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: bool) -> int:
+def launch(
+    plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: bool, upstream: Upstream | None = None
+) -> int:
     """Runs a job on this node until its end, again and again if it fails and `plan.max_restarts` allows it.
 
     It acts on signals and reaps every child of this process, so it must run in the main thread of a process of its own.
@@ -40,6 +43,7 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
         base: The environment that the ranks inherit.
         options: For the directory.
         colour: Whether colour is allowed on a terminal.
+        upstream: The controller of a job on several hosts, if there is one.
 
     Returns:
         The exit code: 0, that of the rank that failed, or 128 and the signal.
@@ -49,14 +53,20 @@ def launch(plan: RunPlan, *, base: Mapping[str, str], options: Options, colour: 
     """
     _open_standard_descriptors()
     for restarts in range(plan.max_restarts):
-        code, failed = _attempt(plan, restarts, base=base, options=options, colour=colour)
+        code, failed = _attempt(plan, restarts, base=base, options=options, colour=colour, upstream=upstream)
         if not failed:
             return code
-    return _attempt(plan, plan.max_restarts, base=base, options=options, colour=colour)[0]
+    return _attempt(plan, plan.max_restarts, base=base, options=options, colour=colour, upstream=upstream)[0]
 
 
 def _attempt(
-    plan: RunPlan, restarts: int, *, base: Mapping[str, str], options: Options, colour: bool
+    plan: RunPlan,
+    restarts: int,
+    *,
+    base: Mapping[str, str],
+    options: Options,
+    colour: bool,
+    upstream: Upstream | None,
 ) -> tuple[int, bool]:
     """Runs the job once: its exit code, and whether it failed by itself, not by a signal to the launcher."""
     token = plan.token or new_token().encode()
@@ -69,9 +79,12 @@ def _attempt(
         writer = OutputWriter(mailbox.wake)
         stack.callback(writer.close)
         log_dir = plan.log_dir / f"restart-{restarts}" if plan.log_dir is not None and restarts else plan.log_dir
-        console = Console(writer, prefix=plan.prefix, colour=colour, log_dir=log_dir)
+        far = upstream is not None and upstream.colour
+        console = Console(writer, prefix=plan.prefix, colour=colour, far_terminal=far, log_dir=log_dir)
         stack.callback(console.close)
         stack.callback(writer.close)
+        if upstream is not None:
+            upstream.attach(console.err, signals, mailbox)
         master = plan.master or Address(LOOPBACK, 0)
         if master.port == 0:
             master = Address(master.host, stack.enter_context(reserve_port()))
@@ -121,6 +134,7 @@ def _attempt(
             world=world,
             mailbox=mailbox,
             signals=signals,
+            upstream=upstream,
         )
         code = supervisor.run()
         if supervisor.failed and restarts < plan.max_restarts:

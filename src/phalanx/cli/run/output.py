@@ -100,13 +100,17 @@ class Console:
         prefix: Whether lines carry the rank.
         colour: Whether colour is allowed at all (it is used on terminals only).
         log_dir: Where each rank's outputs are copied to, or None.
+        far_terminal: Whether what is written here ends up on a terminal elsewhere, which shows colours.
 
     Raises:
         ConfigError: The folder cannot be made.
     """
 
-    def __init__(self, writer: OutputWriter, *, prefix: bool, colour: bool, log_dir: Path | None) -> None:
+    def __init__(
+        self, writer: OutputWriter, *, prefix: bool, colour: bool, log_dir: Path | None, far_terminal: bool = False
+    ) -> None:
         self._writer = writer
+        self._far_terminal = far_terminal
         self._prefix = prefix
         self._log_dir = log_dir
         self._logs: dict[int, Path] = {}
@@ -122,7 +126,9 @@ class Console:
     def _screen(self, descriptor: int, colour: bool) -> LineOutput:
         terminal = os.isatty(descriptor)
         return LineOutput(
-            lambda data: self._writer.put(descriptor, data), terminal=terminal, colour=colour and terminal
+            lambda data: self._writer.put(descriptor, data),
+            terminal=terminal,
+            colour=colour and (terminal or self._far_terminal),
         )
 
     def connect(self, rank: int, descriptor: int, name: str) -> RankOutput:

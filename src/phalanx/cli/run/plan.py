@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import shutil
 import sys
 from collections.abc import Mapping
@@ -35,9 +37,13 @@ class RunPlan:
     python: bool = True
     """False: `target` is a program of its own, not a Python script."""
     ranks: int = 1
-    """On this node; the same on every node."""
+    """On this node; the same on every node, unless `layout` says otherwise."""
     nodes: int = 1
     node: int = 0
+    layout: tuple[int, ...] = ()
+    """The ranks of each node; empty if all have as many as this one."""
+    names: tuple[str, ...] = ()
+    """The names of the nodes, where they are known."""
     master: Address | None = None
     directory_port: int | None = None
     token: bytes | None = None
@@ -66,7 +72,9 @@ class RunPlan:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")
         if not self.python:
             self._check_program()
-        elif not self.module:
+        elif self.module:
+            self._check_module()
+        else:
             self._check_script()
 
     def _check_nodes(self) -> None:
@@ -101,26 +109,43 @@ class RunPlan:
         if shutil.which(self.target) is None:
             raise ConfigError(f"there is no program {self.target!r} (expected one that can be run, as in a shell)")
 
+    def _check_module(self) -> None:
+        if self.target.endswith(".py") or "/" in self.target:
+            name = self.target.removesuffix(".py").replace("/", ".").strip(".")
+            raise ConfigError(
+                f"-m takes the name of a module, and {self.target!r} is a file (`-m {name}`, or without -m: "
+                f"`phalanx run {self.target}`)"
+            )
+
     def _check_script(self) -> None:
         if Path(self.target).is_dir() and not (Path(self.target) / "__main__.py").exists():
             raise ConfigError(f"{self.target!r} is a folder without a __main__.py (expected a Python script)")
         if not Path(self.target).exists():
             hint = "the script itself, as in `phalanx run -n 4 train.py`; `-m` runs a module"
+            if Path(self.target).name.startswith("python"):
+                hint = "the script itself, as in `phalanx run -n 4 train.py`, which starts Python by itself"
+            elif Path(f"{self.target}.py").exists():
+                hint = f"a script; there is {self.target}.py: `phalanx run {self.target}.py` or `-m {self.target}`"
             raise ConfigError(f"there is no script {self.target!r} (expected {hint})")
 
     @property
     def world_size(self) -> int:
         """Ranks of all nodes together."""
-        return self.ranks * self.nodes
+        return sum(self._layout)
 
     @property
     def first_rank(self) -> int:
         """The first rank of this node."""
-        return self.node * self.ranks
+        return sum(self._layout[: self.node])
 
-    def node_of(self, rank: int) -> int:
-        """The node that a rank runs on."""
-        return rank // self.ranks
+    def node_of(self, rank: int) -> str:
+        """The node that a rank runs on, in words."""
+        node = bisect.bisect_right(list(itertools.accumulate(self._layout)), rank)
+        return f"node {node} ({self.names[node]})" if self.names else f"node {node}"
+
+    @property
+    def _layout(self) -> tuple[int, ...]:
+        return self.layout or (self.ranks,) * self.nodes
 
     @property
     def command(self) -> list[str]:

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["TRACEBACK", "JobFailure", "describe_status", "failure_report", "last_words", "list_ranks"]
+__all__ = [
+    "TRACEBACK",
+    "JobFailure",
+    "describe_status",
+    "failure_report",
+    "last_words",
+    "list_ranks",
+    "victims_line",
+]
 
 LAST_LINES = 30
 """Lines that are shown of an output without a traceback."""
@@ -143,6 +151,19 @@ def failure_report(
     if victim is not None and title != TRACEBACK:
         parts += [f"  rank {victim[0]} ended because of it:", *_cut(_lines(victim[1].encode()))]
     return "\n".join([*parts, end] if end else parts)
+
+
+def victims_line(same: Sequence[int], because: int) -> str:
+    """The line that stands for the tracebacks that are not shown; empty if there are none.
+
+    Args:
+        same: The ranks that failed in the same way.
+        because: How many others ended because of the failure.
+    """
+    parts = [f"the same on {list_ranks(same)}"] if same else []
+    if because:
+        parts.append(f"{because} rank{'s' if because > 1 else ''} ended because of it")
+    return f"phalanx: {', '.join(parts)}" if parts else ""
 
 
 def _said(failure: JobFailure) -> tuple[str, list[str]]:

@@ -16,6 +16,7 @@ from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
 from .report import TRACEBACK, describe_status, last_words, list_ranks
+from .upstream import Upstream
 from .verdict import BROKEN_PIPE, Verdict
 from .world import LaunchedWorld, WorldEnd
 from .writer import OutputWriter
@@ -39,6 +40,7 @@ class Supervisor:
         plan: What runs.
         processes: The ranks, started.
         outputs: For each rank its standard output and error.
+        upstream: Hears of the end instead of the person at this terminal.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Supervisor:
         world: LaunchedWorld,
         mailbox: LauncherMailbox,
         signals: Signals,
+        upstream: Upstream | None = None,
     ) -> None:
         self._plan = plan
+        self._upstream = upstream
         self._processes = processes
         self._by_rank = outputs
         self._outputs = [output for pair in outputs.values() for output in pair]
@@ -63,7 +67,7 @@ class Supervisor:
         self._mailbox = mailbox
         self._signals = signals
         self._ending = Ending(plan.grace)
-        self._host = socket.gethostname()
+        self._host = plan.names[plan.node] if plan.names else socket.gethostname()
         self._spared: LocalRank | None = None
         """The rank that is to blame and gets the time to end by itself, so that its exit code is its own."""
         self._stubborn: set[LocalRank] = set()
@@ -245,7 +249,9 @@ class Supervisor:
         for rank, text, show in verdict.last_words():
             self._by_rank[rank][1].add(text, now, show=show)
         code = verdict.exit_code
-        if self._ending.reason is Reason.FAILURE:
+        if self._upstream is not None:
+            self._upstream.concluded(verdict)
+        elif verdict.failed:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
         if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
             return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE
@@ -270,7 +276,10 @@ class Supervisor:
         running = self._processes.running
         if running and not self._announced:
             self._announced = True
-            self._say(f"{what}; ending {list_ranks(rank.rank for rank in running)}")
+            if self._upstream is not None:
+                self._upstream.ending(what)
+            else:
+                self._say(f"{what}; ending {list_ranks(rank.rank for rank in running)}")
 
     def _say(self, text: str) -> None:
         self._console.err.say(f"phalanx: {text}")
@@ -278,7 +287,7 @@ class Supervisor:
     def _who(self, end: WorldEnd) -> str:
         if end.rank is None:
             return end.reason
-        node = f" on node {self._plan.node_of(end.rank)}" if self._plan.nodes > 1 else ""
+        node = f" on {self._plan.node_of(end.rank)}" if self._plan.nodes > 1 else ""
         return f"rank {end.rank}{node}{'' if end.aborted else ' was lost'}: {end.reason}"
 
     def _blame(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from .ending import Ending, Reason
 from .output import RankOutput
 from .plan import RunPlan
 from .processes import LocalRank
-from .report import JobFailure, describe_status, failure_report, list_ranks
+from .report import JobFailure, describe_status, failure_report, list_ranks, victims_line
 
 __all__ = ["BROKEN_PIPE", "Verdict"]
 
@@ -68,17 +69,48 @@ class Verdict:
             return 1
         return culprit.status if culprit.status > 0 else 128 - culprit.status
 
-    def report(self, *, colour: bool) -> str:
-        """The report on a job that failed."""
+    @property
+    def failed(self) -> bool:
+        """True if a rank failed, here or on another node."""
+        return self._ending.reason is Reason.FAILURE
+
+    @property
+    def blamed(self) -> int | None:
+        """The rank that is to blame as far as this node knows, here or on another node."""
+        if self._ending.cause is not None:
+            return self._ending.cause.rank
+        return None if self._culprit is None else self._culprit.rank
+
+    @property
+    def suspect(self) -> LocalRank | None:
+        """The rank of this node that is to blame: rather one that did not fail because of another."""
+        shared = {rank for rank, words in self._last_words.items() if words.shared}
+        candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed]
+        return next((rank for rank in candidates if rank not in shared), self._culprit)
+
+    def blaming(self, rank: LocalRank) -> Verdict:
+        """The verdict if this rank were to blame."""
+        other = copy.copy(self)
+        other._culprit = rank
+        return other
+
+    def report(self, *, colour: bool, end: str | None = None) -> str:
+        """The report on a job that failed.
+
+        Args:
+            colour: Whether to use colour.
+            end: The line after the traceback; None for one about the other ranks of this node.
+        """
         cause, culprit = self._ending.cause, self._culprit
+        end = victims_line(*self.victims) if end is None else end
         if culprit is None:
             assert cause is not None
             if cause.rank is None:
                 return f"phalanx: {cause.reason}"
-            where = f"node {self._plan.node_of(cause.rank)}"
+            where = self._plan.node_of(cause.rank)
             verb = "ended the world" if cause.aborted else "was lost"
             far = JobFailure(cause.rank, cause.reason, where, verb=verb, last_words=cause.traceback)
-            return failure_report(far, (), victim=self._victim(), end=self._victims(), colour=colour)
+            return failure_report(far, (), victim=self._victim(), end=end, colour=colour)
         stdout, stderr = (output.tail for output in self._outputs[culprit])
         failure = JobFailure(
             culprit.rank,
@@ -91,7 +123,7 @@ class Verdict:
             self._traceback(culprit),
             killed=(culprit.status or 0) < 0,
         )
-        return failure_report(failure, self._notes(culprit), victim=self._victim(), end=self._victims(), colour=colour)
+        return failure_report(failure, self._notes(culprit), victim=self._victim(), end=end, colour=colour)
 
     def last_words(self) -> Iterator[tuple[LocalRank, str, bool]]:
         """For each rank that has left a traceback: the rank, the text, and whether to show it besides the report.
@@ -111,7 +143,8 @@ class Verdict:
         if words is not None:
             return words.text
         output = any(stream.tail for stream in self._outputs[culprit])
-        return self._ending.cause.traceback if self._ending.cause is not None and not output else ""
+        cause = self._ending.cause
+        return cause.traceback if cause is not None and cause.rank == culprit.rank and not output else ""
 
     def _victim(self) -> tuple[int, str] | None:
         """The first rank that failed because of another, and what it said."""
@@ -121,16 +154,13 @@ class Verdict:
                 return rank.rank, words.text
         return None
 
-    def _victims(self) -> str:
-        """The line that stands for the tracebacks that are not shown."""
+    @property
+    def victims(self) -> tuple[list[int], int]:
+        """The ranks that failed as the culprit did, and how many others ended because of it."""
         others = {rank: words for rank, words in self._last_words.items() if rank is not self._culprit}
         text = "" if self._culprit is None else self._traceback(self._culprit)
         same = [rank.rank for rank, words in others.items() if words.text == text]
-        because = sum(words.shared and words.text != text for words in others.values())
-        parts = [f"the same on {list_ranks(same)}"] if same else []
-        if because:
-            parts.append(f"{because} rank{'s' if because > 1 else ''} ended because of it")
-        return f"phalanx: {', '.join(parts)}" if parts else ""
+        return same, sum(words.shared and words.text != text for words in others.values())
 
     def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause

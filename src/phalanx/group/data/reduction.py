@@ -71,7 +71,10 @@ class Reduction:
         possible = valid_ops(self.dtype or array.array.dtype)
         if self.name not in possible:
             shown = self.dtype or array.array.dtype.name
-            raise UnsupportedOp(f"op={self.name!r} is not defined for {shown} (expected one of {', '.join(possible)})")
+            other = "; x.astype(np.float64) has a mean" if self.name == "mean" else ""
+            raise UnsupportedOp(
+                f"op={self.name!r} is not defined for {shown} (expected one of {', '.join(possible)}{other})"
+            )
         self.step = "sum" if self.name == "mean" else self.name
         """The operation that combines two arrays."""
 

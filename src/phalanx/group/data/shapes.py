@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import UsageError
-from .arrays import Adapted, Description, adapt, make
+from .arrays import Adapted, Description, adapt_out, make
 
 __all__ = ["divided_shape", "misfit", "new_array", "stacked_shape", "target_for"]
 
@@ -28,7 +28,10 @@ def divided_shape(array: npt.NDArray[Any], size: int) -> Shape:
         UsageError: Dim 0 is not a multiple of `size`.
     """
     if not array.ndim or array.shape[0] % size:
-        raise UsageError(f"an array of shape {array.shape} cannot be cut into {size} equal parts along dim 0")
+        raise UsageError(
+            f"an array of shape {array.shape} cannot be cut into {size} equal parts along dim 0 (one for each rank: "
+            "pad it to a multiple, or say how many rows each rank gets by counts= where the call has it)"
+        )
     return (array.shape[0] // size, *array.shape[1:])
 
 
@@ -55,7 +58,7 @@ def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
     """
     if out is None:
         return new_array(like, shape)
-    target = out if isinstance(out, Adapted) else adapt(out, write=True)
+    target = out if isinstance(out, Adapted) else adapt_out(out)
     if target.dtype != like.dtype or target.array.size != math.prod(shape):
         wanted = Description(like.dtype, list(shape), like.library)
         raise UsageError(f"out is {target.description}, but the result is {wanted}")

@@ -13,7 +13,7 @@ from ...arguments import as_counts
 from ...errors import UsageError
 from ...frames import hide_frames
 from ...types import AnyArray, ArrayT, Counts, OutT, TensorT
-from ..data.arrays import Adapted, Description, adapt, make
+from ..data.arrays import Adapted, Description, adapt, adapt_out, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
 from ..engines.base import Engine, Parts
@@ -407,10 +407,12 @@ class Gathers(UnevenGathers):
                     return done
             self._check()
             src = as_member(src, self.world_size)
-            target = adapt(out, write=True) if out is not None else None
+            target = adapt_out(out) if out is not None else None
             source: Adapted | None = None
             place: int | None = None
             if self.rank == src:
+                if x is None:
+                    raise UsageError(f"x is None on rank {src}, whose array scatter hands out (the others give None)")
                 source = adapt(x, write=False)
                 target = target_for(target, source, divided_shape(source.array, self.world_size))
                 place = check_parts("scatter", source.array, target.array, self.world_size)
@@ -559,7 +561,7 @@ class Gathers(UnevenGathers):
             if not source.array.ndim or sum(sending) != source.array.shape[0]:
                 raise UsageError(f"send_counts add up to {sum(sending)}, but x has shape {source.array.shape}")
             rest = source.array.shape[1:]
-            given = None if out is None else adapt(out, write=True)
+            given = None if out is None else adapt_out(out)
             if given is not None and receiving is not None:
                 given = target_for(given, source, (sum(receiving), *rest))
             sent = source if given is None else exchanged("all_to_all", source, given.array)

@@ -16,7 +16,7 @@ from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
-from ..data.arrays import adapt
+from ..data.arrays import adapt, adapt_out
 from ..data.overlap import exchanged
 from ..data.typed import ObjectType
 from ..members import as_member
@@ -254,7 +254,7 @@ class PointToPoint(GroupCore):
         self._check_size(adapted.array.nbytes)
         sink: NewArraySink | ArraySink = NewArraySink(self._naming)
         if out is not None:
-            target = adapt(out, write=True)
+            target = adapt_out(out)
             adapted = exchanged("sendrecv", adapted, target.array)
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
@@ -471,7 +471,7 @@ class PointToPoint(GroupCore):
         return self._send(_to("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op)
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt(out, write=True), self._naming)
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out), self._naming)
         return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:

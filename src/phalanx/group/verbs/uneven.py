@@ -11,7 +11,7 @@ import numpy as np
 from ...arguments import as_counts
 from ...errors import UnsupportedOp, UsageError
 from ..collective_runner import CollectiveRunner
-from ..data.arrays import Adapted, Description, adapt
+from ..data.arrays import Adapted, Description, adapt, adapt_out
 from ..data.overlap import check_gathered, check_scattered
 from ..data.shapes import new_array, target_for
 from ..engines.base import DESCRIPTION_SLOT, Engine
@@ -52,7 +52,7 @@ class UnevenGathers(CollectiveRunner):
         gets_it = dst in (None, self.rank)
         if out is not None and not gets_it:
             raise UsageError(f"out is only filled on rank {dst} (leave it out on rank {self.rank})")
-        given = None if out is None else adapt(out, write=True)
+        given = None if out is None else adapt_out(out)
         if given is not None and known is not None:
             given = target_for(given, source, (sum(known), *rest))
             before = sum(known[: self.rank]) * math.prod(rest) * source.array.itemsize
@@ -94,7 +94,7 @@ class UnevenGathers(CollectiveRunner):
         self._check()
         src = as_member(src, self.world_size)
         known = self._as_counts(counts)
-        given = None if out is None else adapt(out, write=True)
+        given = None if out is None else adapt_out(out)
         source: Adapted | None = None
         slot = np.zeros(DESCRIPTION_SLOT + 8 * self.world_size, np.uint8)
         if self.rank == src:

@@ -1,0 +1,28 @@
+"""The controller of a job on several hosts, as the launcher of one of them sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from phalanx.launching.lines import LineOutput
+
+from .events import LauncherMailbox, Signals
+from .verdict import Verdict
+
+__all__ = ["Upstream"]
+
+
+class Upstream(Protocol):
+    """Whom a launcher tells how its part of the job ends, if not a person, and who may tell it to end."""
+
+    colour: bool
+    """The lines end up on a terminal that shows colours."""
+
+    def attach(self, screen: LineOutput, signals: Signals, mailbox: LauncherMailbox) -> None:
+        """Begins: words go to `screen` from now on, and signals from afar to `signals`."""
+
+    def ending(self, why: str) -> None:
+        """The ranks are being ended."""
+
+    def concluded(self, verdict: Verdict) -> None:
+        """All is over."""
