@@ -28,8 +28,8 @@ def deep(layers: int = 6) -> nn.Sequential:
 
 
 def batch(length: int, width: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(length)
-    return torch.randn(length, width), torch.randn(length, width)
+    random = torch.Generator().manual_seed(length)  # ranks are threads, which share torch's own
+    return torch.randn(length, width, generator=random), torch.randn(length, width, generator=random)
 
 
 def alone(

@@ -39,10 +39,11 @@ def enter(
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _anchor: torch.Tensor, entry: Entry) -> torch.Tensor:
-        # The tensor is not an argument: as one, its output would be a view, which may not be changed in place.
+        # A view may not be changed in place. It would be one as an argument that is returned, or as it was received.
         ctx.entry = entry
         tensor, entry.tensor = entry.tensor, None
-        return tensor
+        assert tensor is not None
+        return tensor.data
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:

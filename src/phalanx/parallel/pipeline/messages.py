@@ -19,6 +19,8 @@ __all__ = [
     "Message",
     "Mode",
     "Values",
+    "copied",
+    "kind_of",
     "pack_gradients",
     "pack_values",
     "split_value",
@@ -27,9 +29,10 @@ __all__ = [
 ]
 
 Mode = Literal["step", "evaluate"]
-Message = tuple[Any, ...]
+Message = tuple[tuple[Any, ...], list[Any]]
+"""What it is, and the packed tensors."""
 
-FAILED: Message = ("failed",)
+FAILED: Message = (("failed",), [])
 """Instead of what a stage would have sent, had it not failed."""
 
 
@@ -70,23 +73,34 @@ def pack_values(values: Values, mode: Mode) -> Message:
     """A message for the next stage."""
     packed = [_pack(tensor) for tensor in values.tensors]
     wants = [tensor is not None and tensor.requires_grad for tensor in values.tensors]
-    return (mode, values.single, values.examples, values.of, packed, wants)
+    return (mode, values.single, values.examples, values.of, wants), packed
 
 
 def unpack_values(message: Message) -> tuple[Values, list[bool]]:
     """The values of a message, and whether the sender wants a gradient for each."""
-    _, single, examples, of, packed, wants = message
+    (_, single, examples, of, wants), packed = message
     return Values(tuple(_unpack(part) for part in packed), single, examples, of), wants
 
 
 def pack_gradients(gradients: Sequence[torch.Tensor | None]) -> Message:
     """A message for the stage before: the gradients of what it sent, None where there are none."""
-    return ("gradients", [_pack(gradient) for gradient in gradients])
+    return ("gradients",), [_pack(gradient) for gradient in gradients]
 
 
 def unpack_gradients(message: Message) -> list[torch.Tensor | None]:
     """The gradients of a message."""
     return [_unpack(part) for part in message[1]]
+
+
+def kind_of(message: Message) -> str:
+    """`"failed"`, `"gradients"`, or the mode of a rank that sends values."""
+    kind: str = message[0][0]
+    return kind
+
+
+def copied(message: Message) -> Message:
+    """A message with tensors of its own, as one that has travelled."""
+    return message[0], [None if part is None else (part[0].clone(), part[1]) for part in message[1]]
 
 
 def _may_travel(part: Any) -> bool:

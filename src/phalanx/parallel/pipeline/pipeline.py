@@ -105,6 +105,8 @@ class Pipeline(nn.Module):  # type: ignore[misc]
     def _register(self, index: int, stage: nn.Module, wrap: Callable[[nn.Module], nn.Module] | None) -> nn.Module:
         """Takes a stage as a part of this module. Layers of a Sequential keep their names."""
         made = stage if wrap is None else wrap(stage)
+        if not isinstance(made, nn.Module):
+            raise UsageError(f"wrap returned {shown(made)} (expected a module)")
         if isinstance(made, nn.parallel.DistributedDataParallel):
             raise UsageError(
                 "torch's DistributedDataParallel expects a backward after each forward, which no pipeline does (expected "

@@ -19,7 +19,7 @@ from torch import nn
 
 from ...errors import Desync, UsageError
 from ...exception_text import type_name
-from ...frames import user_traceback
+from ...frames import user_stack
 from ...group import Group
 from . import batches
 from .actions import Action
@@ -29,6 +29,7 @@ from .messages import (
     Message,
     Mode,
     Values,
+    kind_of,
     pack_gradients,
     pack_values,
     split_value,
@@ -91,6 +92,8 @@ class Run:
         """Whether this rank only passes failures on."""
         self._error: BaseException | None = None
         """What a stage of this rank raised."""
+        self._words: tuple[str, str] | None = None
+        """Its type and its traceback."""
         self._loss: torch.Tensor | None = None
         """That of the micro-batches so far, on the rank of the last stage."""
         self.loss = torch.zeros(())
@@ -121,7 +124,7 @@ class Run:
     def _take(self, action: Action, message: Message | None) -> Message:
         """Runs an action, and gives the message that its result is."""
         is_last = action.kind == "B" and action.microbatch == self._schedule.microbatches - 1
-        if message == FAILED:
+        if message is not None and kind_of(message) == "failed":
             self._stop(None)
         if self._stopped:
             if is_last:
@@ -214,8 +217,10 @@ class Run:
 
     def _stop(self, error: BaseException | None) -> None:
         self._stopped = True
-        self._error = self._error or error
         self._held.clear()
+        if error is not None:
+            self._error = error
+            self._words = type_name(error), user_stack(error)
 
     def _fail_sync(self, stage: nn.Module) -> None:
         """Lets the replicas of a stage know that it has no gradients to give."""
@@ -233,8 +238,7 @@ class Run:
         self.loss = torch.tensor(words[0], dtype=DTYPES[int(words[1])])
         if not words[2:].any():
             return
-        mine = None if self._error is None else (type_name(self._error), user_traceback(self._error))
-        everyone = self._group.all_gather_object(mine, timeout=self._timeout)
+        everyone = self._group.all_gather_object(self._words, timeout=self._timeout)
         first = next(rank for rank, said in enumerate(everyone) if said is not None)
         peer, (name, text) = self._group.members[first], everyone[first]
         self.failure = self._error or Desync(

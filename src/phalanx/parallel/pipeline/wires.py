@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import Desync
 from ...group import Group, Work
 from .actions import Action
-from .messages import FAILED, Message, Mode
+from .messages import Message, Mode, copied, kind_of
 from .schedules import PipelineSchedule
 
 __all__ = ["Wires"]
@@ -61,9 +61,10 @@ class Wires:
             return self._inside.pop(source)
         self.expect(action)
         message = self._coming.pop(source).wait()
-        if message != FAILED and source.kind == "F" and message[0] != self._mode:
+        theirs = kind_of(message)
+        if source.kind == "F" and theirs not in ("failed", self._mode):
             peer = self._group.members[self._schedule.rank_of(source.stage)]
-            mine, theirs = (f"Pipeline.{mode}()" for mode in (self._mode, message[0]))
+            mine, theirs = (f"Pipeline.{mode}()" for mode in (self._mode, theirs))
             raise Desync(f"rank {peer} is in {theirs}, this rank in {mine}", mine=mine, theirs=theirs, peer=peer)
         return message
 
@@ -74,7 +75,8 @@ class Wires:
             return
         rank = self._schedule.rank_of(to)
         if rank == self._group.rank:
-            self._inside[action] = message
+            # The next stage may change in place what this one needs for its backward.
+            self._inside[action] = copied(message)
             return
         # What has arrived is forgotten, and with it the tensors that it was.
         self._leaving = [work for work in self._leaving if not work.done() or work.exception() is not None]
