@@ -133,8 +133,8 @@ def test_ranks_with_different_pipelines() -> None:
         assert "microbatches is 8 on ranks 0, 4 on ranks 1, 2" in message
 
     def other(world: px.Group) -> str:
+        schedule = "gpipe" if world.rank == 1 else "1f1b"
         with pytest.raises(px.errors.Desync) as caught:
-            schedule = "gpipe" if world.rank == 1 else "1f1b"
             px.parallel.Pipeline(stages_of(world), world, microbatches=4, schedule=schedule)
         return str(caught.value)
 

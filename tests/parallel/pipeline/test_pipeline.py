@@ -173,7 +173,7 @@ def test_several_tensors_between_stages() -> None:
             mine = [Pair(*copy.deepcopy(stages[:2])), Pair(*copy.deepcopy(stages[2:]))]
         pipe = px.parallel.Pipeline(mine, world, schedule=schedule, microbatches=4)
         pipe.step((letters, mask), targets, letter_loss)
-        names = {f"{2 * world.rank + part}": each for part, each in enumerate([*pipe.children()][0].children())}
+        names = {f"{2 * world.rank + part}": each for part, each in enumerate(next(pipe.children()).children())}
         return {
             f"{index}.{name}": value
             for index, stage in (names if schedule == "1f1b" else pipe.local_stages).items()

@@ -7,7 +7,6 @@ from .timeline import Span, Timeline
 __all__ = ["as_svg", "as_text"]
 
 
-
 def as_text(timeline: Timeline, unit: float) -> str:
     """The timeline as text. F3 is the forward of micro-batch 3, B3 its backward, a dot a unit of idle time.
 
@@ -35,9 +34,12 @@ def as_svg(timeline: Timeline, unit: float, title: str) -> str:
     """The timeline as an SVG: forwards in blue, backwards in green, the second stage of a rank darker, idle in grey."""
     scale, row, left, top = 22 / unit, 24, 56, 30
     width, height = left + timeline.length * scale + 10, top + row * len(timeline.ranks) + 10
-    parts = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
-        f'height="{height}" font-family="sans-serif" font-size="11">',
+        f'height="{height}" font-family="sans-serif" font-size="11">'
+    )
+    parts = [
+        head,
         f'<rect width="{width:.0f}" height="{height}" fill="#ffffff"/>',
         f'<text x="8" y="18" font-size="12" fill="#222222">{title}</text>',
     ]

@@ -36,7 +36,7 @@ def enter(
     return tuple(entered), entries
 
 
-class _Enter(torch.autograd.Function):
+class _Enter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, _anchor: torch.Tensor, entry: Entry) -> torch.Tensor:
         # A view may not be changed in place. It would be one as an argument that is returned, or as it was received.

@@ -1,8 +1,8 @@
 """What stages say to each other: the values of a micro-batch, or their gradients, as one message.
 
-A message says itself how many tensors it holds and of which shapes, so micro-batches may differ, also from step to step,
-and nothing has to be agreed on before. Nothing is pickled. Tensors keep their order in memory: kernels of torch may
-round differently for another one.
+A message says itself how many tensors it holds and of which shapes, so micro-batches and steps may differ, and nothing
+has to be agreed on before. Nothing is pickled. Tensors keep their order in memory: kernels of torch may round
+differently for another one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         timeout: Seconds for each message; the group's, if not given.
 
     Raises:
-        UsageError: The stages do not fit the ranks, two ranks would share a parameter, or another argument is not valid.
+        UsageError: The stages do not fit the ranks, two ranks share a parameter, or another argument is not valid.
         Desync: The ranks have different pipelines; names what differs.
     """
 
@@ -109,8 +109,8 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             raise UsageError(f"wrap returned {shown(made)} (expected a module)")
         if isinstance(made, nn.parallel.DistributedDataParallel):
             raise UsageError(
-                "torch's DistributedDataParallel expects a backward after each forward, which no pipeline does (expected "
-                "px.parallel.DDP)"
+                "torch's DistributedDataParallel expects a backward after each forward, which no pipeline does "
+                "(expected px.parallel.DDP)"
             )
         if isinstance(made, Part):
             for name, layer in made.named_children():

@@ -73,10 +73,11 @@ class PipelineReport:
         return drawing.as_svg(self.timeline, self.seconds / COLUMNS, str(self).splitlines()[0])
 
     def __str__(self) -> str:
-        lines = [
+        first = (
             f"{self.schedule.name}: {1000 * self.seconds:.1f} ms, bubble {self.bubble:.1%} of the computing "
             f"(expected of these stages {self.expected:.1%}, of equal ones {self.theory:.1%})"
-        ]
+        )
+        lines = [first]
         for rank in range(len(self.timeline.ranks)):
             busy = self.timeline.busy(rank)
             lines.append(f"rank {rank}: computed {1000 * busy:.1f} ms, waited {1000 * (self.seconds - busy):.1f} ms")

@@ -153,7 +153,8 @@ class Run:
             batch = self._input_batch
             value = batch.parts[microbatch]
             single = not isinstance(value, tuple)
-            tensors, entries = (value,) if single else value, []
+            tensors = (value,) if single else value
+            entries: list[Entry | None] = []
             values = Values(tensors, single, batch.size(microbatch), batch.length)
         else:
             values, wants = unpack_values(message)
@@ -242,8 +243,8 @@ class Run:
         first = next(rank for rank, said in enumerate(everyone) if said is not None)
         peer, (name, text) = self._group.members[first], everyone[first]
         self.failure = self._error or Desync(
-            f"a stage of rank {peer} raised {name}, so the pipeline did not finish this {self._mode} (to go on, drop the "
-            f"gradients on all ranks)\n\nTraceback of rank {peer}:\n{text.rstrip()}",
+            f"a stage of rank {peer} raised {name}, so the pipeline did not finish this {self._mode} (to go on, drop "
+            f"the gradients on all ranks)\n\nTraceback of rank {peer}:\n{text.rstrip()}",
             peer=peer,
         )
 

@@ -8,9 +8,9 @@ the bubble, idle time divided by busy time, and the micro-batches whose activati
 | 1f1b        | (p - 1) / m     | min(m, p - r)        |
 | interleaved | (p - 1) / (v m) | (v + 1) p - 2 r - 1  |
 
-The last line is for a multiple of p. Other numbers of at least p have the same bubble and hold some more, because rounds
-are then longer than p; fewer than p cannot fill the pipeline, and wait more. All schedules take the backwards of a stage
-in the order of the micro-batches, so that gradients are added up in that order.
+The last line is for a multiple of p. Other numbers of at least p have the same bubble and hold some more, because
+rounds are then longer than p; fewer than p cannot fill the pipeline, and wait more. All schedules take the backwards of
+a stage in the order of the micro-batches, so that gradients are added up in that order.
 """
 
 from __future__ import annotations

@@ -99,10 +99,14 @@ def _by_hand(given: Any, ranks: int, per_rank: int | None) -> list[nn.Module | N
     try:
         stages = list(given)
     except TypeError:
-        raise UsageError(f"stages={shown(given)} is not valid (expected an nn.Sequential or a list of modules)") from None
+        raise UsageError(
+            f"stages={shown(given)} is not valid (expected an nn.Sequential or a list of modules)"
+        ) from None
     for stage in stages:
         if stage is not None and not isinstance(stage, nn.Module):
-            raise UsageError(f"the stage {shown(stage)} is not a module (expected nn.Modules, or None for other ranks')")
+            raise UsageError(
+                f"the stage {shown(stage)} is not a module (expected nn.Modules, or None for other ranks')"
+            )
     wanted = ranks * per_rank if per_rank else None
     if not stages or len(stages) % ranks or (wanted is not None and len(stages) != wanted):
         expected = f"{wanted}" if wanted else f"a multiple of {ranks}"
@@ -118,6 +122,6 @@ def _refuse_shared(stages: Sequence[nn.Module | None], ranks: int) -> None:
             other, other_name = first.setdefault(id(parameter), (index, name))
             if other % ranks != index % ranks:
                 raise UsageError(
-                    f"stage {other} and stage {index} share a parameter ({other_name} and {name}), and are on different "
-                    "ranks (expected stages with parameters of their own)"
+                    f"stage {other} and stage {index} share a parameter ({other_name} and {name}), and are on "
+                    "different ranks (expected stages with parameters of their own)"
                 )
