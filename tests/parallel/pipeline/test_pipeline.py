@@ -210,6 +210,21 @@ def test_a_layer_that_works_in_place_may_begin_a_stage() -> None:
         assert_same_bits(found, gradients(reference))
 
 
+def test_large_messages_come_while_a_stage_computes() -> None:
+    torch.manual_seed(1)
+    stages = [nn.Linear(512, 512) for _ in range(3)]
+    reference, (inputs, targets) = copy.deepcopy(nn.Sequential(*stages)), batch(4 * 512, 512)
+    alone(reference, inputs, targets, 4)
+
+    def body(world: px.Group) -> Any:
+        pipe = px.parallel.Pipeline(copy.deepcopy(stages), world, microbatches=4)
+        pipe.step(inputs, targets, mse_loss)
+        return gradients(pipe)
+
+    for found in run_ranks(3, body):
+        assert_same_bits(found, gradients(reference))
+
+
 def test_frozen_stages_send_no_gradients() -> None:
     model, (inputs, targets) = deep(4), batch(4)
     for parameter in model[:4].parameters():

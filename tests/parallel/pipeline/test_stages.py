@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import phalanx as px
-from phalanx.parallel.pipeline.stages import Part, all_stages, cut_evenly
+from phalanx.parallel.pipeline.stages import SequentialPart, all_stages, cut_evenly
 from phalanx.testing import run_ranks
 
 
@@ -34,7 +34,7 @@ def test_a_sequential_is_cut_by_parameters_or_where_asked() -> None:
 
     def names(**options: Any) -> list[list[str]]:
         stages = all_stages(model, 2, options.get("per_rank"), options.get("cuts"))
-        assert all(isinstance(stage, Part) and not stage.training for stage in stages)
+        assert all(isinstance(stage, SequentialPart) and not stage.training for stage in stages)
         return [[name for name, _ in stage.named_children()] for stage in stages if stage is not None]
 
     assert names() == [["0"], ["1", "2", "3"]]

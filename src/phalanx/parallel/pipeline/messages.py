@@ -1,4 +1,4 @@
-"""What stages say to each other: the values of a micro-batch, or their gradients, as one message.
+"""Messages between stages: each holds the values of a micro-batch, or their gradients.
 
 A message says itself how many tensors it holds and of which shapes, so micro-batches and steps may differ, and nothing
 has to be agreed on before. Nothing is pickled. Tensors keep their order in memory: kernels of torch may round
@@ -23,6 +23,7 @@ __all__ = [
     "kind_of",
     "pack_gradients",
     "pack_values",
+    "size_of",
     "split_value",
     "unpack_gradients",
     "unpack_values",
@@ -30,14 +31,14 @@ __all__ = [
 
 Mode = Literal["step", "evaluate"]
 Message = tuple[tuple[Any, ...], list[Any]]
-"""What it is, and the packed tensors."""
+"""The kind and the attributes, then the packed tensors."""
 
 FAILED: Message = (("failed",), [])
 """Instead of what a stage would have sent, had it not failed."""
 
 
 class Values(NamedTuple):
-    """What a stage passes on."""
+    """The values of a micro-batch, on their way from one stage to the next."""
 
     tensors: tuple[torch.Tensor | None, ...]
     single: bool
@@ -54,7 +55,7 @@ class Values(NamedTuple):
 
 
 def split_value(value: Any, stage: int, examples: int, of: int) -> Values:
-    """What a stage returned, checked.
+    """The values that a stage returned, checked.
 
     Raises:
         UsageError: It is neither a tensor nor a tuple of them.
@@ -96,6 +97,11 @@ def kind_of(message: Message) -> str:
     """`"failed"`, `"gradients"`, or the mode of a rank that sends values."""
     kind: str = message[0][0]
     return kind
+
+
+def size_of(message: Message) -> int:
+    """The bytes of its tensors."""
+    return sum(part[0].nbytes for part in message[1] if part is not None)
 
 
 def copied(message: Message) -> Message:

@@ -18,7 +18,7 @@ from .messages import Mode
 from .report import PipelineReport
 from .run import Run
 from .schedules import PipelineSchedule
-from .stages import Part, all_stages
+from .stages import SequentialPart, all_stages
 
 __all__ = ["Pipeline"]
 
@@ -93,7 +93,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         self._timeout = timeout
         self._last: Run | None = None
         self._busy: Mode | None = None
-        """What is running, or did not come to its end."""
+        """The run under way, or the one that did not come to its end."""
         self._stages: dict[int, nn.Module] = {}
         for index, stage in enumerate(found):
             if self.schedule.rank_of(index) == group.rank:
@@ -112,7 +112,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
                 "torch's DistributedDataParallel expects a backward after each forward, which no pipeline does "
                 "(expected px.parallel.DDP)"
             )
-        if isinstance(made, Part):
+        if isinstance(made, SequentialPart):
             for name, layer in made.named_children():
                 self._add(name, layer)
         else:

@@ -23,7 +23,7 @@ from ...frames import user_stack
 from ...group import Group
 from . import batches
 from .actions import Action
-from .entries import Entry, enter
+from .entrances import Entrance, enter
 from .messages import (
     FAILED,
     Message,
@@ -85,13 +85,13 @@ class Run:
         self._mean = mean
         self._timeout = timeout
         self._wires = Wires(schedule, group, mode, timeout)
-        self._held: dict[tuple[int, int], tuple[list[Entry | None], Outputs]] = {}
+        self._held: dict[tuple[int, int], tuple[list[Entrance | None], Outputs]] = {}
         """For the backward of a stage and a micro-batch: where it ends and where it begins."""
         self._weights: dict[int, float] = {}
         self._stopped = False
         """Whether this rank only passes failures on."""
         self._error: BaseException | None = None
-        """What a stage of this rank raised."""
+        """The error of this rank's stages."""
         self._words: tuple[str, str] | None = None
         """Its type and its traceback."""
         self._loss: torch.Tensor | None = None
@@ -99,9 +99,9 @@ class Run:
         self.loss = torch.zeros(())
         """The loss of the batch, on all ranks."""
         self.failure: BaseException | None = None
-        """What this rank has to raise: what its stage raised, or a `Desync` with the traceback of another's."""
+        """The error for this rank to raise: that of its stage, or a `Desync` with the traceback of another's."""
         self.outputs: list[Any] = []
-        """What the last stage returned in an evaluation without a loss."""
+        """The outputs of the last stage, in an evaluation without a loss."""
         self.spans: list[Span] = []
         self.ended = 0.0
 
@@ -154,7 +154,7 @@ class Run:
             value = batch.parts[microbatch]
             single = not isinstance(value, tuple)
             tensors = (value,) if single else value
-            entries: list[Entry | None] = []
+            entries: list[Entrance | None] = []
             values = Values(tensors, single, batch.size(microbatch), batch.length)
         else:
             values, wants = unpack_values(message)
@@ -168,7 +168,7 @@ class Run:
             self._held[stage, microbatch] = entries, list(passed.tensors)
         return pack_values(passed, self._mode)
 
-    def _finish(self, output: Any, values: Values, microbatch: int, entries: list[Entry | None]) -> None:
+    def _finish(self, output: Any, values: Values, microbatch: int, entries: list[Entrance | None]) -> None:
         """The end of a forward in the last stage."""
         if self._loss_fn is None:
             self.outputs.append(output)

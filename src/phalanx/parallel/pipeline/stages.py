@@ -12,10 +12,10 @@ from torch import nn
 from ...arguments import as_index, shown
 from ...errors import UsageError
 
-__all__ = ["Part", "all_stages", "cut_evenly"]
+__all__ = ["SequentialPart", "all_stages", "cut_evenly"]
 
 
-class Part(nn.Sequential):  # type: ignore[misc]
+class SequentialPart(nn.Sequential):  # type: ignore[misc]
     """Some layers of an `nn.Sequential`, under their own names.
 
     A stage gets a tuple as several arguments; the layers of a Sequential pass it on as one value.
@@ -68,7 +68,7 @@ def cut_evenly(weights: Sequence[int], parts: int) -> list[int]:
     return best[count][2]
 
 
-def _parts(model: nn.Sequential, count: int, cuts: Sequence[int] | None) -> list[Part]:
+def _parts(model: nn.Sequential, count: int, cuts: Sequence[int] | None) -> list[SequentialPart]:
     layers = list(model.named_children())
     if len(layers) < count:
         raise UsageError(f"an nn.Sequential of {len(layers)} layers cannot be cut into {count} stages")
@@ -84,7 +84,7 @@ def _parts(model: nn.Sequential, count: int, cuts: Sequence[int] | None) -> list
                 "first layer of every stage but the first)"
             )
     bounds = [0, *cuts, len(layers)]
-    made = [Part(OrderedDict(layers[first:last])) for first, last in itertools.pairwise(bounds)]
+    made = [SequentialPart(OrderedDict(layers[first:last])) for first, last in itertools.pairwise(bounds)]
     for part in made:
         part.training = model.training
     return made

@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """What each rank did when, in any unit of time.
+    """The spans of all ranks, in any unit of time.
 
     Args:
         ranks: The spans of each rank, in order.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from ...errors import Desync
 from ...group import Group, Work
 from .actions import Action
-from .messages import Message, Mode, copied, kind_of
+from .messages import Message, Mode, copied, kind_of, size_of
 from .schedules import PipelineSchedule
 
 __all__ = ["Wires"]
 
 FIRST_TAG = 1 << 20
 """Two tags per stage from here on, so that the program has the small ones for itself."""
+LARGE = 1 << 20
+"""Bytes of a message that is worth a second thread, which receives it while the first computes."""
 
 
 class Wires:
@@ -29,6 +31,8 @@ class Wires:
         self._group = group
         self._mode = mode
         self._timeout = timeout
+        self._large: set[int] = set()
+        """The tags on which a large message came before."""
         self._coming: dict[Action, Work[Message]] = {}
         self._leaving: list[Work[None]] = []
         self._inside: dict[Action, Message] = {}
@@ -40,12 +44,10 @@ class Wires:
         return None if needed is None or needed.stage == action.stage else needed
 
     def expect(self, action: Action) -> None:
-        """Begins to receive what an action needs, so that it comes while others run."""
+        """Begins to receive what an action needs, so that it comes while others run, if it will be large."""
         source = self.source(action)
-        if source is None or source in self._coming:
-            return
-        rank = self._schedule.rank_of(source.stage)
-        if rank != self._group.rank:
+        if source is not None and _tag(source) in self._large:
+            rank = self._schedule.rank_of(source.stage)
             self._coming[source] = self._group.recv_object(rank, tag=_tag(source), timeout=self._timeout, async_op=True)
 
     def receive(self, action: Action) -> Message | None:
@@ -59,8 +61,14 @@ class Wires:
             return None
         if source in self._inside:
             return self._inside.pop(source)
-        self.expect(action)
-        message = self._coming.pop(source).wait()
+        coming = self._coming.pop(source, None)
+        if coming is not None:
+            message = coming.wait()
+        else:
+            rank = self._schedule.rank_of(source.stage)
+            message = self._group.recv_object(rank, tag=_tag(source), timeout=self._timeout)
+            if size_of(message) >= LARGE:
+                self._large.add(_tag(source))
         theirs = kind_of(message)
         if source.kind == "F" and theirs not in ("failed", self._mode):
             peer = self._group.members[self._schedule.rank_of(source.stage)]
