@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,6 +325,28 @@ def test_other_stages_are_freed() -> None:
         return [ref() is not None for ref in refs], len([*pipe.parameters()])
 
     assert run_ranks(2, body) == [([True, True, False, False], 4), ([False, False, True, True], 4)]
+
+
+def test_checkpoints_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    def fresh() -> nn.Sequential:
+        return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(6)])
+
+    model = fresh()
+
+    def save(world: px.Group) -> None:
+        pipe = px.parallel.Pipeline(copy.deepcopy(model), world, microbatches=2)
+        px.checkpoint.save(tmp_path / "saved", pipe.checkpoint_state(), world)
+
+    def load(world: px.Group) -> dict[str, torch.Tensor]:
+        pipe = px.parallel.Pipeline(fresh(), world, microbatches=2)
+        pipe.load_state_dict(px.checkpoint.load(tmp_path / "saved", world), strict=False)
+        return {**pipe.state_dict()}
+
+    run_ranks(3, save)
+    for ranks in (1, 2):
+        found = {name: tensor for state in run_ranks(ranks, load) for name, tensor in state.items()}
+        assert found.keys() == model.state_dict().keys()
+        assert_same_bits(found, {**model.state_dict()})
 
 
 def test_on_a_mesh_with_ddp() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...arguments import shown
+from ...checkpoint import Shard
 from ...errors import Desync, UsageError
 from ...frames import hides_frames
 from ...group import Group
@@ -214,6 +215,30 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             raise UsageError("there was no step yet (call step first)")
         mine = [(tuple(span.action), span.begin - run.ended, span.end - run.ended) for span in run.spans]
         return PipelineReport.of(self.schedule, self.group.all_gather_object(mine, timeout=self._timeout))
+
+    @hides_frames
+    def checkpoint_state(self) -> dict[str, Any]:
+        """The parameters and buffers of all ranks, for `px.checkpoint.save`: each rank writes its own. All ranks call it.
+
+        ```python
+        px.checkpoint.save("step-100", pipeline.checkpoint_state(), world)
+        pipeline.load_state_dict(px.checkpoint.load("step-100", world), strict=False)
+        ```
+
+        The saved names are those of the whole model, so any number of ranks loads them, also one without a pipeline.
+        """
+        mine = self.state_dict()
+        # Those without dims cannot be held in parts, and are short: all ranks get them.
+        told = {
+            name: (tuple(tensor.shape), str(tensor.dtype), None if tensor.dim() else tensor.detach())
+            for name, tensor in mine.items()
+        }
+        found: dict[str, Any] = {}
+        for each in self.group.all_gather_object(told, timeout=self._timeout):
+            for name, (shape, dtype, value) in each.items():
+                nothing = torch.empty(0, *shape[1:], dtype=getattr(torch, dtype.removeprefix("torch.")))
+                found[name] = Shard(mine.get(name, nothing), shape, [0] * len(shape)) if shape else value
+        return found
 
     @property
     def local_stages(self) -> Mapping[int, nn.Module]:
