@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_the_pictures_of_the_documentation(name: str, per_rank: int) -> None:
     schedule = PipelineSchedule(name, ranks=4, microbatches=8, stages_per_rank=per_rank)
     svg = schedule.draw("svg")
     assert (PICTURES / f"pipeline-{name}.svg").read_text(encoding="utf-8") == svg
-    boxes = ElementTree.fromstring(svg).findall("{*}rect")
+    boxes = ET.fromstring(svg).findall("{*}rect")
     assert len(boxes) == 1 + 4 + 2 * 8 * schedule.stages  # the background, the rows, the actions
     assert schedule._repr_svg_() == svg
 

@@ -218,14 +218,15 @@ class Pipeline(nn.Module):  # type: ignore[misc]
 
     @hides_frames
     def checkpoint_state(self) -> dict[str, Any]:
-        """The parameters and buffers of all ranks, for `px.checkpoint.save`: each rank writes its own. All ranks call it.
+        """The parameters and buffers of all ranks, for `px.checkpoint.save`. All ranks call it.
 
         ```python
         px.checkpoint.save("step-100", pipeline.checkpoint_state(), world)
         pipeline.load_state_dict(px.checkpoint.load("step-100", world), strict=False)
         ```
 
-        The saved names are those of the whole model, so any number of ranks loads them, also one without a pipeline.
+        Each rank writes its own. The names are those of the whole model, so any number of ranks loads them, also one
+        without a pipeline.
         """
         mine = self.state_dict()
         # Those without dims cannot be held in parts, and are short: all ranks get them.
