@@ -164,6 +164,10 @@ class DDP(nn.Module):  # type: ignore[misc]
         """
         self._reducer.average_now()
 
+    def fail_sync(self) -> None:
+        """Takes part in a `sync_gradients` of the other ranks without any: they raise `Desync`. Waits for nothing."""
+        self._reducer.fail_now()
+
     def verify_replicas(self) -> None:
         """Whether all ranks have the same parameters and buffers, bit for bit.
 

@@ -147,6 +147,10 @@ class GradientReducer:
         """Averages the gradients as they are."""
         Pass(self, may_leave_out=True).finish(even_if_empty=True)
 
+    def fail_now(self) -> None:
+        """Tells the other ranks, which average their gradients as they are, that this one cannot."""
+        Pass(self, may_leave_out=True).give_up()
+
     def accompany(self) -> None:
         """Takes part in a pass of other ranks, with gradients of zero, and keeps its own."""
         Pass(self, may_leave_out=self.find_unused, only_zeros=True).finish(even_if_empty=True)
