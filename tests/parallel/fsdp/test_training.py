@@ -123,6 +123,54 @@ def test_gradients_that_add_up(memory: str, strategy: str) -> None:
             torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_of_a_pipeline(memory: str, schedule: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    data = [torch.randn(8, 6, generator=generator) for _ in range(4)]
+
+    def stack() -> nn.Sequential:
+        made = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 2))
+        values = torch.Generator().manual_seed(1)
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, generator=values)
+        return made
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean()
+
+    single = stack()
+    optimizer = torch.optim.SGD(single.parameters(), lr=0.1)
+    expected = []
+    for x in data:
+        loss = loss_fn(single(x), x[:, :2])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+
+    def body(world: px.Group) -> list[float]:
+        mesh = px.Mesh(world, {"pipe": 2, "shard": 2})
+        pipe = px.parallel.Pipeline(
+            stack(),
+            mesh["pipe"],
+            schedule=schedule,
+            microbatches=2,
+            wrap=lambda stage: px.parallel.FSDP(stage, mesh["shard"]),
+        )
+        optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+        losses = []
+        for x in data:
+            mine = x.chunk(2)[mesh.coordinate["shard"]]
+            optimizer.zero_grad()
+            loss = pipe.step(mine, mine[:, :2], loss_fn)
+            optimizer.step()
+            losses.append(mesh["shard"].all_reduce(torch.as_tensor(float(loss)).reshape(1), op="mean").item())
+        return losses
+
+    for losses in run_ranks(4, body):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
 def test_steps_between_evaluations_of_one_rank() -> None:
     def body(world: px.Group) -> float:
         model = px.parallel.FSDP(fresh(), world)

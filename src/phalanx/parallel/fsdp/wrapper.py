@@ -193,16 +193,19 @@ class FSDP(nn.Module):  # type: ignore[misc]
         for node in {id(node): node for node in nodes_of(output, set())}.values():
             node.register_prehook(reached)
 
-    def _begin(self, averages: bool) -> None:
+    def _new_pass(self, averages: bool) -> BackwardPass:
         layers = [unit for unit in self._units if unit.module is not None]
         rest = [unit for unit in self._units if unit.module is None]
-        self._pass = BackwardPass(
+        return BackwardPass(
             [*reversed(layers), *rest],
             self.group,
             averages=averages,
             timeout=self._timeout,
             on_end=self._ended,
         )
+
+    def _begin(self, averages: bool) -> None:
+        self._pass = self._new_pass(averages)
         torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self._pass))
 
     def fired(self, unit: Unit, parameter: Any) -> None:
@@ -232,6 +235,18 @@ class FSDP(nn.Module):  # type: ignore[misc]
             yield
         finally:
             self._syncs = before
+
+    def sync_gradients(self) -> None:
+        """Averages the whole gradients that `no_sync` has left, and scatters them. All ranks call it.
+
+        Raises:
+            As backward.
+        """
+        self._new_pass(True).finish()
+
+    def fail_sync(self) -> None:
+        """Takes part in a `sync_gradients` of the other ranks without any gradients: they raise `Desync`."""
+        self._new_pass(True).give_up()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients of all shards together so that their norm is at most `max_norm`. All ranks call it.

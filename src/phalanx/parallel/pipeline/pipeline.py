@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -215,6 +215,14 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             raise UsageError("there was no step yet (call step first)")
         mine = [(tuple(span.action), span.begin - run.ended, span.end - run.ended) for span in run.spans]
         return PipelineReport.of(self.schedule, self.group.all_gather_object(mine, timeout=self._timeout))
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank's stages: of a stage inside of an `FSDP`, this rank's shards."""
+        lead = f"{prefix}." if prefix else ""
+        for name, stage in self.named_children():
+            yield from stage.named_parameters(f"{lead}{name}", recurse, remove_duplicate)
 
     @hides_frames
     def checkpoint_state(self) -> dict[str, Any]:
