@@ -1,14 +1,14 @@
-"""Nodes of autograd's graph: those that add to gradients, and those that made a module's output."""
+"""Nodes of autograd's graph, those that add to gradients and those that made a module's output; and its end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-__all__ = ["accumulator_of", "nodes_of"]
+__all__ = ["EndOfBackward", "accumulator_of", "nodes_of"]
 
 
 def accumulator_of(parameter: nn.Parameter) -> Any:
@@ -38,3 +38,31 @@ def nodes_of(value: Any, seen: set[int]) -> Iterator[Any]:
         parts = getattr(value, "__dict__", {}).values()
     for part in list(parts):
         yield from nodes_of(part, seen)
+
+
+class BackwardAverages(Protocol):
+    """The averages of one backward."""
+
+    def finish(self) -> None:
+        """The backward is over."""
+
+    def give_up(self) -> None:
+        """The backward has raised."""
+
+
+class EndOfBackward:
+    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
+
+    __slots__ = ("_pass",)
+
+    def __init__(self, current: BackwardAverages) -> None:
+        self._pass: BackwardAverages | None = current
+
+    def __call__(self) -> None:
+        current, self._pass = self._pass, None
+        if current is not None:
+            current.finish()
+
+    def __del__(self) -> None:
+        if self._pass is not None:
+            self._pass.give_up()

@@ -27,7 +27,7 @@ from torch import nn
 from ..errors import Desync, PhalanxError, UsageError
 from ..group import Group, Work
 from . import replicas
-from .autograd_nodes import accumulator_of, nodes_of
+from .autograd_nodes import EndOfBackward, accumulator_of, nodes_of
 from .buckets import make_buckets
 from .pass_report import PassReport
 from .uneven import Exchange, UnevenInputs
@@ -134,7 +134,7 @@ class GradientReducer:
 
     def _begin(self) -> None:
         self.current = Pass(self, may_leave_out=self.find_unused)
-        torch.autograd.Variable._execution_engine.queue_callback(_EndOfBackward(self.current))
+        torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self.current))
 
     def ended(self) -> None:
         """The pass is over."""
@@ -337,24 +337,6 @@ class Pass:
             f"{len(names)} parameters got no gradient in this backward ({shown}): say find_unused_parameters=True, on "
             "all ranks"
         )
-
-
-class _EndOfBackward:
-    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
-
-    __slots__ = ("_pass",)
-
-    def __init__(self, current: Pass) -> None:
-        self._pass: Pass | None = current
-
-    def __call__(self) -> None:
-        current, self._pass = self._pass, None
-        if current is not None:
-            current.finish()
-
-    def __del__(self) -> None:
-        if self._pass is not None:
-            self._pass.give_up()
 
 
 def _hook(reducer: weakref.ref[GradientReducer], place: int) -> Any:

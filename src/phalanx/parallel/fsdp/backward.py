@@ -17,7 +17,7 @@ from ...errors import Desync, PhalanxError
 from ...group import Group
 from .units import Unit
 
-__all__ = ["BackwardPass", "EndOfBackward"]
+__all__ = ["BackwardPass"]
 
 
 class BackwardPass:
@@ -112,21 +112,3 @@ class BackwardPass:
         word = np.array([self._group.rank + 1 if failed else 0])
         self._group.all_reduce(word, op="max", timeout=self._timeout)
         return int(word[0])
-
-
-class EndOfBackward:
-    """A callback that autograd calls at the end of a backward, or drops if that raises. Autograd alone holds it."""
-
-    __slots__ = ("_pass",)
-
-    def __init__(self, current: BackwardPass) -> None:
-        self._pass: BackwardPass | None = current
-
-    def __call__(self) -> None:
-        current, self._pass = self._pass, None
-        if current is not None:
-            current.finish()
-
-    def __del__(self) -> None:
-        if self._pass is not None:
-            self._pass.give_up()

@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ...group import Group, Mesh
 from ...group.tracking import call_site
 from .. import replicas
-from ..autograd_nodes import nodes_of
-from .backward import BackwardPass, EndOfBackward
+from ..autograd_nodes import EndOfBackward, nodes_of
+from .backward import BackwardPass
 from .optimizer_state import OptimizerState
 from .units import GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
 
