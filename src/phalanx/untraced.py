@@ -24,7 +24,7 @@ def leave_calls_alone() -> None:
     """Marks the functions that programs call, as far as their modules are loaded; without torch, nothing."""
     if "torch" not in sys.modules:
         return
-    found = {name: module for name, module in list(sys.modules.items()) if name.startswith(_CALLED)}
+    found = {name: module for name, module in sys.modules.copy().items() if name.startswith(_CALLED)}
     for function in _functions_of(module for name, module in found.items() if name not in _marked):
         # As torch.compiler.disable does: a call is not traced as a part of its caller either.
         function._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -77,10 +77,19 @@ def test_an_error_is_raised_on_all_ranks_by_the_next_one(tmp_path: Path, looks: 
     run_ranks(2, body)
 
 
-def test_an_error_at_the_end_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_at_the_end_is_raised_by_the_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    run_ranks(2, lambda world: px.checkpoint.save_async(tmp_path / "file" / "a", {"x": 1}, world) and None)
-    assert "cannot make the folder" in caplog.text
+
+    def body(world: px.Group) -> None:
+        part = world.subgroup(range(2))
+        px.checkpoint.save_async(tmp_path / "file" / "a", {"x": 1}, part)
+        with pytest.raises(px.CheckpointError, match="cannot make the folder"):
+            part.close()
+        with pytest.raises(px.Closed):
+            part.barrier()  # it is closed all the same
+        world.barrier()
+
+    run_ranks(2, body)
 
 
 def test_alone(tmp_path: Path) -> None:

@@ -109,6 +109,16 @@ def test_parts_that_do_not_make_the_tensor(tmp_path: Path) -> None:
         Shard(np.zeros(3), (10,), (8,))
 
 
+def test_a_tree_that_one_rank_cannot_save(tmp_path: Path) -> None:
+    def body(world: px.Group) -> str:
+        with pytest.raises(px.PhalanxError) as caught:
+            px.checkpoint.save(tmp_path / "a", {"x": object() if world.rank == 1 else 1}, world)
+        world.barrier()
+        return str(caught.value)
+
+    assert all("x is of type object" in words for words in run_ranks(3, body))
+
+
 def test_trees_that_differ(tmp_path: Path) -> None:
     def body(world: px.Group) -> None:
         tree = {"x": np.zeros(3), "loss": 0.5 + (world.rank == 1)}

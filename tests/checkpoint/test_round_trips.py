@@ -173,11 +173,17 @@ def test_latest_and_keep(tmp_path: Path) -> None:
     (tmp_path / "notes" / "mine.txt").write_text("stays")
     killed = tmp_path / "step-0"
     killed.mkdir()
-    (killed / "rank-00000-0123456789ab.safetensors").write_bytes(b"half")
+    half = killed / "rank-00000-0123456789ab.safetensors"
+    half.write_bytes(b"half")
+    os.utime(half, (0, 0))
+    under_way = tmp_path / "of another job"
+    under_way.mkdir()
+    (under_way / half.name).write_bytes(b"half")
+    (tmp_path / "a-link").symlink_to("step-5")
     for step in range(1, 6):
         px.checkpoint.save(tmp_path / f"step-{step}", {"step": step}, keep=2)
         assert px.checkpoint.latest(tmp_path) == tmp_path / f"step-{step}"
-    assert sorted(os.listdir(tmp_path)) == ["notes", "step-4", "step-5"]
+    assert sorted(os.listdir(tmp_path)) == ["a-link", "notes", "of another job", "step-4", "step-5"]
     with pytest.raises(px.UsageError, match="keep=0"):
         px.checkpoint.save(tmp_path / "x", {}, keep=0)
 

@@ -58,11 +58,6 @@ CALLS = [
         "world.all_gather(np.ones(3), out=np.ones(6, np.float32))",
         ("out is float32[6]", "float64[6]"),
     ),
-    Mistake(
-        "out that is read-only",
-        "out = np.ones(6)\nout.flags.writeable = False\nworld.all_gather(np.ones(3), out=out)",
-        ("read-only",),
-    ),
     Mistake("an odd length", "world.reduce_scatter(np.ones(3))", ("2 equal parts", "pad it")),
     Mistake("an odd length for all_to_all", "world.all_to_all(np.ones(3))", ("2 equal parts", "counts=")),
     Mistake(

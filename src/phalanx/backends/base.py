@@ -126,6 +126,8 @@ class LaneBackend(Backend):
         """An identity of each rank's machine: two machines may have the same name."""
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
         """Ranks of one host with the same value can map each other's memory; empty for a rank that cannot."""
+        self.is_one_process = False
+        """True if all ranks are threads of this process."""
         self._raw: RawMessages | None = None
         self._barrier_at = 0
         """Messages of the current barrier that are done. After a timeout, the next call continues from here."""

@@ -148,6 +148,7 @@ class SimulatedBackend(LaneBackend):
         self._world = world
         size = len(world.planes)
         super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeouts=timeouts(timeout))
+        self.is_one_process = True
         # A message may come before the receiver's first call, so the lane must be there.
         self.raw_messages()
 

@@ -74,6 +74,7 @@ class SubBackend(LaneBackend):
         )
         self.hosts = tuple(lanes.hosts[member] for member in chosen)
         self.host_ids = tuple(lanes.host_ids[member] for member in chosen)
+        self.is_one_process = lanes.is_one_process
         self.memory_ids = tuple(lanes.memory_ids[member] for member in chosen)
 
     def to_global(self, local: int) -> int:

@@ -76,8 +76,7 @@ def save(
     folder, ranks = _folder(path), group_of(group)
     _check_keep(keep)
     background.wait(ranks)
-    plan = make_plan(tree, *_place(ranks))
-    write_checkpoint(folder, plan, ranks, keep=keep, timeout=timeout)
+    write_checkpoint(folder, lambda: make_plan(tree, *_place(ranks)), ranks, keep=keep, timeout=timeout)
 
 
 @hides_frames
@@ -107,7 +106,9 @@ def save_async(
     background.wait(ranks)
     plan = background.copied(make_plan(tree, *_place(ranks)))
     return background.start(
-        ranks, lambda own: write_checkpoint(folder, plan, own, keep=keep, timeout=timeout), f"save_async to {folder}"
+        ranks,
+        lambda own: write_checkpoint(folder, lambda: plan, own, keep=keep, timeout=timeout),
+        f"save_async to {folder}",
     )
 
 
@@ -146,10 +147,9 @@ def load(
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    try:
-        return Path(path).absolute()
-    except TypeError:
-        raise UsageError(f"path={path!r} is not valid (expected the name of a folder)") from None
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise UsageError(f"path={path!r} is not valid (expected the name of a folder)")
+    return Path(path).absolute()
 
 
 def _place(group: Group | None) -> tuple[int, int]:

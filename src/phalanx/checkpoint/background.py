@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
+from ..errors import PhalanxError
 from ..exception_text import describe
 from ..group import Group, Work
 from .plan import Plan
@@ -53,16 +54,23 @@ class _Saver:
             work.wait()
 
     def finish(self) -> None:
-        """At the end of the group nobody is left to tell: the save is waited for, and an error goes to the log."""
+        """The end of the group: the save is waited for, and raises its error unless the program has seen it."""
         work, self._work = self._work, None
         if work is not None:
             ended = threading.Event()
             work.add_done_callback(lambda _work: ended.set())
             ended.wait()
-            if not self._told and (error := work.exception()) is not None:
-                logger.error("%s failed: %s", work, describe(error))
         if self._votes is not None:
             self._votes.close()
+        if work is not None and not self._told:
+            work.wait()
+
+    def finish_quietly(self) -> None:
+        """The end of the process, where an error has nowhere to go but the log."""
+        try:
+            self.finish()
+        except PhalanxError as error:
+            logger.error("the last save_async failed: %s", describe(error))
 
     def _note_told(self) -> None:
         self._told = True
@@ -70,7 +78,7 @@ class _Saver:
 
 _savers: weakref.WeakKeyDictionary[Group, _Saver] = weakref.WeakKeyDictionary()
 _alone = _Saver(None)
-atexit.register(_alone.finish)
+atexit.register(_alone.finish_quietly)
 
 
 def start(group: Group | None, save: Callable[[Group | None], None], words: str) -> Work[None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from .index import INDEX, Index, read_index
 __all__ = ["checkpoints", "latest", "prune", "remove_leftovers"]
 
 _OURS = re.compile(rf"rank-\d{{5,}}-[0-9a-f]{{12}}\.safetensors|\.{re.escape(INDEX)}\.[0-9a-f]{{12}}")
+_ABANDONED = 3600.0
+"""Seconds without a write after which a save without an index is taken for a killed one, and not for another job's."""
 _GOING = ".going"
 """The end of the name of a checkpoint that is being removed: no checkpoint any more, whatever happens then."""
 
@@ -43,7 +47,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def prune(folder: Path, keep: int, *, newest: Path) -> None:
-    """Removes the oldest checkpoints until `keep` are left, and folders with nothing but the files of killed saves.
+    """Removes the oldest checkpoints until `keep` are left, and what saves that were killed an hour ago have left.
 
     `newest` stays, whatever the clock says.
     """
@@ -65,14 +69,17 @@ def remove_leftovers(folder: Path, files: set[str]) -> None:
 
 def _folders(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
-        yield from (path for path in folder.iterdir() if (path / INDEX).is_file() and not path.name.endswith(_GOING))
+        for path in folder.iterdir():
+            if not path.is_symlink() and (path / INDEX).is_file() and not path.name.endswith(_GOING):
+                yield path
 
 
 def _incomplete(folder: Path) -> list[Path]:
     found = []
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink() and not path.name.endswith(_GOING):
-            names = [inside.name for inside in path.iterdir()]
-            if names and all(_OURS.fullmatch(name) for name in names):
+            inside = list(path.iterdir())
+            begun = max((file.stat().st_mtime for file in inside), default=math.inf)
+            if time.time() - begun > _ABANDONED and all(_OURS.fullmatch(file.name) for file in inside):
                 found.append(path)
     return found

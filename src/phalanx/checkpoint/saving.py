@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..deadline import Deadline
-from ..errors import CheckpointError, Desync, PhalanxError
+from ..errors import CheckpointError, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
@@ -25,13 +25,21 @@ from .tensors_file import Written, write_file
 __all__ = ["group_of", "write_checkpoint"]
 
 
+_NOTHING = Plan(None, {}, {}, {}, [])
+
+
 def group_of(where: Group | Mesh | None) -> Group | None:
     """The group of a mesh."""
     return where.group if isinstance(where, Mesh) else where
 
 
-def write_checkpoint(folder: Path, plan: Plan, group: Group | None, *, keep: int | None, timeout: float | None) -> None:
+def write_checkpoint(
+    folder: Path, make: Callable[[], Plan], group: Group | None, *, keep: int | None, timeout: float | None
+) -> None:
     """Writes the share of this rank, and returns when all have voted for the checkpoint and it is there.
+
+    Args:
+        make: Takes the tree apart. A rank that cannot do that votes, too, so that the others do not wait for it.
 
     Raises:
         CheckpointError: Somebody could not write; on all ranks. What was there before is still there.
@@ -42,13 +50,15 @@ def write_checkpoint(folder: Path, plan: Plan, group: Group | None, *, keep: int
     file = folder / f"rank-{rank:05d}-{secrets.token_hex(6)}.safetensors"
     error: BaseException | None = None
     written: list[Written] = []
+    plan = _NOTHING
     try:
+        plan = make()
         written = _write_share(folder, file, plan, shows=rank == 0)
     except (PhalanxError, OSError) as problem:
         error = problem
     try:
         _vote(folder, plan, _pieces(plan, file.name, written), error, group, keep, timeout)
-    except (CheckpointError, Desync):
+    except (CheckpointError, Desync, UsageError):
         # All know that there is no checkpoint. After a lost rank nobody does: the first may have made it one, so that
         # the file stays, for the next save to remove.
         with contextlib.suppress(OSError):
@@ -107,7 +117,7 @@ def _vote(
         raise _difference(plan, group)
     if outcome["kind"] == "error":
         words, path, tensor, of_rank = outcome["error"]
-        if error is not None and group is not None and group.rank == of_rank:
+        if error is not None and (group is None or group.rank == of_rank):
             raise error
         where = "" if group is None or group.world_size == 1 else f"rank {group.members[of_rank]}: "
         raise CheckpointError(f"{where}{words}", path=path, tensor=tensor) from error

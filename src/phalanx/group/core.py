@@ -114,6 +114,13 @@ class GroupCore:
         return [rank for rank in range(self.world_size) if ids[rank] == ids[self.rank]]
 
     @property
+    def _may_share_memory(self) -> bool:
+        """True if all members are on one host, and nothing forbids them to share memory (as TLS does)."""
+        ids = self._backend.memory_ids
+        in_one_place = len(self._local_members) == self.world_size
+        return self._backend.is_one_process or (in_one_place and bool(ids[0]) and len(set(ids)) == 1)
+
+    @property
     def timeout(self) -> float:
         """Seconds an operation may take if it is not told otherwise."""
         return self._timeout

@@ -16,7 +16,7 @@ from ..backends.base import Backend
 from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import Desync, PhalanxError, copy_for_raise
+from ..errors import CheckpointError, Desync, PhalanxError, copy_for_raise
 from ..exception_text import describe
 from ..frames import hides_frames, user_traceback
 from ..rendezvous.error_codec import lost_peer
@@ -159,11 +159,16 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
             Desync: This rank was in another operation than another rank, and no call has said so yet. The root of a
                 short broadcast does not wait for the others, so it may learn only now that another rank took itself for
                 the root.
+            CheckpointError: The last `checkpoint.save_async` failed, and nobody has looked yet.
         """
         if self._backend.forked:
             return  # the locks below may be held by threads that exist only in the parent
+        problem: PhalanxError | None = None
         while self._before_close:
-            self._before_close.pop()()
+            try:
+                self._before_close.pop()()
+            except PhalanxError as error:  # raised when everything is given back
+                problem = problem or error
         with self._lock:
             if self._closed:
                 return
@@ -182,6 +187,8 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 self._backend.close()
         if isinstance(self._health.cause, Desync) and not self._told:
             raise copy_for_raise(self._health.cause, "close", self._world_rank)
+        if problem is not None:
+            raise problem
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +206,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(Desync):  # it must not hide what the program raised
+            with contextlib.suppress(Desync, CheckpointError):  # they must not hide what the program raised
                 self.close()
 
 

@@ -46,6 +46,8 @@ class Mesh:
     """
 
     def __init__(self, group: Group, shape: Mapping[str, int], *, ranks: npt.ArrayLike | None = None) -> None:
+        if not isinstance(group, Group):
+            raise UsageError(f"group={shown(group)} is not valid (expected a Group)")
         lengths = _lengths(shape, group.world_size)
         self._grid = _Grid(group, tuple(lengths), _placed(group, tuple(lengths.values()), ranks))
         self._axes: dict[str, tuple[int, ...]] = {name: (index,) for index, name in enumerate(lengths)}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.parallel.fsdp.nets import WORDS, Net, batch, fresh, loss_of, train, wrapped
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import phalanx as px
 from phalanx.parallel.fsdp import units
@@ -189,6 +190,127 @@ def test_steps_between_evaluations_of_one_rank() -> None:
     assert found[0] == found[1]
 
 
+def stack(*, seed: int = 1) -> nn.Module:
+    """Layers, with a parameter that belongs to none of them."""
+    made = nn.Module()
+    made.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    made.extra = nn.Parameter(torch.ones(4))
+    values = torch.Generator().manual_seed(seed)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, generator=values)
+
+    def forward(x: torch.Tensor, recompute: bool = False) -> torch.Tensor:
+        for layer in made.layers:
+            x = checkpoint(layer, x, use_reentrant=False).tanh() if recompute else layer(x).tanh()
+        return x * made.extra
+
+    made.forward = forward
+    return made
+
+
+def steps_of(model: Any, each: Any, count: int = 4) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    losses = []
+    for step in range(count):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        losses.append(each(model, x))
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("strategy", ["full", "grads", "none"])
+@pytest.mark.parametrize("way", ["recompute", "evaluate before backward", "evaluate before step"])
+def test_ways_to_make_a_step(memory: str, strategy: str, way: str) -> None:
+    def each(model: Any, x: torch.Tensor) -> float:
+        loss = model(x, recompute=way == "recompute").square().sum()
+        if way == "evaluate before backward":
+            with torch.no_grad():
+                model(x + 1)
+        loss.backward()
+        if way == "evaluate before step":
+            with torch.no_grad():
+                model(x + 1)
+        return float(loss.detach())
+
+    expected = steps_of(stack(), lambda model, x: each(model, x))
+
+    def body(world: px.Group) -> list[float]:
+        return steps_of(px.parallel.FSDP(stack(), world, strategy=strategy, prefetch=2), each)
+
+    for losses in run_ranks(2, body):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_optimizer_of_whole_parameters_is_refused() -> None:
+    def body(world: px.Group) -> None:
+        net = stack()
+        before = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = px.parallel.FSDP(net, world)
+        around = nn.Sequential(model)
+        for optimizer, words in ((before, "made before it was wrapped"), (None, "of the module inside")):
+            found = optimizer or torch.optim.SGD(around.parameters(), lr=0.1)
+            with pytest.raises(px.UsageError, match=words):
+                found.step()
+        assert {name for name in around.state_dict() if "layers" in name}  # it has the shards
+
+    run_ranks(2, body)
+
+
+def test_freezing_by_the_shards() -> None:
+    def body(world: px.Group) -> None:
+        model = px.parallel.FSDP(stack(), world)
+        shards = dict(model.named_parameters())
+        for frozen in (True, False):
+            shards["layers.1.weight"].requires_grad_(not frozen)
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            assert (shards["layers.1.weight"].grad is None) == frozen
+            assert shards["layers.0.weight"].grad is not None
+
+    run_ranks(2, body)
+
+
+def test_wrappers_are_given_back() -> None:
+    def body(world: px.Group) -> list[int]:
+        counts = []
+        for _ in range(4):
+            model = px.parallel.FSDP(stack(), world)
+            model(torch.ones(1, 4)).sum().backward()
+            del model
+            gc.collect()
+            counts.append(Path("/proc/self/maps").read_text().count("phalanx-parameters"))
+        return counts
+
+    assert run_ranks(2, body, backend="mesh") == [[0] * 4] * 2
+
+
+def test_states_fit_those_of_the_plain_module() -> None:
+    def body(world: px.Group) -> None:
+        model = px.parallel.FSDP(fresh(), world)
+        plain = fresh(5)
+        plain.load_state_dict(model.full_state_dict())
+        assert torch.equal(plain.embedding.weight, fresh().embedding.weight)
+        model.load_state_dict(fresh(6).state_dict())
+        assert torch.equal(model.full_state_dict()["head.weight"], fresh(6).head.weight)
+        short = {name: value for name, value in fresh().state_dict().items() if name != "scale"}
+        with pytest.raises(px.UsageError, match="it has no scale"):
+            model.load_state_dict(short)
+        with pytest.raises(px.UsageError, match="more is not known"):
+            model.load_state_dict({**fresh().state_dict(), "more": torch.ones(1)})
+
+    run_ranks(2, body)
+
+
+def test_memory_is_not_shared_where_that_is_forbidden() -> None:
+    def body(world: px.Group) -> bool:
+        model = px.parallel.FSDP(stack(), world)
+        return any(isinstance(unit, units.SharedUnit) for unit in model._units)
+
+    assert run_ranks(2, body, backend="mesh", options=px.Options(transport="tcp")) == [False, False]
+    assert run_ranks(2, body, backend="mesh") == [True, True]
+
+
 def test_a_backward_that_raises_on_one_rank(memory: str) -> None:
     class Bad(torch.autograd.Function):
         @staticmethod
@@ -243,8 +365,6 @@ def test_the_first_rank_gives_the_values() -> None:
             model = Net()
         if world.rank == 0:
             model.load_state_dict(fresh(5).state_dict())
-        else:
-            model.count = torch.zeros(2)
         return px.parallel.FSDP(model, world).full_state_dict()
 
     expected = fresh(5).state_dict()
@@ -311,7 +431,7 @@ def test_refusals() -> None:
         model = fsdp(fresh(), world)
         with pytest.raises(px.UsageError, match="cannot be moved or converted"):
             model.half()
-        with pytest.raises(px.UsageError, match="it has no count, other is not known"):
+        with pytest.raises(px.UsageError, match="it has no embedding.weight, other is not known"):
             model.load_state_dict({"other": torch.ones(1)})
         with pytest.raises(px.UsageError, match="not the FSDP's"):
             model.optimizer_state(torch.optim.SGD(fresh().parameters(), lr=0.1)).state_dict()

@@ -128,16 +128,12 @@ def adapt_out(out: Any) -> Adapted:
     """As `adapt`, for an argument `out`, which is there to be written to.
 
     Raises:
-        UnsupportedArray: As `adapt`; or it is a list of arrays, or read-only.
+        UnsupportedArray: As `adapt`; or it is a list of arrays.
     """
     if isinstance(out, list | tuple):
         raise UnsupportedArray(
             f"out is a {type(out).__name__}, but the result is one array, with the parts of the ranks one after the "
             "other (leave out= away: the call returns it)"
-        )
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise UnsupportedArray(
-            "out is a read-only array (pass one that can be written to, or leave out= away: the call returns one)"
         )
     return adapt(out, write=True)
 

@@ -29,7 +29,7 @@ def share_memory(group: Group, size: int, timeout: float | None = None) -> npt.N
     Raises:
         As `Group.broadcast_object`.
     """
-    if group.local_world_size < group.world_size:
+    if not group._may_share_memory:
         return None
     fd, problem = -1, ""
     offer: Any = None

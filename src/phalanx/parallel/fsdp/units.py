@@ -10,6 +10,7 @@ this rank's shard, some of its rows, which the optimizer has. The kinds of units
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,8 +29,13 @@ class Place:
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self.name = name
+        self.names = [name]
+        """All names that it has in the module."""
+        self.original = weakref.ref(parameter)
+        """The parameter that the module had before it was wrapped, if anybody still has it."""
         self.parameter = parameter
         self.owners: list[tuple[nn.Module, str]] = []
+        self.is_hooked = False
 
     def put(self, tensor: torch.Tensor) -> None:
         """Makes this tensor the module's parameter, in all places."""
@@ -254,7 +260,10 @@ class GatheredUnit(Unit):
             self._flat.untyped_storage().resize_(0)
 
     def refresh(self) -> None:
-        """Nothing is to be done: a whole that is still there was gathered before the step."""
+        """Drops what was gathered before the step, also ahead of its time."""
+        if self._work is not None:
+            work, self._work = self._work, None
+            work.wait()
         self.release()
 
 

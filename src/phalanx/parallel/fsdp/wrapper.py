@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -10,12 +11,14 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import nn
 
+from ...arguments import shown
 from ...checkpoint import Shard
 from ...errors import UsageError
 from ...group import Group, Mesh
 from ...group.tracking import call_site
 from .. import replicas
 from ..autograd_nodes import EndOfBackward, nodes_of
+from . import optimizer_hooks
 from .backward import BackwardPass
 from .optimizer_state import OptimizerState
 from .units import GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
@@ -82,6 +85,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
             raise UsageError(f"mixed_precision={mixed_precision} is not valid (expected a floating-point dtype)")
         if not isinstance(prefetch, int) or prefetch < 0:
             raise UsageError(f"prefetch={prefetch!r} is not valid (expected 0 or more layers)")
+        if not isinstance(where, (Group, Mesh)):
+            raise UsageError(f"where={shown(where)} is not valid (expected a Group or a Mesh)")
         self.module = module
         self.group = where.group if isinstance(where, Mesh) else where
         self.strategy = strategy
@@ -90,14 +95,18 @@ class FSDP(nn.Module):  # type: ignore[misc]
         self._timeout = timeout
         self._syncs = True
         self._due = False
-        """Whether shards may have changed since forward last saw them."""
+        """Whether a backward has averaged since forward last saw the shards: then they may have changed."""
+        self._stepped = False
+        """Whether an optimizer has changed the shards since forward last saw them."""
+        self._awaits_backward = False
+        """Whether a forward has been made whose backward may come."""
         self._pass: BackwardPass | None = None
         self._check(units)
         self._shards, self._replicas = _groups(where, strategy)
         self._units = self._make_units(units)
         self._hook_units()
-        for buffer in module.buffers():
-            self.group.broadcast(buffer.data, 0, timeout=timeout)
+        self._broadcast_buffers()
+        optimizer_hooks.watch(self)
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -135,6 +144,14 @@ class FSDP(nn.Module):  # type: ignore[misc]
             made += [self._make_unit(some, layer) for some in by_dtype.values()]
         return made
 
+    def _broadcast_buffers(self) -> None:
+        for owner in self.module.modules():
+            for name, buffer in owner._buffers.items():
+                if buffer is not None:
+                    mine = torch.empty(buffer.shape, dtype=buffer.dtype) if buffer.is_meta else buffer
+                    self.group.broadcast(mine.data, 0, timeout=self._timeout)
+                    owner._buffers[name] = mine
+
     def _make_unit(self, places: list[Place], layer: nn.Module | None) -> Unit:
         dtype = places[0].parameter.dtype
         compute = self._compute if self._compute is not None and dtype.is_floating_point else dtype
@@ -148,8 +165,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _hook_units(self) -> None:
         for unit in self._units:
             for place in unit.places:
-                if place.parameter.requires_grad:
-                    place.parameter.register_post_accumulate_grad_hook(_Fired(self, unit))
+                self._hook_parameter(unit, place)
         gathered = [unit for unit in self._units if isinstance(unit, GatheredUnit) and unit.module is not None]
         for index, unit in enumerate(gathered):
             ahead = gathered[index + 1 : index + 1 + self._prefetch]
@@ -158,28 +174,54 @@ class FSDP(nn.Module):  # type: ignore[misc]
             unit.module.register_forward_pre_hook(_gather_for([unit, *ahead]))
             unit.module.register_forward_hook(_after_forward(unit, behind))
 
+    def _hook_parameter(self, unit: Unit, place: Place) -> None:
+        if place.parameter.requires_grad and not place.is_hooked:
+            place.is_hooked = True
+            place.parameter.register_post_accumulate_grad_hook(_Fired(self, unit))
+
+    def _follow_shards(self) -> None:
+        """A shard that the program has frozen or unfrozen says so for the whole parameter."""
+        for unit in self._units:
+            for place, shard, _ in unit.named_shards():
+                if place.parameter.requires_grad != shard.requires_grad:
+                    place.parameter.requires_grad_(shard.requires_grad)
+                    self._hook_parameter(unit, place)
+
     # -- what a training loop calls ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         self._refresh()
-        for unit in self._units:
-            if unit.module is None:
-                unit.gather()
+        self._follow_shards()
+        self._gather_rest()
         if self._compute is not None:
             args, kwargs = _converted(args, self._compute), _converted(kwargs, self._compute)
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
+            self._awaits_backward = True
             self._watch(output, self._syncs)
-        else:
+        elif not self._awaits_backward:
             self._release_rest()
         return output
 
+    def parameters_changed(self) -> None:
+        """Says that the shards were changed by something else than an optimizer of torch. All ranks call it."""
+        self._stepped = True
+
+    def before_step(self) -> None:
+        """An optimizer is about to change the shards: not before all ranks have computed with them as they were."""
+        if self._shards is not None and any(isinstance(unit, SharedUnit) for unit in self._units):
+            self._shards.barrier(timeout=self._timeout)
+
     def _refresh(self) -> None:
-        """After a step: the whole parameters are what the shards are now. All ranks come here once after each."""
-        if not self._due:
+        """After a step: the whole parameters are what the shards are now. All ranks come here once after each.
+
+        Without one, an evaluation between backward and step changes nothing. A forward for training comes after a step,
+        even if nobody has seen it.
+        """
+        if not (self._stepped or (self._due and torch.is_grad_enabled())):
             return
-        self._due = False
+        self._due = self._stepped = False
         for unit in self._units:
             unit.refresh()
         if self._shards is not None:  # nobody computes before all have made their step
@@ -188,6 +230,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _watch(self, output: Any, averages: bool) -> None:
         def reached(_grads: Any) -> None:
             if self._pass is None:
+                self._gather_rest()
                 self._begin(averages)
 
         for node in {id(node): node for node in nodes_of(output, set())}.values():
@@ -215,9 +258,15 @@ class FSDP(nn.Module):  # type: ignore[misc]
 
     def _ended(self, averaged: bool) -> None:
         self._pass = None
+        self._awaits_backward = False
         self._due = self._due or averaged
         for unit in self._units:
             unit.release()
+
+    def _gather_rest(self) -> None:
+        for unit in self._units:
+            if unit.module is None:
+                unit.gather()
 
     def _release_rest(self) -> None:
         for unit in self._units:
@@ -287,16 +336,26 @@ class FSDP(nn.Module):  # type: ignore[misc]
         super().zero_grad(set_to_none)
         self.module.zero_grad(set_to_none)
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Parameters as `px.checkpoint.Shard`, buffers as they are: for `px.checkpoint.save`, which writes each once.
 
-        `full_state_dict` has whole tensors.
+        `full_state_dict` has whole tensors. The arguments are for modules that have this one inside.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {} if destination is None else destination
         for unit in self._units:
             for place, shard, first in unit.named_shards():
-                found[place.name] = self.shard_of(place, shard.detach(), first)
-        found.update(self.module.named_buffers())
+                part = self.shard_of(place, shard if keep_vars else shard.detach(), first)
+                found.update({f"{prefix}{name}": part for name in place.names})
+        found.update({f"{prefix}{name}": buffer for name, buffer in self._buffers_to_keep().items()})
+        return found
+
+    def _buffers_to_keep(self) -> dict[str, torch.Tensor]:
+        """The buffers that belong to the module's state."""
+        found = {}
+        for prefix, owner in self.module.named_modules():
+            for name, buffer in owner._buffers.items():
+                if buffer is not None and name not in owner._non_persistent_buffers_set:
+                    found[f"{prefix}.{name}" if prefix else name] = buffer
         return found
 
     def shard_of(self, place: Place, rows: torch.Tensor, first: int) -> Any:
@@ -311,12 +370,15 @@ class FSDP(nn.Module):  # type: ignore[misc]
         Raises:
             UsageError: Something is missing, unknown, or of another shape.
         """
-        buffers = dict(self.module.named_buffers())
-        named = {place.name: (shard, first) for unit in self._units for place, shard, first in unit.named_shards()}
-        missing = sorted({*named, *buffers} - {*state_dict})
+        buffers = self._buffers_to_keep()
+        places = [each for unit in self._units for each in unit.named_shards()]
+        named = {name: (shard, first) for place, shard, first in places for name in place.names}
+        # Of a parameter with several names, one is enough.
+        missing = sorted(place.name for place, _, _ in places if not {*place.names} & {*state_dict})
+        missing += sorted({*buffers} - {*state_dict})
         unknown = sorted({*state_dict} - {*named, *buffers})
         if strict and (missing or unknown):
-            words = [f"it has no {missing[0]}"] * bool(missing) + [f"{unknown[0]} is not known"] * bool(unknown)
+            words = [f"it has no {name}" for name in missing[:1]] + [f"{name} is not known" for name in unknown[:1]]
             raise UsageError(f"the state does not fit the module: {', '.join(words)}")
         with torch.no_grad():
             for name, value in state_dict.items():
@@ -325,7 +387,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
                     shard.copy_(rows_for(shard, first, value, name))
                 elif name in buffers:
                     buffers[name].copy_(value)
-        self._due = True
+        self._stepped = True
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -339,8 +401,9 @@ class FSDP(nn.Module):  # type: ignore[misc]
             whole = [torch.empty(place.parameter.shape, dtype=unit.dtype) for place in unit.places]
             everyone = part if unit.group is None else unit.group.all_gather(part, timeout=self._timeout)
             unit.layout.unpack(everyone, whole)
-            found.update({place.name: tensor for place, tensor in zip(unit.places, whole, strict=True)})
-        found.update({name: buffer.detach().clone() for name, buffer in self.module.named_buffers()})
+            for place, tensor in zip(unit.places, whole, strict=True):
+                found.update(dict.fromkeys(place.names, tensor))
+        found.update({name: buffer.detach().clone() for name, buffer in self._buffers_to_keep().items()})
         return found
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
@@ -373,11 +436,14 @@ class _Fired:
     """A hook of a parameter, called when its gradient is complete."""
 
     def __init__(self, wrapper: FSDP, unit: Unit) -> None:
-        self._wrapper = wrapper
-        self._unit = unit
+        # The parameter has this hook, where no collector of garbage looks: it must not hold what holds the parameter.
+        self._wrapper = weakref.ref(wrapper)
+        self._unit = weakref.ref(unit)
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        self._wrapper.fired(self._unit, parameter)
+        wrapper, unit = self._wrapper(), self._unit()
+        if wrapper is not None and unit is not None:
+            wrapper.fired(unit, parameter)
 
 
 def rows_for(shard: torch.Tensor, first: int, value: Any, name: str) -> torch.Tensor:
@@ -444,6 +510,8 @@ def _assigned(module: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[nn.M
                 full = f"{prefix}.{name}" if prefix else name
                 place = places.setdefault(id(parameter), Place(full, parameter))
                 place.owners.append((owner, name))
+                if full not in place.names:
+                    place.names.append(full)
                 users.setdefault(id(parameter), set()).add(inside.get(id(owner)))
     of_layer: dict[int | None, list[Place]] = {}
     for key, place in places.items():

@@ -1,0 +1,76 @@
+"""Hooks of all optimizers of torch: a step waits until all ranks can bear it, and the wrapper hears of it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...errors import UsageError
+from .units import Unit
+
+__all__ = ["watch"]
+
+
+class Sharded(Protocol):
+    """The part of an `FSDP` that these hooks need."""
+
+    _units: list[Unit]
+
+    def before_step(self) -> None:
+        """An optimizer is about to change the shards."""
+
+    def parameters_changed(self) -> None:
+        """It has changed them."""
+
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(wrapper: Sharded) -> None:
+    """Tells a wrapper of the steps of its optimizers, from now on."""
+    _install()
+    _watched.add(wrapper)
+
+
+@functools.cache
+def _install() -> None:
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
+
+
+def _of(optimizer: torch.optim.Optimizer) -> Iterator[Sharded]:
+    """The wrappers whose shards an optimizer has.
+
+    Raises:
+        UsageError: It has a whole parameter instead, which nothing comes of.
+    """
+    if not _watched:
+        return
+    mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for wrapper in list(_watched):
+        for place in (place for unit in wrapper._units for place in unit.places):
+            original = place.original()
+            for whole, when in ((place.parameter, "of the module inside"), (original, "made before it was wrapped")):
+                if whole is not None and id(whole) in mine and isinstance(whole, nn.Parameter):
+                    raise UsageError(
+                        f"the optimizer has the whole parameter {place.name!r} of an FSDP ({when}), not this rank's "
+                        "rows of it (make it of the parameters() of the FSDP itself)"
+                    )
+        if any(id(shard) in mine for unit in wrapper._units for shard in unit.shards):
+            yield wrapper
+
+
+def _before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for wrapper in _of(optimizer):
+        wrapper.before_step()
+
+
+def _after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for wrapper in _of(optimizer):
+        wrapper.parameters_changed()
