@@ -132,6 +132,12 @@ def test_options_of_tracebacks_hold(tests: pytest.Pytester) -> None:
     assert "Full diff" not in run(tests, source).stdout.str()
 
 
+def test_leaving_by_exit_is_a_failure(tests: pytest.Pytester) -> None:
+    result = run(tests, "\n@pytest.mark.ranks(2)\ndef test_it(world):\n    sys.exit(0)\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the test called sys.exit(0)*"])
+
+
 def test_skips_and_expected_failures(tests: pytest.Pytester) -> None:
     result = run(
         tests,

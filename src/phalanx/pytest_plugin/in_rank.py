@@ -53,7 +53,10 @@ def run_in_rank(
         if any(isinstance(value, WorldToCome) for value in arguments.values()):
             world = init(timeout=patience)
             arguments = {name: world if isinstance(value, WorldToCome) else value for name, value in arguments.items()}
-        test(**arguments)
+        try:
+            test(**arguments)
+        except SystemExit as error:  # the end of a rank, and a good one if the code is 0: not that of a test
+            raise AssertionError(f"the test called sys.exit({error.code!r})") from error
         if torch:
             _leave_torch()
     except BaseException as error:
