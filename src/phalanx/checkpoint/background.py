@@ -59,7 +59,7 @@ class _Saver:
         if work is not None:
             ended = threading.Event()
             work.add_done_callback(lambda _work: ended.set())
-            ended.wait()
+            ended.wait(_LONGEST)
         if self._votes is not None:
             self._votes.close()
         if work is not None and not self._told:
