@@ -95,7 +95,7 @@ def test_dtensors_on_other_meshes(tmp_path: Path, ranks: int) -> None:
 def test_fsdp2(tmp_path: Path) -> None:
     def saves(rank: int) -> Any:
         model, _ = trained(1, steps=0)
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         for _ in range(2):
             model(torch.ones(4, 5)).square().sum().backward()
@@ -107,7 +107,7 @@ def test_fsdp2(tmp_path: Path) -> None:
 
     def loads(rank: int) -> Any:
         model, _ = trained(2, steps=0)
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         px.checkpoint.load(tmp_path / "a", dist.group.WORLD.group, like={"model": model, "optimizer": optimizer})
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

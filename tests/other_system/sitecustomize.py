@@ -16,6 +16,8 @@ for module, names in MODULES.items():
     for name in names.split():
         if hasattr(found, name):
             delattr(found, name)
+if "tempfile" in sys.modules:  # a .pth file has imported it before, and it has looked what there is
+    sys.modules["tempfile"]._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]
 
 
 def refuse(event: str, arguments: tuple[object, ...]) -> None:

@@ -30,8 +30,8 @@ from .shown_output import RankPipe, ShownOutput
 
 __all__ = ["Manners", "run_task"]
 
-DUMP_TIME = 2.0
-"""Seconds for hung ranks to write down what they are doing."""
+DUMP_TIME = 5.0
+"""Seconds for hung ranks to write down what they are doing, on a machine that may be busy."""
 KILL_TIME = 20.0
 """Seconds for processes to end after SIGKILL."""
 LOOK = 0.1
