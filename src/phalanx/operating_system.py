@@ -15,7 +15,7 @@ import sys
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "CGROUPS",
@@ -23,6 +23,9 @@ __all__ = [
     "PROC",
     "SHARED_MEMORY",
     "adopt_orphans",
+    "control_group_files",
+    "core_quota",
+    "cores_of_set",
     "die_with_parent",
     "hold_port",
     "host_identity",
@@ -61,8 +64,63 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which a container or a batch system may have limited; else all."""
+    """The cores that this process may use, which a container or a batch system may have limited; else all.
+
+    A container's quota of 1.5 is one core: of two ranks that compute at once, one would be held back.
+    """
+    quota = core_quota()
+    return cores_of_set() if quota is None else max(1, min(cores_of_set(), int(quota)))
+
+
+def cores_of_set() -> int:
+    """The cores on which this process may run at all: its CPU set."""
     return len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
+
+
+def core_quota(proc: str = PROC, groups: str = CGROUPS) -> float | None:
+    """The cores' worth of time that this process's control groups grant it, perhaps a fraction; None if any."""
+    found = []
+    for _, text in control_group_files("cpu", "cpu.max", "cpu.cfs_quota_us", proc, groups):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and int(quota) > 0:  # "max" and -1 mean none
+            found.append(int(quota) / int(period or 100_000))
+    return min(found, default=None)
+
+
+def control_group_files(
+    controller: str, name: str, name_v1: str, proc: str = PROC, groups: str = CGROUPS
+) -> Iterator[tuple[str, str]]:
+    """The path and text of a file in this process's control group and in each one above it: all of them bind.
+
+    Args:
+        controller: The kind of limit, as version 1 of control groups calls it.
+        name: The file's name in version 2.
+        name_v1: Its name in version 1.
+        proc: Where the kernel tells of processes.
+        groups: Where the control groups are.
+    """
+    for line in (_text_of(f"{proc}/self/cgroup") or "").splitlines():
+        number, controllers, inside = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            roots, file = [groups, f"{groups}/unified"], name
+        elif controller in controllers.split(","):
+            roots, file = [f"{groups}/{controllers}", f"{groups}/{controller}"], name_v1
+        else:
+            continue
+        steps = [part for part in inside.split("/") if part not in ("", "..")]
+        for root in dict.fromkeys(roots):
+            for depth in range(len(steps), -1, -1):
+                path = "/".join([root, *steps[:depth], file])
+                text = _text_of(path)
+                if text is not None:
+                    yield path, text
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        return _read(path).decode(errors="replace").strip()
+    except OSError:
+        return None
 
 
 def die_with_parent() -> bool:

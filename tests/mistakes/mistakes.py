@@ -278,8 +278,11 @@ COMMANDS = [
     Mistake("far too many ranks", "run -n 100000 script.py", ("too many", "4096")),
     Mistake("mpirun's number", "run -np 4 script.py", ("there is no option -np", "-n 4")),
     Mistake("options behind the script", "run script.py -n 4", ("stands behind the script", "before the script")),
-    Mistake("an option of torchrun", "run --standalone script.py", ("leave it out",)),
-    Mistake("torchrun's master", "run --master_addr node0 script.py", ("--master HOST:PORT",)),
+    Mistake("an option of torchrun", "run --rdzv-id 7 script.py", ("leave it out",)),
+    Mistake(
+        "half of torchrun's master", "run --master_port 29500 script.py", ("needs --master-addr", "--master HOST:PORT")
+    ),
+    Mistake("a number of nodes that may change", "run --nnodes 1:4 script.py", ("give one number",)),
     Mistake("an option misspelt", "run --nproc-per-nod 2 script.py", ("Did you mean", "--nproc-per-node")),
     Mistake("several nodes, no master", "run --nnodes 2 script.py", ("--master HOST:PORT", "the same on every node")),
     Mistake("a master without a port", "run --nnodes 2 --master node0 script.py", ("expected host:port",)),

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.cli.run.support import Runner, run  # noqa: F401
 
+from phalanx.transports.tcp import free_port
+
 FAILS_TWICE = """
     import os, sys
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -29,6 +31,21 @@ def test_a_meeting_point_by_torchruns_name(run: Runner) -> None:
     assert job.out == "[0] localhost\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "master"),
+    [
+        ("--standalone --nnodes=1:1", "127.0.0.1"),
+        ("--master-addr localhost --master-port {port} --rdzv-backend static", "localhost {port}"),
+    ],
+)
+def test_words_that_are_ours_by_another_name(run: Runner, words: str, master: str) -> None:
+    port = str(free_port())
+    script = run.script("import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
+    job = run(*words.format(port=port).split(), script)
+    assert job.process.returncode == 0, job.err
+    assert job.out.startswith(f"[0] {master.format(port=port)}")
+
+
 def test_a_program_that_is_not_python(run: Runner) -> None:
     job = run("-n", "2", "--no-python", "echo", "hello")
     assert job.process.returncode == 0, job.err
@@ -40,6 +57,12 @@ def test_a_program_that_is_not_python(run: Runner) -> None:
     [
         (["--no-python", "no-such-program"], "there is no program 'no-such-program'"),
         (["--no-python", "-m", "json"], "--no-python does not go with -m"),
+        (["--standalone", "--nnodes", "2", "script.py"], "--standalone is for a job on one node, but --nnodes is 2"),
+        (["--nnodes", "1:3", "script.py"], "the number of nodes is fixed: give one number"),
+        (["--nnodes", "0", "script.py"], "expected a number from 1"),
+        (["--master-port", "29500", "script.py"], "--master-port needs --master-addr"),
+        (["--master", "a:1", "--master-addr", "b", "script.py"], "say the same: give one of them"),
+        (["--rdzv-backend", "etcd", "script.py"], "is not one of 'c10d', 'static'"),
         (["--max-restarts", "1", "--nnodes", "2", "--master", "x:29500", "script.py"], "is for a single node"),
     ],
 )

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.operating_system import usable_cores
+from phalanx.operating_system import control_group_files, core_quota, cores_of_set
 
 from .findings import Finding, Situation, check, ok, problem, warning
 
@@ -72,9 +72,9 @@ def processes(situation: Situation) -> Finding:
         used = _threads_of(os.getuid(), situation.proc)
         found = f"this user may run {soft:,} processes and threads (RLIMIT_NPROC) and runs {used:,}"
         limits.append((soft - used, found, "ulimit -u 16384, or limits.conf"))
-    for path, text in _cgroup_files(situation, "pids", "pids.max", "pids.max"):
+    for path, text in _group_files(situation, "pids", "pids.max", "pids.max"):
         if text.isdigit():
-            used = int(_read(path.with_name("pids.current")) or 0)
+            used = int(_read(Path(path).with_name("pids.current")) or 0)
             found = f"this container may run {int(text):,} processes and threads (pids.max) and runs {used:,}"
             limits.append((int(text) - used, found, "start the container with --pids-limit=16384"))
     if not limits:
@@ -132,12 +132,8 @@ def machine_share(situation: Situation) -> Iterator[Finding]:
 
 def available_cores(situation: Situation) -> float:
     """Cores that this process may use: its CPU set, and the container's quota (which may be a fraction)."""
-    cores = float(usable_cores())
-    for _, text in _cgroup_files(situation, "cpu", "cpu.max", "cpu.cfs_quota_us"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and int(quota) > 0:  # "max" and -1 mean none
-            cores = min(cores, int(quota) / int(period or 100_000))
-    return cores
+    quota = core_quota(str(situation.proc), str(situation.cgroups))
+    return float(cores_of_set()) if quota is None else min(cores_of_set(), quota)
 
 
 def _memory(situation: Situation) -> tuple[int, str]:
@@ -146,29 +142,14 @@ def _memory(situation: Situation) -> tuple[int, str]:
     for line in (_read(situation.proc / "meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             total = int(line.split()[1]) * 1024
-    for _, text in _cgroup_files(situation, "memory", "memory.max", "memory.limit_in_bytes"):
+    for _, text in _group_files(situation, "memory", "memory.max", "memory.limit_in_bytes"):
         if text.isdigit() and (not total or int(text) < total):  # version 1 writes a huge number for none
             total, source = int(text), "the container's limit"
     return total, source
 
 
-def _cgroup_files(situation: Situation, controller: str, name: str, name_v1: str) -> Iterator[tuple[Path, str]]:
-    """The named file in this process's control group and in each one above it: all of them bind."""
-    for line in (_read(situation.proc / "self" / "cgroup") or "").splitlines():
-        number, controllers, inside = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            roots, file = [situation.cgroups, situation.cgroups / "unified"], name
-        elif controller in controllers.split(","):
-            roots, file = [situation.cgroups / controllers, situation.cgroups / controller], name_v1
-        else:
-            continue
-        steps = [part for part in inside.split("/") if part not in ("", "..")]
-        for root in dict.fromkeys(roots):
-            for depth in range(len(steps), -1, -1):
-                path = root.joinpath(*steps[:depth], file)
-                text = _read(path)
-                if text is not None:
-                    yield path, text
+def _group_files(situation: Situation, controller: str, name: str, name_v1: str) -> Iterator[tuple[str, str]]:
+    return control_group_files(controller, name, name_v1, str(situation.proc), str(situation.cgroups))
 
 
 def _threads_of(uid: int, proc: Path) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -44,11 +45,10 @@ The first rank to fail ends all, and its exit code is the launcher's (128 and th
 """
 
 
+TORCHRUN_PORT = 29500
+"""The port of --master-addr where none is given."""
+
 _OF_TORCHRUN = {
-    "--standalone": "leave it out: without --nnodes a job is one of its own",
-    "--master-addr": "--master HOST:PORT says both",
-    "--master-port": "--master HOST:PORT says both",
-    "--rdzv-backend": "leave it out: the launchers meet at --master",
     "--rdzv-id": "leave it out: jobs are told apart by their tokens",
     "--rdzv-conf": "leave it out: the launchers meet at --master",
     "--start-method": "leave it out: ranks are processes of their own",
@@ -86,11 +86,40 @@ def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return int(value)
 
 
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Keeps a word of torchrun's for the option that it is a part of."""
+    ctx.meta[f"{__name__}.{param.name}"] = value
+
+
+def _kept(ctx: click.Context, name: str) -> Any:
+    return ctx.meta.get(f"{__name__}.{name}")
+
+
 def _master(ctx: click.Context, param: click.Parameter, value: str | None) -> Address | None:
+    host, port = _kept(ctx, "master_addr"), _kept(ctx, "master_port")
     try:
+        if value is not None and (host, port) != (None, None):
+            raise click.UsageError("--master and --master-addr or --master-port say the same: give one of them")
+        if host is not None:
+            return Address(host, port or TORCHRUN_PORT)
+        if port is not None:
+            raise click.UsageError("--master-port needs --master-addr (or --master HOST:PORT, which says both)")
         return None if value is None else Address.parse(value)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--master") from None
+
+
+def _nodes(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    fewest, colon, most = value.partition(":")
+    if colon and fewest != most:
+        raise click.BadParameter(
+            f"{value!r} is not valid (the number of nodes is fixed: give one number)", param_hint="--nnodes"
+        )
+    if not (fewest.isascii() and fewest.isdigit() and int(fewest) > 0):
+        raise click.BadParameter(f"{value!r} is not valid (expected a number from 1)", param_hint="--nnodes")
+    if _kept(ctx, "standalone") and int(fewest) > 1:
+        raise click.UsageError(f"--standalone is for a job on one node, but --nnodes is {fewest}")
+    return int(fewest)
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -107,6 +136,11 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     if value and not ctx.resilient_parsing:
         click.echo(new_token())
         ctx.exit()
+
+
+def _of_torchrun(*names: str, **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A word that torchrun's users type. Read before our own options, and not in the help."""
+    return click.option(*names, hidden=True, is_eager=True, expose_value=False, callback=_keep, **options)
 
 
 @click.command(
@@ -139,7 +173,7 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("--hosts", metavar="A:4,B:4", help="The same, with the hosts on the command line.")
 @click.option("--ssh", metavar="COMMAND", help=f"How to reach a host.  [default: {DEFAULT_SSH}]")
 @click.option("--remote-python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]")
-@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the job.")
+@click.option("--nnodes", metavar="N", default="1", show_default=True, callback=_nodes, help="Nodes of the job.")
 @click.option(
     "--node-rank", "--node_rank", type=click.IntRange(0), default=0, show_default=True, help="This node, from 0."
 )
@@ -152,6 +186,10 @@ def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     callback=_master,
     help="Node 0 and a free port there: the ranks' MASTER_ADDR and MASTER_PORT.",
 )
+@_of_torchrun("--master-addr", "--master_addr")
+@_of_torchrun("--master-port", "--master_port", type=click.IntRange(1, MAX_PORT))
+@_of_torchrun("--standalone", is_flag=True)
+@_of_torchrun("--rdzv-backend", "--rdzv_backend", type=click.Choice(["c10d", "static"]))  # both meet at the endpoint
 @click.option(
     "--directory-port",
     type=click.IntRange(0, MAX_PORT),
