@@ -106,7 +106,7 @@ def command_options(name: str) -> str:
     assert command is not None
     rows = []
     for option in command.params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and not option.hidden:
             value = "" if option.is_flag else " " + (option.metavar or VALUES[type(option.type)])
             default = f"`{option.default}`" if option.show_default else ""
             rows.append([f"`{', '.join(option.opts)}{value}`", " ".join((option.help or "").split()), default])
