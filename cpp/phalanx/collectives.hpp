@@ -301,20 +301,28 @@ public:
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
-            [&](const Shown& shown, std::size_t from, std::size_t size) {
-                sources_.resize(ranks());
-                for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown.at(r, from, 0);
-                combine(x + from, size, how);
-            });
+            [&](const Shown& shown, std::size_t from, std::size_t size) { combine_shown(shown, x, from, size, how); });
     }
 
     // On `root`; elsewhere `x` stays as it is.
     Outcome reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
-        return reduce_by_parts(call, x, count, how, root);
+        const std::size_t bytes = count * item_size(how.dtype);
+        if (bytes > reduced_by_root) return reduce_by_parts(call, x, count, how, root);
+        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
+        return exchange(
+            call, shape, x, [bytes](int) { return bytes; },
+            [&](std::byte* to, std::size_t from, std::size_t size) {
+                if (rank() != root) copy(to, x + from, size);
+            },
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
+                if (rank() == root) combine_shown(shown, x, from, size, how);
+            });
     }
 
 private:
     static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
+    // Up to here the root of a reduction does all of it: half the steps are worth more than the others' help.
+    static constexpr std::size_t reduced_by_root = 2 << 10;
     // From here on what would fit into one slot is cut into pieces.
     static constexpr std::size_t worth_cutting = 512 << 10;
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
@@ -528,6 +536,13 @@ private:
         std::uint64_t first_, piece_;
         bool in_line_;
     };
+
+    // Everybody's, one after another, into this rank's own array.
+    void combine_shown(const Shown& shown, std::byte* x, std::size_t from, std::size_t size, const Combine& how) {
+        sources_.resize(ranks());
+        for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown.at(r, from, 0);
+        combine(x + from, size, how);
+    }
 
     // `publish(to, from, size)` writes the window [from, from + size) of what this rank shows. `consume(shown, from,
     // size)` reads it.
