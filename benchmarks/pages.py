@@ -266,10 +266,10 @@ def claim(page: str) -> str:
     table = next(match[0] for match in BLOCK.finditer(page) if match[2] == "machines")
     rows = machine_rows(table)
     worst = min(rows, key=lambda row: float(row[2].replace(",", "")))
-    where = f"the worst of {len(rows)} machines, {worst[0]}" if len(rows) > 1 else worst[0]
+    where = f"{worst[0]}, the worst of {len(rows)} machines" if len(rows) > 1 else worst[0]
     return (
-        f"on {where}, over {worst[1]} cells from 8 B to 64 MiB, {worst[2]} times as fast as the best of Gloo, Open MPI "
-        "and MPICH in each cell, in the geometric mean"
+        f"{worst[2]} times the speed of the best of Gloo, Open MPI and MPICH, the geometric mean of {worst[1]} cells "
+        f"from 8 B to 64 MiB, on {where}"
     )
 
 

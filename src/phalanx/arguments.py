@@ -86,7 +86,8 @@ def as_rank(value: Any, size: int, message: str | None = None) -> int:
     except UsageError as error:
         raise InvalidRank(value, size, str(error)) from None
     if not 0 <= rank < size:
-        message = message or f"rank {{}} is not in a world of {size} (valid ranks: 0 to {size - 1})"
+        alone = "; `phalanx run -n 2 script.py` starts a script on two ranks" if size == 1 else ""
+        message = message or f"rank {{}} is not in a world of {size} (valid ranks: 0 to {size - 1}{alone})"
         raise InvalidRank(value, size, message.format(shown(value)))
     return rank
 
@@ -224,12 +225,17 @@ def did_you_mean(given: str, names: Sequence[str]) -> str:
 
 
 def explain_unexpected(error: BaseException, function: Callable[..., Any]) -> None:
-    """Says in the error of a call with an argument that a function does not have which one was meant."""
+    """Says in the error of a call with an argument that a function does not have, or has already, what it takes."""
     if type(error) is not TypeError or len(error.args) != 1:
         return
-    found = re.match(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'$", str(error.args[0]))
+    words = r"([\w.]+)\(\) got (an unexpected keyword argument|multiple values for argument) '(\w+)'$"
+    found = re.match(words, str(error.args[0]))
     if found is not None and found[1] == function.__qualname__:
         names = [name for name in inspect.signature(function).parameters if name != "self"]
-        hint = did_you_mean(found[2], names)
-        error.args = (f"{function.__name__}() has no argument {found[2]!r} ({hint}it takes {', '.join(names)})",)
+        listed = f"it takes {', '.join(names)}"
+        if found[2].startswith("an"):
+            wrong = f"has no argument {found[3]!r} ({did_you_mean(found[3], names)}{listed})"
+        else:
+            wrong = f"was given {found[3]!r} twice, by its place and by its name ({listed})"
+        error.args = (f"{function.__name__}() {wrong}",)
         error.__traceback__ = None  # the line that called it says it all

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -22,6 +23,7 @@ from .config import (
     log_level,
     nearest_variable,
     options_of,
+    started_as,
     timeouts,
     unknown_variables,
 )
@@ -240,8 +242,26 @@ def _watch_exceptions() -> None:
                 say(error, lambda: previous(kind, error, error.__traceback__))
             else:
                 previous(kind, error, trace)
+        if lost_peer(error) is not None:
+            _let_the_culprit_end_first()
 
     sys.excepthook = hook
+
+
+TORCHRUN_LOOKS = 2.0
+"""Seconds after which torchrun has surely seen that a rank has failed; it looks ten times a second."""
+
+
+def _let_the_culprit_end_first() -> None:
+    """Under torchrun, waits to be ended by it.
+
+    torchrun takes the rank whose end it sees first for the root cause. A rank that only lost another is often done
+    sooner than the one that raised, and torchrun would name the wrong one in the last lines that its user reads.
+    """
+    started = started_as()
+    if started is not None and started[0].name == "torchrun":
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(TORCHRUN_LOOKS)
 
 
 def abort_worlds(error: BaseException) -> None:

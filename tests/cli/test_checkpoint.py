@@ -28,10 +28,11 @@ def test_show(folder: Path) -> None:
     lines = run("show", folder / "step-1").output.splitlines()
     assert lines[0].startswith("name step-1, saved 2")
     assert lines[0].endswith("ranks 1, tensors 1, size 4.7 KiB")
-    assert lines[1] == "model.w\tfloat32\t[300, 4]\t4.7 KiB\t1"
+    assert lines[1] == "name\tdtype\tshape\tsize\tpieces"
+    assert lines[2] == "model.w\tfloat32\t[300, 4]\t4.7 KiB\t1"
     lines = run("show", folder).output.splitlines()
     assert lines[0].startswith("checkpoints in ")
-    assert [line.split("\t")[0] for line in lines[1:]] == ["step-1", "step-2"]
+    assert [line.split("\t")[0] for line in lines[1:]] == ["name", "step-1", "step-2"]
     found = json.loads(run("show", folder / "step-2", "--json").output)
     assert found["tensors"][0]["shape"] == [300, 4]
     assert len(json.loads(run("show", folder, "--json").output)) == 2

@@ -221,6 +221,9 @@ ALONE = [
     Mistake("after the end", "with px.init() as world:\n    pass\nworld.barrier()", ("this group was closed",)),
     Mistake("no ranks", "px.launch(print, 0)", ("n=0", "1 or more")),
     Mistake("a script for launch", 'px.launch("train.py", 2)', ("phalanx run -n 4 script.py",)),
+    Mistake(
+        "a name of the function's for launch", "px.launch(print, 2, 3, n=4)", ("given 'n' twice", "it takes fn, n")
+    ),
     Mistake("a call for launch", "px.launch(print(), 2)", ("itself, as in launch(train, 4)",)),
 ]
 

@@ -18,6 +18,7 @@ from tests.torch_backend.support import TORCH, together
 from torch import nn
 
 from phalanx.errors import Desync, PeerLost, Timeout
+from phalanx.torch_backend.create import times_of
 
 
 def steps(model: nn.Module, count: int) -> None:
@@ -138,6 +139,23 @@ def test_the_line_of_a_message() -> None:
 
     message, start = together(2, body)[0]
     assert f"at test_failures.py:{start + 6} in body" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "operation", "meeting"),
+    [
+        (timedelta(minutes=30), None, 1800, 1800),  # torch's default: the program has said nothing
+        (timedelta(minutes=30), "7", 7, 1800),
+        (timedelta(seconds=3), "7", 3, 3),
+    ],
+)
+def test_the_variable_counts_where_the_program_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, given: timedelta, variable: str | None, operation: float, meeting: float
+) -> None:
+    monkeypatch.delenv("PHALANX_TIMEOUT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PHALANX_TIMEOUT", variable)
+    assert times_of(given) == (operation, meeting)
 
 
 def test_a_deadline() -> None:

@@ -107,7 +107,8 @@ def read_index(folder: Path) -> Index:
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointNotFound(f"{folder} is not a checkpoint (it has no {INDEX})", path=str(folder)) from None
+        words = f"is not a checkpoint (it has no {INDEX})" if folder.exists() else "does not exist"
+        raise CheckpointNotFound(f"{folder} {words}", path=str(folder)) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}", path=str(path)) from error
     except ValueError as error:

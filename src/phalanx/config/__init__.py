@@ -24,7 +24,7 @@ from .environment import (
 )
 from .options import Options, TlsOptions, options_of
 from .reader import adopt
-from .timeouts import Timeouts, timeouts
+from .timeouts import Timeouts, operation_timeout, timeouts
 from .variables import VARIABLES, Variable
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "last_words_folder",
     "log_level",
     "nearest_variable",
+    "operation_timeout",
     "options_of",
     "pure",
     "runtime_dir",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..arguments import as_seconds
 from .reader import VariableReader, invalid
 
-__all__ = ["Timeouts", "timeouts"]
+__all__ = ["Timeouts", "operation_timeout", "timeouts"]
 
 OPERATION = 600.0
 """Long enough for a rank that evaluates or saves a model while the others wait for it in a collective."""
@@ -36,13 +36,22 @@ def timeouts(given: float | None, env: Mapping[str, str] | None = None) -> Timeo
     if given is not None:
         seconds = as_seconds(given)
         return Timeouts(seconds, seconds)
+    return Timeouts(operation_timeout(OPERATION, env), MEETING)
+
+
+def operation_timeout(default: float, env: Mapping[str, str] | None = None) -> float:
+    """The seconds of an operation where the program does not say: those of `PHALANX_TIMEOUT`, else `default`.
+
+    Raises:
+        ConfigError: The variable is not a number of seconds.
+    """
     text = VariableReader(env).text("PHALANX_TIMEOUT")
     if text is None:
-        return Timeouts(OPERATION, MEETING)
+        return default
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise invalid("PHALANX_TIMEOUT", text, "seconds, more than 0")
-    return Timeouts(seconds, MEETING)
+    return seconds

@@ -18,6 +18,7 @@ from ..rendezvous.control import KnownStatuses
 from ..untraced import leave_calls_alone
 from ..wire import codec
 from .health import Health
+from .tracking import call_site
 from .tracking.journal import Journal, describe
 from .tracking.long_waits import LongWaits
 
@@ -155,7 +156,8 @@ class GroupCore:
         self._backend.check_usable()
         if self._health.cause is not None:
             self._told = True
-            raise copy_for_raise(self._health.cause, "an operation on a group that is already broken", self._world_rank)
+            what = f"the call at {call_site.describe_site(call_site.find())}; the group was broken before it"
+            raise copy_for_raise(self._health.cause, what, self._world_rank)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of(timeout, self._timeout)

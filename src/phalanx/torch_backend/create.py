@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from ..backends.base import LaneBackend
 from ..backends.mesh.backend import MeshBackend
 from ..backends.simulated import SimulatedBackend
-from ..config import Launch, Options, timeouts
+from ..config import Launch, Options, Timeouts, operation_timeout, timeouts
 from ..deadline import Deadline
 from ..errors import PhalanxError
 from ..frames import hides_frames
@@ -24,7 +25,7 @@ from . import functional, rendezvous
 from .errors import translated
 from .process_group import PhalanxProcessGroup, part_of
 
-__all__ = ["create"]
+__all__ = ["create", "times_of"]
 
 # Errors name the line of the user's program, not one of those between it and a group.
 for _path in (
@@ -52,18 +53,23 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         ConfigError: It cannot, as it was asked for.
     """
     functional.register()
-    timeout = options.timeout
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeouts(None).operation
     rank, size = options.group_rank, options.group_size
     try:
+        times = times_of(options.timeout)
         parent = _parent(list(options.global_ranks_in_group))
         if parent is None:
-            group = _world(options.store, rank, size, seconds, _chosen(backend_options))
+            group = _world(options.store, rank, size, times, _chosen(backend_options))
         else:
-            group = part_of(parent.group, list(options.global_ranks_in_group), seconds)
+            group = part_of(parent.group, list(options.global_ranks_in_group), times.operation)
     except PhalanxError as error:
         raise translated(error) from None
     return PhalanxProcessGroup(group, options.store, str(options.group_id))
+
+
+def times_of(timeout: Any) -> Timeouts:
+    """The time of an operation, and of forming the world. Where the program gives none, torch gives half an hour."""
+    given = timeout.total_seconds() if isinstance(timeout, timedelta) else timeouts(None).operation
+    return Timeouts(operation_timeout(given) if timeout == default_pg_timeout else given, given)
 
 
 def _chosen(backend_options: Any) -> Options:
@@ -78,12 +84,12 @@ def _parent(ranks: list[int]) -> PhalanxProcessGroup | None:
     return default if isinstance(default, PhalanxProcessGroup) else None
 
 
-def _world(store: Any, rank: int, size: int, seconds: float, options: Options) -> Group:
+def _world(store: Any, rank: int, size: int, times: Timeouts, options: Options) -> Group:
     backend: LaneBackend
     if size == 1:
-        backend = SimulatedBackend.create_group(1, timeout=seconds)[0]
+        backend = SimulatedBackend.create_group(1, timeout=times.operation)[0]
     else:
-        deadline = Deadline(seconds)
+        deadline = Deadline(times.meeting)
         meeting = rendezvous.arrange(store, rank, size, options=options, deadline=deadline)
         launch = Launch(
             rank=rank,
@@ -105,7 +111,7 @@ def _world(store: Any, rank: int, size: int, seconds: float, options: Options) -
         except BaseException:
             meeting.close()
             raise
-        backend.timeout = seconds
+        backend.timeout = times.operation
     group = Group(backend, _owns_backend=True)
     close_at_exit(group)
     return group

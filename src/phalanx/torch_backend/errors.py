@@ -22,8 +22,16 @@ def translated(error: BaseException) -> BaseException:
         return error
     network = isinstance(error, (PeerLost, NoConnection, RendezvousError))
     kind = dist.DistNetworkError if network else dist.DistBackendError
-    # Programs look for torch's words for a deadline that passed, because torch has no type for it.
-    words = f"phalanx: Timed out in {error}" if isinstance(error, Timeout) and not network else str(error)
+    words = _as_torch_says(str(error)) if isinstance(error, Timeout) and not network else str(error)
     shown: BaseException = kind(words)
     shown.__dict__.update(rank=error.rank, peer=error.peer, operation=error.operation, phalanx_error=error)
     return shown
+
+
+def _as_torch_says(words: str) -> str:
+    """Programs look for torch's words for a deadline that passed, because torch has no type for it.
+
+    `init()` is not what a user of torch calls.
+    """
+    words = words.replace("timeout= of the call or of init()", "timeout= of init_process_group()")
+    return f"phalanx: Timed out {words}" if words.startswith("on rank ") else f"phalanx: Timed out in {words}"

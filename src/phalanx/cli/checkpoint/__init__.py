@@ -107,7 +107,7 @@ def _print(rows: list[dict[str, Any]], machine_readable: bool, title: str) -> No
         return
     if not sys.stdout.isatty():
         click.echo(title)
-        for row in rows:
+        for row in [{key: key for key in rows[0]}, *rows] if rows else ():
             click.echo("\t".join(str(value) for value in row.values()))
         return
     from rich.console import Console

@@ -151,7 +151,7 @@ class Supervisor:
             local = next((rank for rank in self._processes.ranks if rank.rank == end.rank), None)
             # A rank of this node that was lost without a word has most likely ended, and how is soon known.
             if self._ending.world_ended(end, now, local) and (end.aborted or local is None):
-                self._announce(self._who(end))
+                self._announce(self._who(end), end.rank)
         for descriptor, error in self._writer.failures():
             path = self._console.is_log(descriptor)
             if path is None:
@@ -175,7 +175,7 @@ class Supervisor:
         while (number := self._ending.take_step(now)) is not None:
             if first and self._ending.reason is Reason.FAILURE:
                 if self._ending.cause is not None:
-                    self._announce(self._who(self._ending.cause))
+                    self._announce(self._who(self._ending.cause), self._ending.cause.rank)
                 self._spared = self._ending.culprit(self._processes.running)
                 self._blame()
             first = False
@@ -271,15 +271,16 @@ class Supervisor:
 
     # -- words -------------------------------------------------------------------------------------------------------
 
-    def _announce(self, what: str) -> None:
-        """Says once why the ranks that still run are being ended."""
+    def _announce(self, what: str, culprit: int | None = None) -> None:
+        """Says once why the ranks that still run are being ended: all but the one that ends by itself."""
         running = self._processes.running
         if running and not self._announced:
             self._announced = True
+            others = [rank.rank for rank in running if rank.rank != culprit]
             if self._upstream is not None:
                 self._upstream.ending(what)
             else:
-                self._say(f"{what}; ending {list_ranks(rank.rank for rank in running)}")
+                self._say(f"{what}; ending {list_ranks(others)}" if others else what)
 
     def _say(self, text: str) -> None:
         self._console.err.say(f"phalanx: {text}")
