@@ -1,5 +1,6 @@
 // The kernels alone, without Python: run under the sanitizers by `make sanitize`.
 
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
