@@ -75,8 +75,7 @@ class Report:
 class _Rank:
     number: int
     schedule: Schedule
-    parts: list[Array]
-    """Views of its buffer, by chunk."""
+    buffer: Array
     heard: int
     learned: int = 0
     """Heard within the current step: what the same step sends cannot depend on it."""
@@ -147,10 +146,11 @@ class _World:
     ) -> None:
         (parts,) = {schedule.parts for schedule in schedules}
         bounds = chunk_bounds(buffers.shape[1], parts)
+        self.slices = [slice(*bound) for bound in bounds]
         self.nbytes = [(stop - start) * buffers.itemsize for start, stop in bounds]
-        """By chunk: a view takes longer to say it."""
+        """By chunk, as the slices: an array takes longer to say it."""
         pairs = enumerate(zip(schedules, buffers, strict=True))
-        self.ranks = [_Rank(i, one, [row[start:stop] for start, stop in bounds], 1 << i) for i, (one, row) in pairs]
+        self.ranks = [_Rank(i, schedule, buffer, 1 << i) for i, (schedule, buffer) in pairs]
         self.channels: dict[tuple[int, int], _Channel] = {}
         self.ready: list[_Channel] = []
         """A channel stands here once for each message that can be delivered."""
@@ -198,7 +198,8 @@ class _World:
                 chunk = send.chunk
                 nbytes = self.nbytes[chunk]
                 rank.sent += nbytes
-                payload = rank.parts[chunk].copy() if buffered else rank.parts[chunk]
+                data = rank.buffer[self.slices[chunk]]
+                payload = data.copy() if buffered else data
                 channel = channels.get((rank.number, send.peer)) or self.channel(rank.number, send.peer)
                 channel.offered.append(_Message(send, payload, nbytes, rank.heard, rank.started))
                 if len(channel.offered) <= len(channel.wanted):
@@ -219,7 +220,7 @@ class _World:
         elif recv.reduce:
             self.reduce(target, recv, message.payload)
         elif message.nbytes:
-            target.parts[recv.chunk][...] = message.payload
+            target.buffer[self.slices[recv.chunk]] = message.payload
         target.received += message.nbytes
         target.learned |= message.heard
         now = (message.started if message.started > target.started else target.started) + 1
@@ -239,7 +240,7 @@ class _World:
             self.advance(rank)
 
     def reduce(self, rank: _Rank, recv: Recv, received: Array) -> None:
-        mine = rank.parts[recv.chunk]
+        mine = rank.buffer[self.slices[recv.chunk]]
         operands = (received, mine) if recv.before else (mine, received)
         self.op(*operands, out=mine)
 
