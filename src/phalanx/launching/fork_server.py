@@ -23,7 +23,7 @@ START_TIME = 60.0
 MANY = 2
 """Fork servers kept at once: one for each set of variables that counts at import."""
 READ_AT_IMPORT = frozenset({"PHALANX_AS_GLOO", "PHALANX_PORTABLE", "PHALANX_PURE"})
-"""What Phalanx reads while it, or torch, is imported. All else is read when it is needed: then a rank has its own."""
+"""Variables that Phalanx reads while it, or torch, is imported. A rank has its own of all others when they are read."""
 
 
 class ForkServer:
