@@ -175,6 +175,10 @@ parallelisms: $(VENV)/.torch ## everything that torch builds on a process group,
 	@mkdir -p build
 	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
 
+.PHONY: strategies
+strategies: $(VENV)/.torch ## a GPT under DDP, FSDP and pipelines, with 4 ranks: the same losses as in one process?
+	@$(PY) -m tests.parallel.strategies $(ARGS)
+
 # Other builds of the core, loaded in place of the installed one by tests/other_core.
 define build_core # folder, options of CMake
 	@PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B $(1) -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) $(2) > $(1).log
