@@ -2,7 +2,7 @@
 
     python -m tests.parallel.strategies [--steps 20] [--ranks 4]
 
-Prints a table: the largest difference to the losses of one process, and which rows have the same bits (the same letter).
+Prints a table: the largest difference to the losses of one process, and which rows have the same bits: the same letter.
 Exits with 1 if a difference is larger than 1e-5.
 """
 
@@ -50,9 +50,7 @@ def _pipeline(schedule: Any) -> Callable[[px.Group, list[Batch]], list[float]]:
     """Each rank has some layers. There are as many micro-batches as ranks."""
 
     def train(world: px.Group, batches: list[Batch]) -> list[float]:
-        pipe = px.parallel.Pipeline(
-            layers_of(model_of()), world, schedule=schedule, microbatches=world.world_size
-        )
+        pipe = px.parallel.Pipeline(layers_of(model_of()), world, schedule=schedule, microbatches=world.world_size)
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=LEARNING_RATE)
         losses = []
         for letters, following in batches:
