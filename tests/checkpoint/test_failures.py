@@ -141,12 +141,26 @@ def test_ranks_that_load_different_checkpoints(tmp_path: Path) -> None:
     assert all("this rank loads" in words for words in run_ranks(2, body))
 
 
+def test_ranks_that_save_to_different_folders(tmp_path: Path) -> None:
+    def body(world: px.Group, *names: str) -> str:
+        with pytest.raises(px.PhalanxError) as caught:
+            px.checkpoint.save(tmp_path / names[world.rank], {"x": px.checkpoint.Shard.along(np.ones(3), world)}, world)
+        return str(caught.value)
+
+    for words in run_ranks(2, body, "a", "b"):
+        assert "the folder on rank 1 is not as on rank 0 (b there, a on rank 0; all ranks save to one folder)" in words
+    # A name that is the same may be another folder all the same.
+    for words in run_ranks(2, body, "a/last", "b/last"):
+        assert f"which rank 1 has written to {tmp_path / 'b' / 'last'}, is not in {tmp_path / 'a' / 'last'}" in words
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
     px.checkpoint.save(tmp_path / "a", OLD)
 
     def body(world: px.Group) -> Any:
         if world.rank == 1:
-            px.checkpoint.saving.write_file = lambda *_: faults.kill_self()
+            px.checkpoint.saving.NewFile = lambda *_: faults.kill_self()
         with pytest.raises(px.PeerLost) as caught:
             px.checkpoint.save(tmp_path / "a", {"x": px.checkpoint.Shard.along(np.zeros(9), world)}, world)
         return caught.value.peer

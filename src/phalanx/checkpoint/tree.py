@@ -7,6 +7,7 @@ Plain data are None, bool, int, float, complex, str, bytes, and dicts, lists and
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -148,8 +149,12 @@ def build(
 
 def library_of(value: Any) -> str:
     """The library that an array comes from: "numpy", "torch" or "jax"."""
-    array = value.array if isinstance(value, Shard) else value
-    for kind in type(array).__mro__:
+    return _library_of_type(type(value.array if isinstance(value, Shard) else value))
+
+
+@functools.cache
+def _library_of_type(array: type) -> str:
+    for kind in array.__mro__:
         root = kind.__module__.partition(".")[0]
         if root in ("torch", "numpy"):
             return root
