@@ -1,4 +1,4 @@
-"""`python -m benchmarks rpc | torch | training | checkpoint`."""
+"""`python -m benchmarks rpc | torch | training | checkpoint | memory`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from phalanx.errors import PhalanxError
 
 from .calls.arguments import command as rpc
 from .checkpoint.arguments import command as checkpoint
+from .memory.arguments import command as memory
 from .training.arguments import command as training
 from .under_torch.arguments import command as torch
 
@@ -25,7 +26,7 @@ def app() -> None:
     """Measure Phalanx beside other libraries, and hold it to its goals."""
 
 
-for command in (rpc, torch, training, checkpoint):
+for command in (rpc, torch, training, checkpoint, memory):
     app.add_command(command)
 
 

@@ -22,13 +22,17 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tests.soak.saves_rank import LIMIT, Plan, run_rank, step_of
+from tests.soak.saves_rank import Plan, run_rank, step_of
 
 import phalanx as px
 from phalanx.checkpoint.index import INDEX
 from phalanx.testing import Died, run_ranks
 
 __all__ = ["Outcome", "kill_in_a_save"]
+
+
+LIMIT = 60.0
+"""Seconds after which a world counts as hung."""
 
 
 class Outcome(NamedTuple):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,13 +18,11 @@ import numpy as np
 import phalanx as px
 from phalanx.checkpoint.index import INDEX, read_index
 
-__all__ = ["LIMIT", "Plan", "run_rank", "step_of"]
+__all__ = ["Plan", "run_rank", "step_of"]
 
 CODE = str(Path(px.checkpoint.__file__).parent)
 SMALL = 20
 """Short tensors that all ranks have, which are dealt out."""
-LIMIT = 60.0
-"""Seconds after which a world counts as hung."""
 
 
 class Plan(NamedTuple):
@@ -86,7 +83,7 @@ def step_of(found: dict[str, Any], rank: int, ranks: int, *, all_parts: bool) ->
     return step
 
 
-@contextmanager
+@contextlib.contextmanager
 def traced(see: Callable[[FrameType], None]) -> Iterator[None]:
     """Calls `see` with a frame for each line of the code of checkpoints, in all threads."""
 
@@ -137,9 +134,10 @@ def run_rank(world: px.Group, folder: str, first: int, plan: Plan) -> str:
     try:
         if world.rank == plan.victim:
             place, turns = list(seen.items())[int(plan.line * len(seen))]
-            with traced(_Trap(place, int(plan.turn * turns), f"{folder}.place", plan, pids)):
+            trap = _Trap(place, int(plan.turn * turns), f"{folder}.place", plan, pids)
+            with traced(trap):
                 save(folder, world, first + 1, beside=plan.beside)
-            time.sleep(LIMIT)  # the kill is under way
+            trap.spring()
         else:
             save(folder, world, first + 1, beside=plan.beside)
     except px.PeerLost as error:
@@ -148,7 +146,10 @@ def run_rank(world: px.Group, folder: str, first: int, plan: Plan) -> str:
 
 
 class _Trap:
-    """Kills when a line is run for the n-th time, after it has written down where that was."""
+    """Kills when a line is run for the n-th time, after it has written down where that was.
+
+    A line that only the first save of a world runs is not met again: then `spring`, after the save.
+    """
 
     def __init__(self, place: tuple[str, int], turn: int, note: str, plan: Plan, pids: list[int]) -> None:
         self._place = place
@@ -168,9 +169,16 @@ class _Trap:
             else:
                 self._kill()
 
+    def spring(self) -> None:
+        """The save is over, and so is this process."""
+        if self._left >= 0:
+            self._note.write_text("after the save")
+        self._kill()
+
     def _kill(self) -> None:
         me = os.getpid()
         for pid in self._pids if self._plan.all_die else []:
             if pid != me:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended already
+                    os.kill(pid, signal.SIGKILL)
         os.kill(me, signal.SIGKILL)

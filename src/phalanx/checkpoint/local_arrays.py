@@ -79,6 +79,8 @@ def _bytes_of(array: Any) -> tuple[str, memoryview]:
         dtype = torch_name(array.dtype)
         plain = array.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
         return dtype, plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedArray("a masked array cannot be saved (save its data and its mask)")
     found = np.ascontiguousarray(np.asarray(array))
     if found.dtype.byteorder not in "=|" and not found.dtype.isnative:
         found = found.astype(found.dtype.newbyteorder("="))

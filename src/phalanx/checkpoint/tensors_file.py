@@ -132,7 +132,10 @@ def _head(entries: Sequence[FileTensor]) -> bytes:
     for entry in entries:
         begin, end = end, end + len(entry.memory)
         shape = file_shape(entry.dtype, entry.shape)
-        header[entry.name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shape, "data_offsets": (begin, end)}
+        name = entry.name
+        while name in header or name == "__metadata__":  # the format has a meaning of its own for that one
+            name += "'"
+        header[name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -311,6 +311,15 @@ def test_memory_is_not_shared_where_that_is_forbidden() -> None:
     assert run_ranks(2, body, backend="mesh") == [True, True]
 
 
+def test_one_warning_per_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+    monkeypatch.setattr(units, "share_memory", lambda *_: tries.append(1))
+    run_ranks(1, lambda world: px.parallel.FSDP(stack(), world))
+    assert not tries  # alone, there is nobody to share with
+    run_ranks(2, lambda world: px.parallel.FSDP(stack(), world))
+    assert len(tries) == 2  # each rank once, for all layers
+
+
 def test_a_backward_that_raises_on_one_rank(memory: str) -> None:
     class Bad(torch.autograd.Function):
         @staticmethod
@@ -424,6 +433,7 @@ def test_refusals() -> None:
             (lambda: fsdp(fresh(), world, prefetch=-1), "prefetch=-1"),
             (lambda: fsdp(nn.ReLU(), world), "no parameters that require gradients"),
             (lambda: fsdp(nn.Linear(2, 2, device="meta"), world), "is on the meta device on rank 0"),
+            (lambda: fsdp(nn.Sequential(nn.Embedding(3, 2, sparse=True)), world), "the embedding '0' makes sparse"),
         ]:
             with pytest.raises(px.UsageError) as caught:
                 wrong()
@@ -441,7 +451,8 @@ def test_refusals() -> None:
 
 def test_different_modules() -> None:
     def body(world: px.Group) -> None:
-        with pytest.raises(px.Desync, match="the ranks have different modules"):
+        with pytest.raises(px.Desync, match="the ranks have different modules") as caught:
             px.parallel.FSDP(nn.Linear(WORDS, 2 + world.rank), world)
+        assert "bias: (2,) torch.float32 on ranks 0 / (3,) torch.float32 on ranks 1" in str(caught.value)
 
     run_ranks(2, body)

@@ -101,6 +101,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
         self._awaits_backward = False
         """Whether a forward has been made whose backward may come."""
         self._pass: BackwardPass | None = None
+        self._may_share = True
+        """Whether it is worth trying to have parameters in common memory."""
         self._check(units)
         self._shards, self._replicas = _groups(where, strategy)
         self._units = self._make_units(units)
@@ -125,13 +127,18 @@ class FSDP(nn.Module):  # type: ignore[misc]
                 raise UsageError(f"parameter {name!r} is on the meta device on rank 0, whose values are taken")
             if parameter.requires_grad and not (parameter.is_floating_point() or parameter.is_complex()):
                 raise UsageError(f"parameter {name!r} has {parameter.dtype}, which cannot be trained")
+        for name, part in self.module.named_modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+                raise UsageError(
+                    f"the embedding {name or 'that is wrapped'!r} makes sparse gradients (expected sparse=False)"
+                )
         words = {
-            name: f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+            name: f"{tuple(parameter.shape)} {parameter.dtype}{'' if parameter.requires_grad else ' frozen'}"
             for name, parameter in named.items()
         }
         kinds = "" if units is None else ", ".join(kind.__qualname__ for kind in units)
         words["the options"] = f"{self.strategy} {self._compute} {self._prefetch} {kinds}"
-        replicas.check_alike(words, self.group, "the ranks have different modules", timeout=self._timeout)
+        replicas.check_alike(words, self.group, "the ranks have different modules", shows=True, timeout=self._timeout)
 
     def _make_units(self, kinds: Sequence[type[nn.Module]] | None) -> list[Unit]:
         """The layers in the order of forward, then what is left."""
@@ -155,11 +162,11 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _make_unit(self, places: list[Place], layer: nn.Module | None) -> Unit:
         dtype = places[0].parameter.dtype
         compute = self._compute if self._compute is not None and dtype.is_floating_point else dtype
-        kind: type[Unit] = WholeUnit if self.strategy in ("grads", "none") or self._shards is None else SharedUnit
-        if kind is SharedUnit:
+        kind: type[Unit] = WholeUnit if self.strategy in ("grads", "none") or self._shards is None else GatheredUnit
+        if kind is GatheredUnit and self._may_share:
             with contextlib.suppress(NoSharedMemory):
                 return SharedUnit(places, layer, self._shards, self._replicas, compute=compute, timeout=self._timeout)
-            kind = GatheredUnit
+            self._may_share = False  # all ranks know that; one warning is enough
         return kind(places, layer, self._shards, self._replicas, compute=compute, timeout=self._timeout)
 
     def _hook_units(self) -> None:
