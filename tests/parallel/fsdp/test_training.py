@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import phalanx as px
-from phalanx.parallel.fsdp import units
+from phalanx.parallel.fsdp import averaging, units
 from phalanx.testing import faults, run_ranks
 
 STRATEGIES = ["full", "grads", "hybrid", "none", "mesh"]
@@ -32,6 +32,16 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_losses_as_in_one_process(memory: str, strategy: str, clip: float | None) -> None:
     expected = train(None, clip=clip)
     found = run_ranks(4, lambda world: train(world, lambda model: wrapped(world, strategy, model), clip=clip))
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+    assert all(losses == found[0] for losses in found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_gradients(monkeypatch: pytest.MonkeyPatch, memory: str, strategy: str) -> None:
+    """They are scattered in blocks of rows, without a copy; here most tensors have rows that are too many for that."""
+    monkeypatch.setattr(averaging, "_LARGE", 1)
+    expected = train(None)
+    found = run_ranks(4, lambda world: train(world, lambda model: wrapped(world, strategy, model)))
     assert found[0] == pytest.approx(expected, rel=1e-5)
     assert all(losses == found[0] for losses in found)
 

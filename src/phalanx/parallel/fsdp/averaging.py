@@ -1,7 +1,7 @@
 """The average of the gradients of a unit, of which each rank gets its rows.
 
-Large gradients are scattered from where they lie, in equal blocks of rows. Copies of the others lie one behind the other,
-so that they travel together, and so do the rows of the large ones that are too many for equal blocks.
+Large gradients are scattered from where they lie, in equal blocks of rows; the rows that are too many for that go to all
+ranks. The others are copied one behind the other, so that they travel together.
 """
 
 from __future__ import annotations
@@ -107,7 +107,4 @@ class Averaging:
     def rows(self) -> list[torch.Tensor]:
         """This rank's rows of each gradient."""
         views = dict(zip(self._small, self._packing.views(self._packed, self._rank), strict=True))
-        return [
-            self._large[index] if index in self._large else views[index]
-            for index in range(len(views) + len(self._large))
-        ]
+        return [found for _, found in sorted({**self._large, **views}.items())]
