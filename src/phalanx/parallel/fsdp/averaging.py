@@ -1,6 +1,6 @@
 """The average of the gradients of a unit, of which each rank gets its rows.
 
-Large gradients are scattered from where they lie, in equal blocks of rows; the rows that are too many for that go to all
+Large gradients are scattered from where they lie, in equal blocks of rows; rows that are too many for that go to all
 ranks. The others are copied one behind the other, so that they travel together.
 """
 
