@@ -80,20 +80,23 @@ def run_rank(milliseconds: float, microbatches: int, steps: int) -> dict[str, li
     dist.init_process_group("phalanx")
     world = px.init()
     x, y = torch.randn(2, 4 * microbatches, WIDTH)
-    found: dict[str, list[float]] = {}
+    made: dict[str, Callable[[Any, Any], Any]] = {}
     for name, (per_rank, _) in SCHEDULES.items():
         for maker in (_of_phalanx, _of_torch):
-            count = per_rank * world.world_size
             seconds = milliseconds / 1000 / per_rank
-            stages = [_Stage(seconds) if index % world.world_size == world.rank else None for index in range(count)]
-            step = maker(world, name, microbatches, stages)
-            times = found[f"{name}{maker.__name__}"] = []
-            for turn in range(steps + 1):
-                world.barrier()
-                began = time.perf_counter()
-                step(x, y)
-                world.barrier()
-                if turn:  # the first one learns the shapes
-                    times.append(time.perf_counter() - began)
+            stages = [
+                _Stage(seconds) if index % world.world_size == world.rank else None
+                for index in range(per_rank * world.world_size)
+            ]
+            made[f"{name}{maker.__name__}"] = maker(world, name, microbatches, stages)
+    found: dict[str, list[float]] = {name: [] for name in made}
+    for turn in range(steps + 1):
+        for name, step in made.items():
+            world.barrier()
+            began = time.perf_counter()
+            step(x, y)
+            world.barrier()
+            if turn:  # the first one learns the shapes
+                found[name].append(time.perf_counter() - began)
     dist.destroy_process_group()
     return found

@@ -109,6 +109,22 @@ def test_shorter_dtypes_for_forward(memory: str) -> None:
         assert losses != pytest.approx(expected, rel=1e-5)
 
 
+def test_batch_normalisation_in_shorter_dtypes(memory: str) -> None:
+    def body(world: px.Group) -> Any:
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = px.parallel.FSDP(net, world, mixed_precision=torch.bfloat16)
+        output = model(torch.randn(6, 4) + 3)
+        output.float().square().sum().backward()
+        assert output.dtype == torch.bfloat16
+        norm = model.module[1]
+        assert norm.weight.dtype == norm.running_mean.dtype == torch.float32
+        assert norm.running_mean.abs().sum() > 0
+        assert all(shard.grad is not None and shard.grad.dtype == torch.float32 for shard in model.parameters())
+        assert model.eval()(torch.randn(1, 4)).dtype == torch.bfloat16
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize("strategy", ["full", "grads", "none"])
 def test_gradients_that_add_up(memory: str, strategy: str) -> None:
     def body(world: px.Group) -> Any:

@@ -56,7 +56,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
             optimizer's state; every rank has all parameters. `hybrid`: as `full` among the ranks of a host (or of the
             mesh's last axis), and the same across them. `none`: nothing.
         mixed_precision: The dtype of forward and backward, as `torch.bfloat16`. Shards, gradients and their sums stay
-            in the module's dtype. Inputs of floating-point dtypes are converted.
+            in the module's dtype, and so do buffers and the weights of batch normalisation. Inputs of floating-point
+            dtypes are converted.
         prefetch: How many layers are gathered ahead, where they have to be.
         units: The classes of the layers that are gathered and reduced one by one. By default the items of the module's
             outermost lists and sequences.
@@ -145,11 +146,17 @@ class FSDP(nn.Module):  # type: ignore[misc]
         made: list[Unit] = []
         layers = list(_layers(self.module, None if kinds is None else tuple(kinds)))
         for layer, places in _assigned(self.module, layers):
-            by_dtype: dict[torch.dtype, list[Place]] = {}
+            alike: dict[tuple[torch.dtype, torch.dtype], list[Place]] = {}
             for place in places:
-                by_dtype.setdefault(place.parameter.dtype, []).append(place)
-            made += [self._make_unit(some, layer) for some in by_dtype.values()]
+                alike.setdefault((place.parameter.dtype, self._compute_dtype(place)), []).append(place)
+            made += [self._make_unit(some, layer, compute) for (_, compute), some in alike.items()]
         return made
+
+    def _compute_dtype(self, place: Place) -> torch.dtype:
+        """The dtype that forward uses. Batch normalisation takes its weights as long as its running statistics."""
+        dtype = place.parameter.dtype
+        keeps = any(isinstance(owner, nn.modules.batchnorm._BatchNorm) for owner, _ in place.owners)
+        return dtype if self._compute is None or keeps or not dtype.is_floating_point else self._compute
 
     def _broadcast_buffers(self) -> None:
         for owner in self.module.modules():
@@ -159,9 +166,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
                     self.group.broadcast(mine.data, 0, timeout=self._timeout)
                     owner._buffers[name] = mine
 
-    def _make_unit(self, places: list[Place], layer: nn.Module | None) -> Unit:
-        dtype = places[0].parameter.dtype
-        compute = self._compute if self._compute is not None and dtype.is_floating_point else dtype
+    def _make_unit(self, places: list[Place], layer: nn.Module | None, compute: torch.dtype) -> Unit:
         kind: type[Unit] = WholeUnit if self.strategy in ("grads", "none") or self._shards is None else GatheredUnit
         if kind is GatheredUnit and self._may_share:
             with contextlib.suppress(NoSharedMemory):
