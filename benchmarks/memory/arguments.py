@@ -36,16 +36,19 @@ FOOTNOTES = (
 @click.option("--tokens", default=64, show_default=True, help="Length of the text of each rank.")
 @click.option("--steps", default=3, show_default=True, help="By the clock, in each round.")
 @click.option("--rounds", default=2, show_default=True, help="In each, every contender takes its turn.")
-def command(ranks: int, size: str, tokens: int, steps: int, rounds: int) -> None:
+@click.option("--only", default="", metavar="WORDS", help="Those whose names have these words.")
+def command(ranks: int, size: str, tokens: int, steps: int, rounds: int, only: str) -> None:
     """Measure memory per rank and time per step of sharded and of plain data parallelism."""
     if importlib.util.find_spec("torch") is None:
         raise BackendUnavailable("torch is not installed (pip install torch; its CPU build is enough)")
     from .rank import CONTENDERS, Figures, run_rank
 
-    found: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[Figures]] = {name: [] for name in CONTENDERS if only in name}
+    if not found:
+        raise click.UsageError(f"--only {only!r} leaves nothing (there are {', '.join(CONTENDERS)})")
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
         for turn in range(rounds):
-            for number, name in enumerate(CONTENDERS):
+            for number, name in enumerate(found):
                 store = Path(folder) / f"{turn}-{number}"
                 found[name] += px.launch(run_rank, ranks, str(store), name, size, tokens, steps)
     table = PlainTable(

@@ -121,8 +121,10 @@ def test_a_damaged_index(tmp_path: Path, place: int) -> None:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     def body(world: px.Group) -> None:
-        with pytest.raises(px.CheckpointNotFound, match="is not a checkpoint"):
+        with pytest.raises(px.CheckpointNotFound, match="does not exist"):
             px.checkpoint.load(tmp_path / "a", world)
+        with pytest.raises(px.CheckpointNotFound, match="is not a checkpoint"):
+            px.checkpoint.load(tmp_path, world)
         with pytest.raises(FileNotFoundError):
             px.checkpoint.load(tmp_path / "a", world)
 

@@ -140,7 +140,7 @@ class _Vote:
             self._raise(*outcome["error"])
 
     def _gather(self, words: Any) -> list[Any] | None:
-        """What all ranks say, on the first one."""
+        """The words of all ranks, on the first one."""
         return [words] if self._group is None else self._group.gather_object(words, 0, timeout=self._timeout)
 
     def _sync(self) -> None:

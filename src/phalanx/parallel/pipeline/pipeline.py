@@ -98,7 +98,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         """The run under way, or the one that did not come to its end."""
         self._stages: dict[int, nn.Module] = {}
         self._prefixes: dict[int, str] = {}
-        """What comes before the names inside of a stage: nothing, if its layers have those of the whole model."""
+        """The beginning of the names inside of a stage: nothing, if its layers have those of the whole model."""
         for index, stage in enumerate(found):
             if self.schedule.rank_of(index) == group.rank:
                 if stage is None:
@@ -229,7 +229,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             yield from stage.named_parameters(f"{lead}{own}".removesuffix("."), recurse, remove_duplicate)
 
     def _named_stages(self) -> Iterator[tuple[str, nn.Module]]:
-        """The stages, and what comes before the names inside of each."""
+        """The stages, each with the beginning of the names inside of it."""
         for index, stage in self._stages.items():
             yield self._prefixes[index], stage.module if isinstance(stage, DDP) else stage
 
