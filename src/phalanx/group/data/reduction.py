@@ -115,8 +115,13 @@ class Reduction:
 
     def finish(self, total: npt.NDArray[Any], size: int) -> None:
         """Makes the mean of a sum, in place."""
-        if self.name == "mean" and not self.divides_first(total):
-            divide_in_place(total, size, dtype=self.dtype)
+        if not self.divides_first(total):
+            self.divide(total, size)
+
+    def divide(self, total: npt.NDArray[Any], count: int) -> None:
+        """The same, whatever comes first."""
+        if self.name == "mean":
+            divide_in_place(total, count, dtype=self.dtype)
 
     def divides_first(self, flat: npt.NDArray[Any]) -> bool:
         """Whether values are divided before they are added: the sum of a few float16 is soon too large for one.
