@@ -32,7 +32,9 @@ print(*sorted(name for name in read if name.startswith("PHALANX_")))
 def test_no_other_variable_is_read_at_import() -> None:
     # Without ours: whoever copies the whole environment reads none of them.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
-    done = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = set(done.stdout.split())
     assert "PHALANX_PURE" in found
