@@ -239,14 +239,15 @@ class _UnionCheck:
                 if error.path and (deepest is None or len(error.path) > len(deepest.path)):
                     deepest = error
                 continue
-            if type(value) is not dict or not _is_record(member):
-                return records[0][1] if records else made
-            records.append((member, made))
+            if type(value) is dict and _is_record(member):
+                records.append((member, made))
+            elif not records:
+                return made
         if len(records) > 1:
             records = [(member, made) for member, made in records if _field_names(member) == value.keys()] or records
         if len(records) > 1:
             names = " or ".join(_name(member) for member, _ in records)
-            raise Mismatch(f"could be {names}, which have the same fields (Structs can have a tag: tag=True)")
+            raise Mismatch(f"could be {names}: its fields fit all of them (Structs can have a tag: tag=True)")
         if records:
             return records[0][1]
         raise deepest or Mismatch(f"expected {_name(self._annotation)}, got {_describe(value)}")

@@ -119,7 +119,7 @@ class Reduction:
             self.divide(total, size)
 
     def divide(self, total: npt.NDArray[Any], count: int) -> None:
-        """The same, whatever comes first."""
+        """Divides a sum of so many values, if this is a mean."""
         if self.name == "mean":
             divide_in_place(total, count, dtype=self.dtype)
 

@@ -47,6 +47,12 @@ class ObjectType:
         """True if objects of the sender's types are expected."""
         return self._annotation is not None
 
+    @property
+    def _name(self) -> str:
+        if isinstance(self._annotation, type) and typing.get_origin(self._annotation) is None:
+            return self._annotation.__name__
+        return str(self._annotation).replace("typing.", "")
+
     def check_own(self, obj: Any) -> None:
         """Refuses an object of this rank that the others would refuse, before it is sent.
 
@@ -57,10 +63,7 @@ class ObjectType:
         wrong = _stranger_in(obj, self._annotation)
         if wrong is not None:
             thing, kind = wrong
-            name = getattr(self._annotation, "__name__", str(self._annotation))
-            if typing.get_origin(self._annotation) is not None:
-                name = str(self._annotation).replace("typing.", "")
-            raise UsageError(f"cannot send a {type(thing).__name__} as a {kind.__name__} (type={name})")
+            raise UsageError(f"cannot send a {type(thing).__name__} as a {kind.__name__} (type={self._name})")
 
     def convert(self, value: Any, src: int) -> Any:
         """Plain data as an object of this type.
@@ -77,9 +80,8 @@ class ObjectType:
         try:
             return check(value)
         except Mismatch as error:
-            name = getattr(self._annotation, "__name__", str(self._annotation))
             where = f" at ${error.path}" if error.path else ""
-            raise UsageError(f"what rank {src} sent is not a {name}: {error.text}{where}", peer=src) from None
+            raise UsageError(f"what rank {src} sent is not a {self._name}: {error.text}{where}", peer=src) from None
 
 
 def _stranger_in(obj: Any, annotation: Any) -> tuple[Any, type] | None:
