@@ -20,6 +20,7 @@ PUBLIC = [
     "Closed",
     "ConfigError",
     "Desync",
+    "Evicted",
     "FunctionNotFound",
     "Group",
     "InvalidArgument",

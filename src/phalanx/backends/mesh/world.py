@@ -24,8 +24,8 @@ from ...transports.reactor import Reactor
 from ...transports.stream import ConnectionRefused, Stream
 from ...transports.tcp import check_tls, listen
 from ...types import Address
-from ...wire.control import Member
-from ...wire.handshake import HandshakeStatus, Hello, Role
+from ...wire.control import Member, Regroup, View
+from ...wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
 from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
 
@@ -93,7 +93,9 @@ class MeshWorld(ControlPlane):
         """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
         self._closing = False
-        self.roster: list[Member] = []
+        self.roster: dict[int, Member] = {}
+        """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
+        self.elastic = False
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
         self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)
@@ -120,19 +122,24 @@ class MeshWorld(ControlPlane):
         self._reactor.start()
         if meeting.directory is not None:
             meeting.directory.ready(deadline.remaining())
-        hello = Hello(Role.RANK, self.rank, self.size)
+        hello = Hello(Role.RANK, self.rank if launch.joins is None else launch.joins, self.size)
         host = self.directory_host
         who, missing = ("the directory", []) if host is None else (f"the directory of rank {host}", [host])
         stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who=who, missing=missing)
         self.directory_seen_at = stream.peer_host
-        self._client = ControlClient(self._reactor, stream, self.rank, options, self)
+        self._client = ControlClient(self._reactor, stream, hello.rank, options, self)
+        if launch.joins == ANY_RANK:
+            self.rank = self._client.number(deadline)
+        elif launch.joins is not None:
+            self.rank = launch.joins
         port = self._acceptor.address.port
         # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
         shares = core is not None and options.transport != "tcp" and options.tls is None
         memory = memory_id(core.ABI) if core is not None and shares else ""
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
         roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
-        self.roster, self.directory_host = roster.members, roster.host
+        self.roster = {member.rank: member for member in roster.members}
+        self.directory_host, self.elastic = roster.host, roster.elastic
         meeting.formed()
 
     @property
@@ -143,13 +150,16 @@ class MeshWorld(ControlPlane):
 
     def address_of(self, rank: int) -> Address:
         """The address at which this rank reaches another."""
-        return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
+        return reachable_at(self.roster[rank], self.roster[self.rank], self.directory_seen_at)
 
     @property
     def oversubscribed(self) -> bool:
         """True if the ranks of this host have to share its cores."""
-        here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
+        here = sum(member.host_id == self.roster[self.rank].host_id for member in self._living())
         return here > usable_cores()
+
+    def _living(self) -> list[Member]:
+        return [member for member in self.roster.values() if member.rank not in self._lost]
 
     def shares_memory_with(self, rank: int) -> bool:
         """True if that rank and this one can map each other's memory."""
@@ -195,8 +205,8 @@ class MeshWorld(ControlPlane):
             peer=rank,
         )
 
-    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
-        self._client.abort(reason, traceback, peer)
+    def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
+        self._client.abort(reason, traceback, peer, on_purpose=on_purpose)
         super().abort(reason, traceback)
 
     def announce_leaving(self) -> None:
@@ -208,13 +218,26 @@ class MeshWorld(ControlPlane):
     def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         return self._client.statuses(context, STATUS_TIMEOUT, sequence)
 
+    def regroup(self, request: Regroup) -> View:
+        """Asks the directory for the next view of a group. `ControlClient.regroup` says what is raised."""
+        view = self._client.regroup(request)
+        self.roster.update({member.rank: member for member in view.roster})
+        if view.joined:
+            self.arrivals = 0
+        return view
+
+    def note(self, text: str) -> None:
+        """Has the launcher show a line."""
+        self._client.note(text)
+
     def on_directory_lost(self, reason: str) -> None:
+        first = self.roster.get(0)
         if self.directory_host is not None:
             self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
-        elif self.roster and self.roster[0].host_id != self.roster[self.rank].host_id:
+        elif first is not None and not self.elastic and first.host_id != self.roster[self.rank].host_id:
             # It runs beside rank 0, under the same launcher if there is one: most likely that whole machine is gone.
-            for member in self.roster:
-                if member.host_id == self.roster[0].host_id:
+            for member in list(self.roster.values()):
+                if member.host_id == first.host_id:
                     self.on_lost(member.rank, f"{reason} (the directory ran on its host)")
         else:
             super().on_directory_lost(reason)
@@ -242,7 +265,7 @@ class MeshWorld(ControlPlane):
             return HandshakeStatus.ROLE
         if hello.world_size != self.size:
             return HandshakeStatus.WORLD_SIZE
-        if hello.rank >= self.size:
+        if hello.rank >= self.size and not self.elastic:  # one that joins may be here before its view is
             return HandshakeStatus.RANK
         if hello.target != self.rank:
             return HandshakeStatus.TARGET
