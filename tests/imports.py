@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"testing", "pytest_plugin"},
     {"phalanx"},
     {"launching"},
-    {"torch_backend", "parallel", "rpc"},
+    {"torch_backend", "parallel", "rpc", "elastic"},
     {"checkpoint"},
     {"world"},
     {"last_words", "group"},

@@ -55,6 +55,7 @@ PUBLIC = [
     "__version__",
     "backends",
     "checkpoint",
+    "elastic",
     "errors",
     "init",
     "launch",

@@ -172,6 +172,9 @@ class ControlPlane:
         """Handles that ranks wait to join the world."""
         self.arrivals = count
 
+    def note(self, text: str) -> None:
+        """Has the launcher show a line, if there is one."""
+
     def on_left(self, rank: int) -> None:
         """Handles that a rank has closed its world on purpose."""
         with self._condition:

@@ -17,9 +17,11 @@ import numpy as np
 from ..errors import CheckpointError, UsageError
 from .shards import PerRank, Shard
 
-__all__ = ["build", "has_state", "is_array", "take_apart"]
+__all__ = ["ODD_KINDS", "build", "has_state", "is_array", "plain_value", "take_apart"]
 
 Leaves = dict[str, Any]
+ODD_KINDS = ("float", "complex", "bytes")
+"""Kinds of plain data that JSON has no word for."""
 _DEEPEST = 100
 """Dicts and lists inside of each other: JSON and Python's own stack have limits, too."""
 
@@ -102,6 +104,15 @@ def _key(key: Any, where: str) -> Any:
     raise UsageError(f"{where or 'the tree'} has a key of type {type(key).__name__} (expected str or a number)")
 
 
+def plain_value(kind: str, value: Any) -> Any:
+    """A value that JSON has no word for, of one of `ODD_KINDS`."""
+    if kind == "float":
+        return float(value)
+    if kind == "complex":
+        return complex(*map(float.fromhex, value))
+    return base64.b64decode(value)
+
+
 def build(
     node: Any,
     like: Any,
@@ -132,12 +143,8 @@ def build(
             other = like.value if isinstance(like, PerRank) else like
             own = per_rank(value)
             return other if own is None else walk(own["value"], other, where)
-        if kind == "float":
-            return float(value)
-        if kind == "complex":
-            return complex(*map(float.fromhex, value))
-        if kind == "bytes":
-            return base64.b64decode(value)
+        if kind in ODD_KINDS:
+            return plain_value(kind, value)
         if has_state(like):
             state = walk(node, like.state_dict(), where)
             if applies:

@@ -298,6 +298,8 @@ class ControlClient:
                 self._answers[message.query] = message
             elif isinstance(message, say.View | say.Refused) and message.context in self._views:
                 self._views[message.context] = message
+                if isinstance(message, say.View):  # here, because a later word on ranks that wait must count
+                    self._events.on_arrivals(0)
             else:
                 return
             self._condition.notify_all()

@@ -139,6 +139,7 @@ class Directory:
         self._host_rank = host
         self._elastic = elastic
         self._views = Views(self._is_alive)
+        self._told_arrivals = 0
         self._view_timer: float | None = None
         """When the views that are being asked for are looked at next."""
         self._loss_at: float | None = None
@@ -351,11 +352,11 @@ class Directory:
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
         elif isinstance(message, say.Regroup):
-            waited = self._views.arrivals
             self._carry_out(self._views.ask(rank, message, time.monotonic()))
-            if self._views.arrivals > waited:
-                self._tell_all(say.Arrivals(self._views.arrivals))
-                self._check_joinable()
+            self._check_joinable()
+            short = self._views.short_of(message.context)
+            if short is not None:
+                self._on_change(say.Note(f"{short}; waiting up to {message.seconds:g} s for others to join"))
         elif isinstance(message, say.Note):
             self._on_change(message)
 
@@ -482,6 +483,9 @@ class Directory:
                     self._tell(rank, refused)
             else:
                 self._evict(outcome.rank, outcome.context, outcome.is_world)
+        if self._views.arrivals != self._told_arrivals:
+            self._told_arrivals = self._views.arrivals
+            self._tell_all(say.Arrivals(self._told_arrivals))
         self._watch_the_time()
 
     def _install(self, view: Decided) -> None:

@@ -115,6 +115,13 @@ class Views:
         request.joins = request.joins or asked.joins
         return self._check(asked.context)
 
+    def short_of(self, context: bytes) -> str | None:
+        """In words, that all members that are alive have asked, but are too few; None if that is not so."""
+        request = self._requests.get(context)
+        if request is None or self._missing(request) or self._size(request) >= request.minimum:
+            return None
+        return f"{self._size(request)} of at least {request.minimum} ranks are left"
+
     def gone(self, rank: int) -> list[Outcome]:
         """A rank is lost, or has left."""
         self._waiting.pop(rank, None)
@@ -158,8 +165,8 @@ class Views:
         reason = ""
         if 2 * asked < asked + len(missing):
             reason = f"only {_ranks(request.asked)} asked for a view without {_ranks(missing)}, which are alive"
-        elif self._size(request) < request.minimum:
-            reason = f"{self._size(request)} of at least {request.minimum} ranks are left"
+        else:
+            reason = self.short_of(context) or ""
         if reason:
             del self._requests[context]
             return Refusal(context, list(request.asked), reason, missing)

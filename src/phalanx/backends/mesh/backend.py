@@ -159,6 +159,11 @@ class MeshBackend(LaneBackend):
         self.raw_messages()  # a message may come before the first call
         self._close_when_dropped(functools.partial(self.world.close, times.meeting))
 
+    @property
+    def is_alone(self) -> bool:
+        """True for a rank that came to a world later, and is not yet among the others."""
+        return self.world_ranks != tuple(range(self.world.size))
+
     def barrier_messages(self) -> Sequence[BarrierMessage]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
             return ring_barrier(self.rank, self.world_size)

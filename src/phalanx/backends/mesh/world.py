@@ -222,8 +222,6 @@ class MeshWorld(ControlPlane):
         """Asks the directory for the next view of a group. `ControlClient.regroup` says what is raised."""
         view = self._client.regroup(request)
         self.roster.update({member.rank: member for member in view.roster})
-        if view.joined:
-            self.arrivals = 0
         return view
 
     def note(self, text: str) -> None:
