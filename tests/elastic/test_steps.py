@@ -132,11 +132,13 @@ def test_a_world_of_one_needs_nothing() -> None:
 
 def test_a_program_that_raises_is_not_taken_for_a_loss() -> None:
     def work(world: Group) -> Any:
-        state = elastic.State(x=np.zeros(3))
-        with pytest.raises(ZeroDivisionError):
-            for step in elastic.steps(world, state, total=3):
+        def loop() -> None:
+            for step in elastic.steps(world, elastic.State(x=np.zeros(3)), total=3):
                 with step:
                     _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            loop()
         return True
 
     assert all(run(2, work))
@@ -145,14 +147,21 @@ def test_a_program_that_raises_is_not_taken_for_a_loss() -> None:
 def test_a_group_is_not_used_after_commit() -> None:
     def work(world: Group) -> Any:
         state = elastic.State(x=np.zeros(3))
-        with pytest.raises(px.UsageError, match="after commit"):
+
+        def reduces_after_commit() -> None:
             for step in elastic.steps(world, state, total=3, copy=False):
                 with step:
                     step.commit()
                     step.group.all_reduce(np.ones(1))
-        with pytest.raises(px.UsageError, match=r"step\.commit"):
-            for step in elastic.steps(world, state, total=3, copy=False):
+
+        def never_commits() -> None:
+            for _step in elastic.steps(world, state, total=3, copy=False):
                 state.x += 1
+
+        with pytest.raises(px.UsageError, match="after commit"):
+            reduces_after_commit()
+        with pytest.raises(px.UsageError, match=r"step\.commit"):
+            never_commits()
         return True
 
     assert all(run(2, work))

@@ -41,7 +41,7 @@ __all__ = ["Step", "steps"]
 logger = logging.getLogger("phalanx.elastic")
 
 MOST_RETRIES = 3
-"""How often a step is done again with the same ranks, before its error is raised: nobody was lost, so it will be back."""
+"""How often a step is done again with the same ranks, before its error is raised: with nobody lost, it will be back."""
 
 
 class _TakenBack(Exception):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..checkpoint.local_arrays import Target, held, new_target, target_of
+from ..checkpoint.local_arrays import Target, new_target, target_of
 from ..checkpoint.regions import whole
-from ..checkpoint.tree import ODD_KINDS, has_state, plain_value, take_apart
+from ..checkpoint.tree import ODD_KINDS, has_state, plain_value
 from ..errors import UsageError
+from .tracking import Bytes, Leaf, Part
 
 __all__ = ["Snapshot", "State"]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class State:
@@ -42,7 +40,8 @@ class State:
         if not parts:
             raise UsageError("State() needs at least one part (as in State(model=model, optimizer=optimizer))")
         object.__setattr__(self, "_parts", parts)
-        take_apart(parts)  # names what cannot be kept
+        object.__setattr__(self, "_tracked", {name: Part(name) for name in parts})
+        self._look()  # names what cannot be kept
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,16 +57,15 @@ class State:
     def __repr__(self) -> str:
         return f"State({self._names()})"
 
+    def _look(self) -> Iterator[Part]:
+        """The parts, with their arrays as they are now."""
+        found = list(self._tracked.items())
+        for name, part in found:
+            part.look(self._parts[name])
+        return iter([part for _, part in found])
+
     def _names(self) -> str:
         return ", ".join(self.__dict__.get("_parts", ()))
-
-
-class _Leaf(NamedTuple):
-    """An array of a state, as it was."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    memory: Bytes
 
 
 class Snapshot:
@@ -78,7 +76,7 @@ class Snapshot:
         leaves: The arrays by name.
     """
 
-    def __init__(self, form: Any, leaves: dict[str, _Leaf]) -> None:
+    def __init__(self, form: Any, leaves: dict[str, Leaf]) -> None:
         self._form = form
         self._leaves = leaves
 
@@ -93,28 +91,20 @@ class Snapshot:
         Raises:
             UsageError: A part is neither an array nor plain data nor has a `state_dict`, or is spread over ranks.
         """
-        form, arrays, per_rank = take_apart(state._parts)
-        if per_rank:
-            raise UsageError(
-                f"{next(iter(per_rank))} is a PerRank: the state of an elastic job is the same on all ranks"
-            )
         old = {} if into is None else into._leaves
-        leaves = {}
-        for name, array in arrays.items():
-            found = held(array)
-            if not found.everywhere:
-                raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
-            raw = found.parts[0].memory
-            source = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
-            memory = source
-            if copy:
-                known = old.get(name)
-                memory = (
-                    known.memory if known is not None and known.memory.size == source.size else np.empty_like(source)
-                )
-                np.copyto(memory, source)
-            leaves[name] = _Leaf(found.dtype, found.shape, memory)
-        return cls(form, leaves)
+        form, leaves = [], {}
+        for part in state._look():
+            form.append([part.name, part.form])
+            for name, leaf in part.leaves.items():
+                if not copy:
+                    leaves[name] = leaf
+                    continue
+                kept = old.get(name)
+                if kept is None or kept[:2] != leaf[:2]:
+                    kept = leaf._replace(memory=np.empty_like(leaf.memory))
+                np.copyto(kept.memory, leaf.memory)
+                leaves[name] = kept
+        return cls({"dict": form}, leaves)
 
     def restore(self, state: State) -> None:
         """Makes the state what it was."""
@@ -158,7 +148,7 @@ class Snapshot:
         """A snapshot whose bytes are still to be filled in."""
         form, index = json.loads(head)
         return cls(
-            form, {name: _Leaf(dtype, tuple(shape), np.empty(size, np.uint8)) for name, dtype, shape, size in index}
+            form, {name: Leaf(dtype, tuple(shape), np.empty(size, np.uint8)) for name, dtype, shape, size in index}
         )
 
     def checksum(self) -> int:
