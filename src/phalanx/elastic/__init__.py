@@ -10,8 +10,8 @@ for step in px.elastic.steps(world, state, total=1000):
 ```
 """
 
-from .loop import Step, steps
+from .loop import ElasticStep, steps
 from .sampler import Sampler
 from .state import State
 
-__all__ = ["Sampler", "State", "Step", "steps"]
+__all__ = ["ElasticStep", "Sampler", "State", "steps"]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import LaneBackend
 
-__all__ = ["Step", "steps"]
+__all__ = ["ElasticStep", "steps"]
 
 logger = logging.getLogger("phalanx.elastic")
 
@@ -65,7 +65,7 @@ def steps(
     min_size: int = 1,
     copy: bool = True,
     timeout: float | None = None,
-) -> Iterator[Step]:
+) -> Iterator[ElasticStep]:
     """The steps of a training job that goes on when ranks are lost.
 
     A step that loses a rank is taken back, and comes again with those that are left. In a job of `phalanx run
@@ -113,7 +113,7 @@ def steps(
         loop.close()
 
 
-class Step:
+class ElasticStep:
     """One step, and the ranks that do it."""
 
     def __init__(self, loop: _Loop, group: StepGroup) -> None:
@@ -124,7 +124,7 @@ class Step:
         """The ranks that do this step. It may be another group for each step."""
         self._batch: Any = None
         self._counts: bool | None = None
-        """What `commit` has decided; None if it was not called."""
+        """The decision of `commit`; None if it was not called."""
 
     @property
     def batch(self) -> Any:
@@ -213,15 +213,15 @@ class _Loop:
             if self._copy:
                 self._snapshot = Snapshot.of(self._state)
 
-    def begin(self) -> Step:
+    def begin(self) -> ElasticStep:
         """The next step."""
         assert self._group is not None
         self._group.raises = False
         self._group.loss = None
         self._dirty = True
-        return Step(self, self._group)
+        return ElasticStep(self, self._group)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: ElasticStep) -> None:
         """Ends a step: commits it with the others, or takes it back."""
         group = self._group
         assert group is not None
@@ -244,8 +244,8 @@ class _Loop:
         elif self._news[0]:
             self._let_in()
 
-    def commit(self, step: Step) -> bool:
-        """Votes in the middle of a step. `Step.commit` says what it returns."""
+    def commit(self, step: ElasticStep) -> bool:
+        """Votes in the middle of a step. `ElasticStep.commit` says what it returns."""
         group = step.group
         in_block, group.raises = group.raises, True
         if group.loss is None:
@@ -269,7 +269,7 @@ class _Loop:
             raise _TakenBack
         return step._counts
 
-    def _after_commit(self, step: Step) -> None:
+    def _after_commit(self, step: ElasticStep) -> None:
         """The end of a step that `commit` has committed."""
         group = self._group
         assert group is not None

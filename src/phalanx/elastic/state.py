@@ -1,4 +1,4 @@
-"""What a training job must not lose: models, optimizers, arrays, positions; and copies of it to go back to."""
+"""The state that a training job must not lose: models, optimizers, arrays, positions; and copies of it to go back to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..checkpoint.local_arrays import Target, new_target, target_of
 from ..checkpoint.regions import whole
 from ..checkpoint.tree import ODD_KINDS, has_state, plain_value
 from ..errors import UsageError
-from .tracking import Bytes, Leaf, Part
+from .tracking import Bytes, Leaf, StatePart
 
 __all__ = ["Snapshot", "State"]
 
@@ -30,7 +30,7 @@ class State:
     state.params = update(state.params, gradients)      # JAX
     ```
 
-    If it has a part named `sampler` with `take` and `advance`, as `Sampler` has, that one gives `Step.batch`.
+    If it has a part named `sampler` with `take` and `advance`, as `Sampler` has, that one gives `ElasticStep.batch`.
 
     Raises:
         UsageError: A part is nothing of that; says which.
@@ -40,7 +40,7 @@ class State:
         if not parts:
             raise UsageError("State() needs at least one part (as in State(model=model, optimizer=optimizer))")
         object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_tracked", {name: Part(name) for name in parts})
+        object.__setattr__(self, "_tracked", {name: StatePart(name) for name in parts})
         self._look()  # names what cannot be kept
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ class State:
     def __repr__(self) -> str:
         return f"State({self._names()})"
 
-    def _look(self) -> Iterator[Part]:
+    def _look(self) -> Iterator[StatePart]:
         """The parts, with their arrays as they are now."""
         found = list(self._tracked.items())
         for name, part in found:

@@ -16,7 +16,7 @@ from ..checkpoint.local_arrays import held
 from ..checkpoint.tree import take_apart
 from ..errors import UsageError
 
-__all__ = ["Bytes", "Leaf", "Part"]
+__all__ = ["Bytes", "Leaf", "StatePart"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
     memory: Bytes
 
 
-class Part:
+class StatePart:
     """A part of a state: its form, and its arrays where they lie."""
 
     def __init__(self, name: str) -> None:
