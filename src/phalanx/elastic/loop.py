@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import config
 from ..arguments import as_index
 from ..backends.mesh.backend import MeshBackend
 from ..deadline import Deadline
@@ -62,7 +63,7 @@ def steps(
     state: State,
     *,
     total: int,
-    min_size: int = 1,
+    min_size: int | None = None,
     copy: bool = True,
     timeout: float | None = None,
 ) -> Iterator[ElasticStep]:
@@ -87,7 +88,8 @@ def steps(
         world: The group of all ranks; `step.group` takes its place.
         state: What a step changes. The same on all ranks.
         total: The number of steps.
-        min_size: The fewest ranks that go on. Fewer wait for others to join, as long as `timeout` says.
+        min_size: The fewest ranks that go on: fewer wait for others to join, as long as `timeout` says. Without it,
+            what `phalanx run --elastic` was told, else 1.
         copy: Whether a copy of the state is kept to go back to. False saves the time and memory for it; then each step
             calls `step.commit()`, and changes the state only after that.
         timeout: Seconds that ranks which are alive have to notice a loss, before they are voted out; the group's own if
@@ -101,7 +103,7 @@ def steps(
         UsageError: Two ranks have different states, or a step used its group after `commit`.
     """
     total = as_index(total, "total")
-    min_size = as_index(min_size, "min_size")
+    min_size = config.min_size() if min_size is None else as_index(min_size, "min_size")
     loop = _Loop(world, state, total, min_size, copy, world.timeout if timeout is None else timeout)
     try:
         loop.enter()
@@ -413,7 +415,8 @@ class _Loop:
         if group.rank == holders[0]:
             names = _ranks([group.members[rank] for rank in joined])
             seconds = time.monotonic() - began
-            self._note(f"sent {total / 2**20:.1f} MiB of state to {names} from {len(holders)} ranks in {seconds:.2f} s")
+            what = f"sent {_size(total)} of state to {names}, from {_count(len(holders))}"
+            self._note(f"{what}, in {seconds:.2f} s")
 
     def _say(self, group: StepGroup, before: tuple[int, ...], joined: list[int], holders: list[int]) -> None:
         """One line for each change of the world, by the first rank that has the state."""
@@ -423,9 +426,9 @@ class _Loop:
         changes = [f"without {_ranks(lost)}"] if lost else []
         changes += [f"with {_ranks([group.members[rank] for rank in joined])}"] if joined else []
         seconds = time.monotonic() - self._lost_at
-        size = f"{group.world_size} rank{'s' if group.world_size > 1 else ''}"
+        size = f"{_count(group.world_size)} {'go' if group.world_size > 1 else 'goes'} on"
         what = " and ".join(changes) or "as before"
-        self._note(f"epoch {group.epoch}: {size} go on {what}, at step {self.committed}, after {seconds:.2f} s")
+        self._note(f"epoch {group.epoch}: {size} {what}, at step {self.committed}, after {seconds:.2f} s")
 
     def _note(self, text: str) -> None:
         logger.info("%s", text)
@@ -436,6 +439,14 @@ class _Loop:
         if self._group is not None:
             self._group.committed = False
             self._group.close()
+
+
+def _size(bytes_: int) -> str:
+    return f"{bytes_ / 2**20:.1f} MiB" if bytes_ >= 2**20 else f"{bytes_ / 2**10:.1f} KiB"
+
+
+def _count(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""The state that a training job must not lose: models, optimizers, arrays, positions; and copies of it to go back to."""
+"""The state that a training job must not lose: models, optimizers, arrays, positions; and copies to go back to."""
 
 from __future__ import annotations
 

@@ -140,11 +140,15 @@ class Directory:
         self._elastic = elastic
         self._views = Views(self._is_alive)
         self._told_arrivals = 0
+        self._is_over = False
+        """True once all ranks of an elastic world are lost."""
         self._view_timer: float | None = None
         """When the views that are being asked for are looked at next."""
         self._loss_at: float | None = None
         """When the first rank was lost that the next view of the world will be without."""
-        self._on_change: Callable[[say.Note], None] = lambda _note: None
+        self._notes: list[say.Note] = []
+        """Changes that came before the host asked for them."""
+        self._on_change: Callable[[say.Note], None] = self._notes.append
         self._callbacks: list[Callable[[EndCause], None]] = []
         self._on_launchers: Callable[[int], None] = lambda _count: None
         self._cause: EndCause | None = None
@@ -200,8 +204,15 @@ class Directory:
         self._reactor.call_soon(lambda: self._exit_seen(rank, how))
 
     def on_change(self, callback: Callable[[say.Note], None]) -> None:
-        """Calls back with a line for each change of an elastic world. In the directory's thread."""
-        self._on_change = callback
+        """Calls back with a line for each change of the world, in the directory's thread."""
+
+        def add() -> None:
+            self._on_change = callback
+            notes, self._notes = self._notes, []
+            for note in notes:
+                callback(note)
+
+        self._reactor.call_soon(add)
 
     @property
     def launchers(self) -> int:
@@ -219,8 +230,16 @@ class Directory:
         return self._all_gone.wait(timeout)
 
     def outlive_host(self) -> None:
-        """The host is gone: ends now if no world has formed, else with the last rank. In the directory's thread."""
+        """The host is gone: ends now if no world has formed, else with the last rank. In the directory's thread.
+
+        That of an elastic world ends at once: without its launcher there is nobody to start other ranks. The ranks hear
+        that it is gone, and have the time that the launcher's guardian leaves them.
+        """
         self._orphaned = True
+        if self._elastic:
+            for entry in self._ranks.values():
+                entry.link.close()
+            self._ranks.clear()
         self._check_over()
 
     def await_others(self, host: int, callback: Callable[[], None]) -> None:
@@ -257,7 +276,8 @@ class Directory:
             link.close()
 
     def _admit(self, hello: Hello) -> HandshakeStatus:
-        if hello.world_size != self.world_size:
+        comes_later = self._elastic and hello.role is Role.RANK and hello.rank >= self.world_size
+        if hello.world_size != self.world_size and not comes_later:
             return HandshakeStatus.WORLD_SIZE
         if hello.role is Role.LAUNCHER:
             return HandshakeStatus.OK
@@ -339,6 +359,8 @@ class Directory:
                 self._check_complete(rank)
             else:
                 entry.link.send(self._roster())
+                where = f"process {message.member.pid} on {message.member.hostname}"
+                self._on_change(say.Note(f"rank {rank} has come ({where})", "arrived", rank))
         elif isinstance(message, say.Leaving):
             self._note_leaving(rank)
         elif isinstance(message, say.Leave):
@@ -377,11 +399,11 @@ class Directory:
             with contextlib.suppress(OSError):
                 os.unlink(self._job_file)
         self._tell_all(self._roster())
-        self._on_change(say.Note(f"the world has formed: {self.world_size} ranks"))
+        self._on_change(say.Note(f"the world has formed: {self.world_size} ranks", "formed"))
 
     def _roster(self) -> say.Roster:
         members = [entry.member for _, entry in sorted(self._ranks.items()) if entry.member is not None]
-        return say.Roster(members, self._host_rank, self._elastic)
+        return say.Roster(members, self._host_rank, self._elastic, self.world_size if self._elastic else 0)
 
     def _tell_who_is_missing(self) -> None:
         """Tells all, but not at once: the ranks of a large world come in a burst."""
@@ -406,7 +428,7 @@ class Directory:
         self._gone(rank)
         self._check_all_gone()
         self._check_over()
-        if not self._ranks and not self._one_world:
+        if not self._ranks and not self._one_world and not self._elastic:
             self._begin_again()
 
     def _begin_again(self) -> None:
@@ -454,7 +476,7 @@ class Directory:
         """Tells all of a rank that is lost. An elastic world goes on without it."""
         self._tell_all(say.Lost(cause.rank, cause.reason, cause.traceback))
         if self._elastic:
-            self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}"))
+            self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}", "lost", cause.rank))
         else:
             self._record(cause)
 
@@ -470,8 +492,12 @@ class Directory:
 
     def _check_joinable(self) -> None:
         """Turns those away that wait to join, once all others are done or lost."""
-        if not any(self._is_alive(rank) and not entry.outside for rank, entry in self._ranks.items()):
-            self._carry_out(self._views.end("the others are done or lost, and nobody is left to join"))
+        if any(self._is_alive(rank) and not entry.outside for rank, entry in self._ranks.items()):
+            return
+        self._carry_out(self._views.end("the others are done or lost, and nobody is left to join"))
+        if self._elastic and self._state is _State.FORMED and not self._leaving and not self._is_over:
+            self._is_over = True
+            self._on_change(say.Note("all ranks are lost, and the state of the job with them", "over"))
 
     def _carry_out(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -131,6 +131,8 @@ class Roster(Struct, frozen=True):
     """The rank that the directory ends with, if it has no process of its own."""
     elastic: bool = False
     """True if ranks that are lost may be replaced by others."""
+    size: int = 0
+    """The number of ranks with which an elastic world began; 0 in others."""
 
 
 class Heartbeat(Struct, frozen=True):
@@ -275,6 +277,9 @@ class Note(Struct, frozen=True):
     """A line for the screen of the launcher."""
 
     text: str
+    kind: Literal["formed", "lost", "arrived", "view", "over"] = "view"
+    rank: int | None = None
+    """The rank that was lost or arrived."""
 
 
 class Shutdown(Struct, frozen=True):

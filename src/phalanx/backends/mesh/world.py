@@ -140,6 +140,7 @@ class MeshWorld(ControlPlane):
         roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
         self.roster = {member.rank: member for member in roster.members}
         self.directory_host, self.elastic = roster.host, roster.elastic
+        self.size = roster.size or self.size
         meeting.formed()
 
     @property
