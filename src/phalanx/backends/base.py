@@ -166,6 +166,8 @@ class LaneBackend(Backend):
 
     epoch = 0
     """The number of the view that this backend is, counted from the group that was there first."""
+    owns_world = True
+    """True if closing this backend leaves the world."""
     is_world = False
     """True if this is all of the world: who is voted out of it, is out of the world."""
 

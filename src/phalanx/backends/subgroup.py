@@ -36,6 +36,8 @@ class SubBackend(LaneBackend):
         InvalidRank: A member is not a rank of the parent, or this rank is not a member.
     """
 
+    owns_world = False
+
     def __init__(
         self,
         parent: Backend,

@@ -138,8 +138,16 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         """
         return Group(self._next_view(self._deadline(timeout))[0], _owns_backend=True)
 
-    def _next_view(self, deadline: Deadline, *, minimum: int = 1, joins: bool = False) -> tuple[LaneBackend, View]:
-        """Leaves this group for the next view of it, which the directory decides on."""
+    def _next_view(
+        self, deadline: Deadline, *, minimum: int = 1, joins: bool = False, excluded: Sequence[int] = ()
+    ) -> tuple[LaneBackend, View]:
+        """Leaves this group for the next view of it, which the directory decides on.
+
+        Args:
+            minimum: The fewest members that it may have.
+            joins: Whether ranks that wait may come in.
+            excluded: Ranks of this group that are left out, dead or alive. The same on all that call.
+        """
         if self._closed:
             raise Closed("this group was closed", rank=self._world_rank)
         self._backend.check_usable()
@@ -153,7 +161,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
             Regroup(
                 self._context,
                 self.epoch,
-                list(self.members),
+                [name for rank, name in enumerate(self.members) if rank not in excluded],
                 deadline.remaining(),
                 minimum,
                 joins,
@@ -237,7 +245,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 self._messages.flush(Deadline(self._backend.meeting_timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
-            if self._owns_backend and not isinstance(self._backend, SubBackend):
+            if self._owns_backend and self._backend.owns_world:
                 self._control.announce_leaving()
             self._release()
             self._closers.clear()
@@ -257,7 +265,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
     ) -> None:
         if error is not None:
             add_hint(error, type(self))
-        ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
+        ends_world = self._owns_backend and self._backend.owns_world and not self._closed
         if error is not None and ends_world and not _is_success(error):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()

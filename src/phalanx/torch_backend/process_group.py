@@ -31,6 +31,7 @@ from . import (
     reduce_ops,
     reductions,
     runner,
+    shrinking,
     sparse,
     tensors,
     visible,
@@ -124,7 +125,33 @@ class PhalanxProcessGroup(
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """True if `torch.distributed.shrink_group` works: the world must have a directory that decides."""
+        return shrinking.can_shrink(self.group)
+
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts: Any = None) -> PhalanxProcessGroup:
+        """The group of all ranks but some: what `torch.distributed.shrink_group` asks for.
+
+        Only the others call it. They agree by the directory, so that all get the same group or an error; those that
+        are left out are not waited for.
+
+        Args:
+            ranks_to_exclude: Ranks of this group, most likely those that are lost.
+            shrink_flags: Of no use here: operations under way always end with an error.
+            opts: Of no use here: the new group has this one's options.
+
+        Raises:
+            DistBackendError, DistNetworkError: Another rank was lost meanwhile, or not all that are left called it.
+        """
+        try:
+            group = shrinking.shrink(self.group, ranks_to_exclude, self._runner.default)
+        except PhalanxError as error:
+            raise errors.translated(error) from None
+        made = PhalanxProcessGroup(group, self._store, f"{self._name}:{group.epoch}")
+        made._set_group_desc(f"{self._description}:shrunk")
+        return made
 
     @property
     def _device_types(self) -> list[Any]:
@@ -255,10 +282,10 @@ class PhalanxProcessGroup(
                 rank = group.members[group.rank]
                 reason = PeerLost(rank, "it aborted this process group", rank=rank)
                 group._health.fail(reason)
-                if isinstance(group.backend, SubBackend):
-                    group._control.break_group(group._context, reason)
-                else:
+                if group.backend.owns_world:
                     group.abort("its process group was aborted")
+                else:
+                    group._control.break_group(group._context, reason)
         self.shutdown()
 
 
@@ -282,6 +309,7 @@ _MODULES = (
     reduce_ops,
     reductions,
     runner,
+    shrinking,
     sparse,
     tensors,
     visible,

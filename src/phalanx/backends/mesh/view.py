@@ -19,7 +19,7 @@ __all__ = ["ViewBackend"]
 
 
 class ViewBackend(LaneBackend):
-    """The members of a view, in its order. Closing it closes its lanes, not the world.
+    """The members of a view, in its order. Closing it closes its lanes, and the world only after `own_world`.
 
     Its context is derived from the view, and every channel and segment belongs to one context: a message of an earlier
     epoch finds nobody here.
@@ -29,6 +29,8 @@ class ViewBackend(LaneBackend):
         view: As the directory decided.
         is_world: Whether these are all ranks of the world.
     """
+
+    owns_world = False
 
     def __init__(self, root: LaneBackend, world: MeshWorld, view: View, *, is_world: bool) -> None:
         self._root = root
@@ -64,6 +66,12 @@ class ViewBackend(LaneBackend):
         self.check_usable()
         return self._root.next_view(request)
 
+    def own_world(self) -> None:
+        """From now on, closing this backend leaves the world, and dropping the first one does not."""
+        self.owns_world = True
+
     def _close(self) -> None:
         for lane in list(self._lanes):  # of groups that outlive their backend
             lane.close()
+        if self.owns_world:
+            self._root.close()
