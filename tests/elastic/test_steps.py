@@ -203,3 +203,25 @@ def test_too_few_ranks_wait_and_say_so() -> None:
         return "went on"
 
     assert "1 of at least 2 ranks are left" in run(2, work, may_die=[1])[0]
+
+
+def test_a_stopped_rank_is_voted_out_and_nothing_of_it_reaches_the_others() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1000), world.rank
+        state = elastic.State(x=x)
+        try:
+            for step in elastic.steps(world, state, total=30, timeout=1.0):
+                with step:
+                    part = np.ones(1000)
+                    if step.number == 5 and rank == 1:
+                        faults.stop_self(4.0)
+                    step.group.all_reduce(part, timeout=0.5)
+                    x += part
+        except px.Evicted as error:
+            return "evicted", str(error)
+        return x[0], step.group.members
+
+    results = run(3, work)
+    assert results[0] == results[2] == (5 * 3 + 25 * 2, (0, 2))
+    assert results[1][0] == "evicted"
+    assert "did not answer in time" in results[1][1]
