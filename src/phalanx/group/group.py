@@ -182,7 +182,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 self._control.announce_leaving()
             self._release()
             self._closers.clear()
-            self._fast_path = self._engine = None  # gives the segment back
+            self._fast_path = self._engine = self._device_engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
         if isinstance(self._health.cause, Desync) and not self._told:
