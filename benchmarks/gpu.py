@@ -4,7 +4,7 @@
         [--contenders phalanx torch-phalanx gloo symmetric] [--seconds 0.3] [--load]
 
 Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
-timed. `--load` keeps a kernel of each rank running on another stream. NCCL is not here: it refuses two ranks on one GPU.
+timed. `--load` keeps a kernel of each rank running on another stream. NCCL refuses two ranks on one GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from typing import Any
@@ -52,6 +51,7 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
     torch.cuda.set_device(0)
     backend = {"torch-phalanx": "phalanx"}.get(contender, "gloo")
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    close = dist.barrier
     if contender == "phalanx":
         import phalanx as px
 
@@ -65,7 +65,7 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
         dist.broadcast_object_list(port)
         os.environ["MASTER_PORT"] = str(port[0])
         group = px.init()
-        calls = of_group(group)
+        calls, close = of_group(group), group.close
     else:
         calls = of_symmetric() if contender == "symmetric" else of_torch()
     stop = Load() if arguments.load else None
@@ -81,7 +81,7 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
             json.dump(rows, file)
     torch.cuda.synchronize()
     if contender == "phalanx":
-        group.close()
+        close()
     dist.destroy_process_group()
 
 
@@ -189,4 +189,4 @@ def of_symmetric() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -116,6 +116,9 @@ class FakeDriver:
     def is_capturing(self, stream: int) -> bool:
         return stream in self.capturing
 
+    def is_idle(self, stream: int) -> bool:
+        return stream not in self.held_streams
+
     def new_event(self) -> int:
         assert self._contexts
         return next(self._numbers)

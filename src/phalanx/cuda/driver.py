@@ -49,6 +49,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
     "cuStreamCreateWithPriority": (_POINTER, _UINT, _INT),
     "cuStreamDestroy_v2": (_POINTER,),
+    "cuStreamQuery": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _UINT),
     "cuEventCreate": (_POINTER, _UINT),
@@ -273,6 +274,17 @@ class CudaDriver:
         if code and code not in _CAPTURES:
             self._fail("cuStreamIsCapturing", code)
         return bool(code or status.value)
+
+    def is_idle(self, stream: int) -> bool:
+        """True if a stream has done all that was put on it.
+
+        Raises:
+            CudaError: Something of it has failed, perhaps a kernel of the program's.
+        """
+        code = self._library.cuStreamQuery(stream)
+        if code and code != _NOT_READY:
+            self._fail("cuStreamQuery", code)
+        return not code
 
     def new_event(self) -> int:
         """A mark that can be put on a stream."""

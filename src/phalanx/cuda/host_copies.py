@@ -12,7 +12,7 @@ from ..deadline import Deadline
 from ..errors import Timeout
 from .arrays import DeviceArray
 from .driver import CudaDriver, driver
-from .waiting import Mark
+from .waiting import wait_for_stream
 
 __all__ = ["HostCopies", "host_copies", "read", "write"]
 
@@ -37,8 +37,7 @@ class HostCopies:
             return True
         with self.driver.using(self.device):
             self.driver.copy_to_host(_address(host), array.address, array.nbytes, self.stream)
-            done = Mark(self.driver, self.device, self.stream)
-        return done.wait(deadline)
+            return wait_for_stream(self.driver, self.stream, deadline)
 
     def store(self, host: npt.NDArray[Any], array: DeviceArray, deadline: Deadline) -> bool:
         """The reverse."""
@@ -48,8 +47,7 @@ class HostCopies:
             return True
         with self.driver.using(self.device):
             self.driver.copy_to_device(array.address, _address(host), array.nbytes, self.stream)
-            done = Mark(self.driver, self.device, self.stream)
-        return done.wait(deadline)
+            return wait_for_stream(self.driver, self.stream, deadline)
 
 
 def _address(host: npt.NDArray[Any]) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from ..deadline import Deadline
 from ..errors import UsageError
 from .driver import CudaDriver, driver
 
-__all__ = ["Mark", "mark"]
+__all__ = ["Mark", "mark", "wait_for_stream"]
 
 LOOKS = 400
 """Looks without a pause. One takes about a microsecond, and most of what is waited for is short."""
@@ -22,21 +22,26 @@ _free: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
 
 
 class Mark:
-    """A place in a stream, behind all that was put on it before."""
+    """A place in a stream, behind all that was put on it before.
 
-    __slots__ = ("_driver", "_event", "_pool")
+    If the stream is idle, there is nothing to wait for, and nothing is put on it: while other processes use the GPU,
+    even a mark has to wait for this one's turn, which takes longer than most collectives.
+    """
+
+    __slots__ = ("_device", "_driver", "_event", "_pool")
 
     def __init__(self, known: CudaDriver, device: int, stream: int) -> None:
         self._driver = known
+        self._device = device
         self._pool = _free[id(known), device]
-        try:
-            self._event = self._pool.pop()
-        except IndexError:
-            self._event = known.new_event()
-        known.record(self._event, stream)
+        self._event = 0
+        if not known.is_idle(stream):
+            event = self._pool.pop() if self._pool else known.new_event()
+            known.record(event, stream)
+            self._event = event
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it could not be made
+        if getattr(self, "_event", 0):
             self._pool.append(self._event)  # one that is still on a stream can be put on another
 
     def wait(self, deadline: Deadline) -> bool:
@@ -45,17 +50,32 @@ class Mark:
         Raises:
             CudaError: Something before it has failed.
         """
-        is_done, event = self._driver.is_done, self._event
-        for _ in range(LOOKS):
-            if is_done(event):
-                return True
-        pause = PAUSE
-        while not is_done(event):
-            if deadline.expired:
-                return False
-            time.sleep(min(pause, max(deadline.remaining(), 0.0)))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return True
+        if not self._event:
+            return True
+        with self._driver.using(self._device):
+            return _wait(self._driver.is_done, self._event, deadline)
+
+
+def wait_for_stream(known: CudaDriver, stream: int, deadline: Deadline) -> bool:
+    """Waits until a stream of Phalanx's own has done all that was put on it; False if the deadline passed before.
+
+    Raises:
+        CudaError: Something of it has failed.
+    """
+    return _wait(known.is_idle, stream, deadline)
+
+
+def _wait(is_over: Callable[[int], bool], what: int, deadline: Deadline) -> bool:
+    for _ in range(LOOKS):
+        if is_over(what):
+            return True
+    pause = PAUSE
+    while not is_over(what):
+        if deadline.expired:
+            return False
+        time.sleep(min(pause, max(deadline.remaining(), 0.0)))
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return True
 
 
 def mark(device: int, stream: int) -> Mark:

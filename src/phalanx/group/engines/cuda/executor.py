@@ -24,7 +24,7 @@ from ....cuda.driver import CudaDriver, CudaError
 from ....cuda.kernels.loaded import Kernels, kernels_of
 from ....cuda.kernels.plan import Piece, moves
 from ....cuda.shared import REFERENCE_BYTES, Exports, Imports, MemoryReference
-from ....cuda.waiting import Mark
+from ....cuda.waiting import wait_for_stream
 from ....deadline import Deadline
 from ...data.reduction import Reduction
 from ...outcomes import DeadlinePassed
@@ -145,8 +145,8 @@ class Executor:
             with self._flight.kernel():
                 began = time.monotonic()
                 self._launch(self._kernels, plan(*columns), arrays[0], reduction)
-                done = Mark(self._driver, self._device, self._stream)
-                in_time = done.wait(running.deadline) or done.wait(Deadline(KERNEL_WAIT))
+                late = Deadline(running.deadline.remaining() + KERNEL_WAIT)
+                in_time = wait_for_stream(self._driver, self._stream, late)
                 seconds = time.monotonic() - began
         if not in_time:
             raise DeadlinePassed([EXECUTOR])
