@@ -126,10 +126,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
                 load.add()
             before = time.perf_counter()
             call()
-            if load is None:
-                torch.cuda.synchronize()
-            else:
-                torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()  # not all of the GPU, which other processes use
             times.append(time.perf_counter() - before)
         over = torch.tensor([time.perf_counter() - begin > seconds or len(times) > 3000], dtype=torch.int32)
         dist.all_reduce(over, dist.ReduceOp.MAX)

@@ -80,6 +80,12 @@ class FakeDriver:
         _, fd, _, _ = self._memory.pop(address)
         os.close(fd)
 
+    def buffer_id(self, address: int) -> int:
+        try:
+            return self.memory_at(address).buffer_id
+        except CudaError:
+            return 0
+
     def memory_at(self, address: int) -> DeviceMemory:
         for base, (_, _, size, number) in self._memory.items():
             if base <= address < base + max(size, 1):
@@ -189,15 +195,17 @@ def _at(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype)
 
 
-class FakeArray:
-    """An array in that memory, with the CUDA array interface."""
+class DriverArray:
+    """An array in the memory of the driver's GPU, with the CUDA array interface. Also for a real driver."""
 
     def __init__(self, values: Any, *, stream: int | None = None, at: int | None = None) -> None:
         values = np.ascontiguousarray(values)
         self.shape, self.dtype, self.stream = values.shape, values.dtype, stream
-        self.address = driver_module.driver().allocate(values.nbytes) if at is None else at
+        self._driver = driver_module.driver()
+        with self._driver.using(0):
+            self.address = self._driver.allocate(values.nbytes) if at is None else at
         self.read_only = False
-        _at(self.address, values.size, values.dtype)[:] = values.reshape(-1)
+        self.fill(values)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -210,10 +218,22 @@ class FakeArray:
             "stream": self.stream,
         }
 
+    def fill(self, values: Any) -> None:
+        """Gives it other values."""
+        values = np.ascontiguousarray(np.broadcast_to(values, self.shape), self.dtype)
+        with self._driver.using(0):
+            self._driver.copy_to_device(self.address, values.__array_interface__["data"][0], values.nbytes, 0)
+            while not self._driver.is_idle(0):
+                pass
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Its values."""
-        count = int(np.prod(self.shape, dtype=np.int64))
-        return _at(self.address, count, self.dtype).reshape(self.shape).copy()
+        values = np.empty(self.shape, self.dtype)
+        with self._driver.using(0):
+            self._driver.copy_to_host(values.__array_interface__["data"][0], self.address, values.nbytes, 0)
+            while not self._driver.is_idle(0):
+                pass
+        return values
 
 
 def install(**options: Any) -> FakeDriver:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cuda.fake import FakeArray, FakeDriver, install
+from tests.cuda.fake import DriverArray, FakeDriver, install
 
 import phalanx as px
 from phalanx import _native
@@ -45,62 +45,64 @@ def all_verbs(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
     wrong = []
 
     def check(what: str, found: Any, expected: Any) -> None:
-        if not np.array_equal(found.numpy() if isinstance(found, FakeArray) else found, expected):
+        if not np.array_equal(found.numpy() if isinstance(found, DriverArray) else found, expected):
             wrong.append(what)
 
     every = [values(r, count * size) for r in range(size)]
     for op in ("sum", "mean", "prod", "min", "max"):
-        x, host = FakeArray(every[rank]), every[rank].copy()
+        x, host = DriverArray(every[rank]), every[rank].copy()
         assert group.all_reduce(x, op) is x
         check(f"all_reduce {op}", x, group.all_reduce(host, op))
-    x = FakeArray(every[rank])
+    x = DriverArray(every[rank])
     group.reduce(x, 1)
     check("reduce", x, group.reduce(every[rank].copy(), 1))
-    x = FakeArray(every[rank])
+    x = DriverArray(every[rank])
     group.broadcast(x, 1)
     check("broadcast", x, every[1])
-    out = FakeArray(np.zeros(count, np.float32))
-    group.reduce_scatter(FakeArray(every[rank]), "sum", out)
+    out = DriverArray(np.zeros(count, np.float32))
+    group.reduce_scatter(DriverArray(every[rank]), "sum", out)
     check("reduce_scatter", out, group.reduce_scatter(every[rank]))
     part = values(rank, count)
     parts = [values(r, count) for r in range(size)]
-    out = FakeArray(np.zeros(count * size, np.float32))
-    assert group.all_gather(FakeArray(part), out) is out
+    out = DriverArray(np.zeros(count * size, np.float32))
+    assert group.all_gather(DriverArray(part), out) is out
     check("all_gather", out, np.concatenate(parts))
-    whole = FakeArray(np.zeros(count * size, np.float32))
-    mine = FakeArray(part, at=whole.address + rank * part.nbytes)
+    whole = DriverArray(np.zeros(count * size, np.float32))
+    mine = DriverArray(part, at=whole.address + rank * part.nbytes)
     group.all_gather(mine, whole)
     check("all_gather in place", whole, np.concatenate(parts))
-    out = FakeArray(np.zeros(count * size, np.float32)) if rank == 0 else None
-    group.gather(FakeArray(part), 0, out)
+    out = DriverArray(np.zeros(count * size, np.float32)) if rank == 0 else None
+    group.gather(DriverArray(part), 0, out)
     if out is not None:
         check("gather", out, np.concatenate(parts))
-    out = FakeArray(np.zeros(count, np.float32))
-    group.scatter(FakeArray(every[0]) if rank == 0 else None, 0, out)
+    out = DriverArray(np.zeros(count, np.float32))
+    group.scatter(DriverArray(every[0]) if rank == 0 else None, 0, out)
     check("scatter", out, np.split(every[0], size)[rank])
-    out = FakeArray(np.zeros(count * size, np.float32))
-    group.all_to_all(FakeArray(every[rank]), out)
+    out = DriverArray(np.zeros(count * size, np.float32))
+    group.all_to_all(DriverArray(every[rank]), out)
     check("all_to_all", out, np.concatenate([np.split(e, size)[rank] for e in every]))
     counts = [count + r for r in range(size)]
-    out = FakeArray(np.zeros(sum(counts), np.float32))
-    group.all_gather(FakeArray(values(rank, counts[rank])), out, counts=counts)
+    out = DriverArray(np.zeros(sum(counts), np.float32))
+    group.all_gather(DriverArray(values(rank, counts[rank])), out, counts=counts)
     check("all_gather counts", out, np.concatenate([values(r, c) for r, c in enumerate(counts)]))
-    out = FakeArray(np.zeros(sum(counts), np.float32))
-    group.all_gather(FakeArray(values(rank, counts[rank])), out, counts="auto")
+    out = DriverArray(np.zeros(sum(counts), np.float32))
+    group.all_gather(DriverArray(values(rank, counts[rank])), out, counts="auto")
     check("all_gather auto", out, np.concatenate([values(r, c) for r, c in enumerate(counts)]))
-    out = FakeArray(np.zeros(counts[rank], np.float32))
-    group.scatter(FakeArray(values(0, sum(counts))) if rank == 0 else None, 0, out, counts=counts)
+    out = DriverArray(np.zeros(counts[rank], np.float32))
+    group.scatter(DriverArray(values(0, sum(counts))) if rank == 0 else None, 0, out, counts=counts)
     check("scatter counts", out, np.split(values(0, sum(counts)), np.cumsum(counts)[:-1])[rank])
     sending = [(rank + other) % 3 * count for other in range(size)]
     receiving = [(rank + other) % 3 * count for other in range(size)]
-    out = FakeArray(np.zeros(sum(receiving), np.int16))
-    group.all_to_all(FakeArray(np.full(sum(sending), rank, np.int16)), out, send_counts=sending, recv_counts=receiving)
+    out = DriverArray(np.zeros(sum(receiving), np.int16))
+    group.all_to_all(
+        DriverArray(np.full(sum(sending), rank, np.int16)), out, send_counts=sending, recv_counts=receiving
+    )
     check("all_to_all counts", out, np.repeat(np.arange(size, dtype=np.int16), receiving))
-    x, y = FakeArray(every[rank]), FakeArray(values(rank, 5, np.int32))
+    x, y = DriverArray(every[rank]), DriverArray(values(rank, 5, np.int32))
     group.all_reduce_many([x, y], "max")
     check("all_reduce_many", x, np.max(every, axis=0))
     check("all_reduce_many", y, np.max([values(r, 5, np.int32) for r in range(size)], axis=0))
-    x = FakeArray(every[rank])
+    x = DriverArray(every[rank])
     group.scan(x)
     check("scan", x, group.scan(every[rank].copy()))
     found, where = group.argmax(every[rank])
@@ -108,12 +110,12 @@ def all_verbs(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
     check("argmax", found, expected)
     check("argmax", where, there)
     if rank == 0:
-        group.send(FakeArray(part), 1)
+        group.send(DriverArray(part), 1)
     elif rank == 1:
-        x = FakeArray(np.zeros(count, np.float32))
+        x = DriverArray(np.zeros(count, np.float32))
         assert group.recv(x, 0) is x
         check("recv", x, parts[0])
-    x = FakeArray(every[rank])
+    x = DriverArray(every[rank])
     work = group.all_reduce(x, async_op=True)
     assert work.wait() is x
     check("async", x, group.all_reduce(every[rank].copy()))
@@ -131,7 +133,7 @@ def test_the_executor_does_it() -> None:
     """Rank 0 launches the kernels, and opens the memory of each other rank once."""
 
     def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int]:
-        x = FakeArray(np.ones(LONG, np.float32))
+        x = DriverArray(np.ones(LONG, np.float32))
         for _ in range(3):
             group.all_reduce(x)
         assert x.numpy()[-1] == 8
@@ -153,7 +155,7 @@ def test_dtypes(dtype: str) -> None:
         mine = values(group.rank, 2 * LONG).astype(storage)
         wrong = []
         for op in _native.valid_ops(dtype):
-            x, host = FakeArray(mine), mine.copy()
+            x, host = DriverArray(mine), mine.copy()
             group.all_reduce(x, op)
             group.all_reduce(host, op)
             if x.numpy().tobytes() != host.tobytes():
@@ -168,7 +170,7 @@ def test_dtypes(dtype: str) -> None:
 def test_memory_that_was_replaced_is_closed() -> None:
     def body(group: px.Group, fake: FakeDriver) -> int:
         for _ in range(3):
-            x = FakeArray(np.ones(LONG, np.float32))
+            x = DriverArray(np.ones(LONG, np.float32))
             group.all_reduce(x)
             assert x.numpy()[0] == 2
             fake.free(x.address)
@@ -182,7 +184,7 @@ def test_memory_that_was_replaced_is_closed() -> None:
 def test_host_and_gpu_do_not_mix() -> None:
     def body(group: px.Group, fake: FakeDriver) -> str:
         group.barrier()
-        mine = FakeArray(np.ones(4, np.float32))
+        mine = DriverArray(np.ones(4, np.float32))
         x: Any = mine if group.rank else np.ones(4, np.float32)
         try:
             group.all_reduce(x)
@@ -200,7 +202,7 @@ def test_host_and_gpu_do_not_mix() -> None:
 def test_refusals() -> None:
     def body(group: px.Group) -> None:
         fake = install()
-        x = FakeArray(np.ones(4, np.float32), stream=5)
+        x = DriverArray(np.ones(4, np.float32), stream=5)
         fake.capturing.add(5)
         with pytest.raises(UsageError, match="CUDA graph"):
             group.all_reduce(x)
@@ -210,7 +212,7 @@ def test_refusals() -> None:
         with pytest.raises(UnsupportedOp):
             group.all_reduce(x, "bor")
         with pytest.raises(UsageError, match="x and out overlap"):
-            group.all_to_all(FakeArray(x.numpy()[:2], at=x.address + 4), FakeArray(x.numpy()[:2], at=x.address))
+            group.all_to_all(DriverArray(x.numpy()[:2], at=x.address + 4), DriverArray(x.numpy()[:2], at=x.address))
 
     run_ranks(1, body, backend="simulated")
 
@@ -222,7 +224,7 @@ def test_a_stream_that_does_not_end() -> None:
         fake = install()
         fake.held_streams.add(7)
         group.barrier()
-        x = FakeArray(np.ones(LONG, np.float32), stream=7 if group.rank else 5)
+        x = DriverArray(np.ones(LONG, np.float32), stream=7 if group.rank else 5)
         try:
             group.all_reduce(x, timeout=0.5)
         except px.Timeout as error:

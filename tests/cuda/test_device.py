@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cuda.gpu import needs_gpu
 
 import phalanx as px
 from phalanx.testing import run_ranks
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use")
+pytestmark = needs_gpu
 
 SIZES = [1, 1000, 100_003, 4 << 20]
 DTYPES = [

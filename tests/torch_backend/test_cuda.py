@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.cuda.gpu import needs_gpu
 from tests.torch_backend.support import all_gather_single, reduce_scatter_single, together
 from torch import nn
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use")
+pytestmark = needs_gpu
 
 
 def tensor(count: int, *, rank: int | None = None, dtype: Any = torch.float32) -> Any:

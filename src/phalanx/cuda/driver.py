@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import BackendUnavailable, PhalanxError
@@ -36,8 +35,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetName": (_POINTER, _INT, _INT),
     "cuDeviceGetUuid_v2": (_POINTER, _INT),
     "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
+    "cuCtxGetCurrent": (_POINTER,),
     "cuCtxPushCurrent_v2": (_POINTER,),
     "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuPointerGetAttribute": (_POINTER, _INT, _ADDRESS),
     "cuPointerGetAttributes": (_UINT, _POINTER, _POINTER, _ADDRESS),
     "cuMemAlloc_v2": (_POINTER, _SIZE),
     "cuMemFree_v2": (_ADDRESS,),
@@ -118,6 +119,30 @@ class _Copy2D(ctypes.Structure):
     ]
 
 
+class _Using(contextlib.AbstractContextManager[None]):
+    """A context that is the thread's current one for a while. It nearly always is already."""
+
+    __slots__ = ("_context", "_library", "_pushed")
+
+    def __init__(self, library: ctypes.CDLL, context: int) -> None:
+        self._library = library
+        self._context = context
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        current = ctypes.c_void_p()
+        self._library.cuCtxGetCurrent(ctypes.byref(current))
+        if current.value != self._context:
+            code = self._library.cuCtxPushCurrent_v2(self._context)
+            if code:
+                raise CudaError("cuCtxPushCurrent", code, "")
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
 class CudaDriver:
     """The driver of this machine's GPUs.
 
@@ -181,20 +206,22 @@ class CudaDriver:
         self._call("cuDeviceGetUuid_v2", uuid, self._made(_INT, "cuDeviceGet", device))
         return uuid.raw
 
-    @contextlib.contextmanager
-    def using(self, device: int) -> Iterator[None]:
+    def using(self, device: int) -> contextlib.AbstractContextManager[None]:
         """Makes a GPU the current one of this thread. Its context is the one that all libraries share."""
-        with self._lock:
-            if device not in self._contexts:
+        context = self._contexts.get(device)
+        if context is None:
+            with self._lock:
                 handle = self._made(_INT, "cuDeviceGet", device)
-                self._contexts[device] = self._made(_POINTER, "cuDevicePrimaryCtxRetain", handle)
-        self._call("cuCtxPushCurrent_v2", self._contexts[device])
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+                context = self._contexts[device] = self._made(_POINTER, "cuDevicePrimaryCtxRetain", handle)
+        return _Using(self._library, context)
 
     # -- memory --------------------------------------------------------------------------------------------------------
+
+    def buffer_id(self, address: int) -> int:
+        """The number of the allocation that an address belongs to; 0 if there is none."""
+        found = _ADDRESS()
+        code = self._library.cuPointerGetAttribute(ctypes.byref(found), _BUFFER_ID, address)
+        return 0 if code else found.value
 
     def memory_at(self, address: int) -> DeviceMemory:
         """The memory that an address belongs to.

@@ -44,25 +44,25 @@ class Exports:
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
-        self._handles: dict[int, bytes] = {}
-        """By buffer id; empty if the allocation has none."""
+        self._known: dict[int, MemoryReference] = {}
+        """A reference to each allocation, by its buffer id."""
 
     def reference(self, array: DeviceArray) -> MemoryReference:
         """A reference to an array; one without a size if other processes cannot open its memory."""
-        try:
+        number = self._driver.buffer_id(array.address)
+        whole = self._known.get(number)
+        if whole is None:
+            whole = self._known[number] = self._export(array)
+        return whole._replace(offset=array.address - whole.base) if whole.size else whole
+
+    def _export(self, array: DeviceArray) -> MemoryReference:
+        """A reference to the whole allocation of an array."""
+        with contextlib.suppress(CudaError), self._driver.using(array.device):
             memory = self._driver.memory_at(array.address)
-        except CudaError:
-            return MemoryReference()
-        handle = self._handles.get(memory.buffer_id)
-        if handle is None:
-            handle = b""
             if memory.can_export:
-                with contextlib.suppress(CudaError), self._driver.using(array.device):
-                    handle = self._driver.export(memory.base)
-            self._handles[memory.buffer_id] = handle
-        if not handle:
-            return MemoryReference()
-        return MemoryReference(memory.buffer_id, memory.base, memory.size, array.address - memory.base, handle)
+                handle = self._driver.export(memory.base)
+                return MemoryReference(memory.buffer_id, memory.base, memory.size, 0, handle)
+        return MemoryReference()
 
 
 class Imports:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -198,14 +198,20 @@ def has_gpu_arrays() -> bool:
     return "phalanx.cuda.arrays" in sys.modules
 
 
-def _adapt_device(x: Any, write: bool) -> Adapted:
+@cache
+def _device_arrays() -> Any:
     from ...cuda import arrays  # most programs have no GPU
 
-    def adapted(found: arrays.OnDevice) -> Adapted:
-        library = f"{found.library}{ON_GPU}"
-        return Adapted(found.array, found.dtype, library, found.finish, lambda shape: adapted(found.empty(shape)))
+    return arrays
 
-    return adapted(arrays.device_array(x, write=write))
+
+def _adapt_device(x: Any, write: bool) -> Adapted:
+    return _adapted(_device_arrays().device_array(x, write=write))
+
+
+def _adapted(found: Any) -> Adapted:
+    library = f"{found.library}{ON_GPU}"
+    return Adapted(found.array, found.dtype, library, found.finish, lambda shape: _adapted(found.empty(shape)))
 
 
 def adapt_out(out: Any, *, on_host: bool = False) -> Adapted:
@@ -410,12 +416,9 @@ def make(description: Description, array: npt.NDArray[Any]) -> Any:
     """The array that a message described, of the sender's library where this rank can have it."""
     library, on_device, _ = description.library.partition(ON_GPU)
     if on_device:
-        if has_gpu_arrays() or library in sys.modules:
-            from ...cuda import arrays
-
-            made = arrays.make_on_device(library, array, description.dtype)
-            if made is not None:
-                return made
+        made = _device_arrays().make_on_device(library, array, description.dtype) if library in sys.modules else None
+        if made is not None:
+            return made
         description = Description(description.dtype, description.shape, library)
     if description.library == "torch":
         return _make_torch(description, array)

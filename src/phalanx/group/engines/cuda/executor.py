@@ -12,9 +12,11 @@ A rank that fails in between first makes sure that no kernel will write to its m
 
 from __future__ import annotations
 
+import functools
 import struct
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -86,12 +88,15 @@ class Executor:
         for array in arrays:
             if not array.ready.wait(running.deadline):
                 raise DeadlinePassed([self._host.rank])
-        mine = b"".join(self._reference(array).pack() for array in arrays)
+        mine = self._reference(source).pack()
+        mine += mine if target is None else self._reference(target).pack()
         try:
-            told = self._tell(running, mine)
-            outcome = np.zeros(_OUTCOME.size, np.uint8)
+            size, length = self._host.size, len(mine)
+            table = np.empty(size * length, np.uint8)
+            self._host.all_gather(running, np.frombuffer(mine, np.uint8), table, [length] * size)
+            outcome = np.empty(_OUTCOME.size, np.uint8)
             if self._host.rank == EXECUTOR:
-                words = self._execute(running, arrays, told, plan, reduction)
+                words = self._execute(running, arrays, _references(table.tobytes(), size), plan, reduction)
                 outcome[:] = np.frombuffer(words, np.uint8)
             self._host.broadcast(running, outcome, EXECUTOR)
         except BaseException:
@@ -108,17 +113,6 @@ class Executor:
         if not array.nbytes:
             return MemoryReference(size=1)  # there is nothing to open
         return self._exports.reference(array)
-
-    def _tell(self, running: RunningCollective, mine: bytes) -> list[list[MemoryReference]]:
-        """What each rank refers to."""
-        size, length = self._host.size, len(mine)
-        table = np.zeros(size * length, np.uint8)
-        self._host.all_gather(running, np.frombuffer(mine, np.uint8), table, [length] * size)
-        words, each = table.tobytes(), REFERENCE_BYTES
-        return [
-            [MemoryReference.unpack(words[at : at + each]) for at in range(rank * length, (rank + 1) * length, each)]
-            for rank in range(size)
-        ]
 
     def _execute(
         self,
@@ -163,7 +157,7 @@ class Executor:
             kernels.combine(dtype, width, wider, 0, 1.0, self._stream)
             return
         divisor = float(self._host.size) if reduction.name == "mean" else 1.0
-        dtype = reduction.dtype or like.dtype.name
+        dtype = reduction.dtype or _name_of(like.dtype)
         kernels.combine(dtype, like.itemsize, pieces, op_code(reduction.step), divisor, self._stream)
 
     def close(self) -> None:
@@ -174,3 +168,14 @@ class Executor:
                 self._driver.end_stream(self._stream)
             self._stream = 0
         self._flight.close()
+
+
+def _references(table: bytes, size: int) -> list[list[MemoryReference]]:
+    """The references to each rank's source and target."""
+    found = [MemoryReference.unpack(table[at : at + REFERENCE_BYTES]) for at in range(0, len(table), REFERENCE_BYTES)]
+    return [found[2 * rank : 2 * rank + 2] for rank in range(size)]
+
+
+@functools.lru_cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)  # which NumPy puts together each time

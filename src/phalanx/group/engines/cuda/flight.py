@@ -24,7 +24,7 @@ __all__ = ["Flight"]
 logger = logging.getLogger("phalanx.group")
 
 SIZE = 4096
-PATIENCE = 5.0
+PATIENCE = 1.0
 """Seconds that a rank waits for a kernel to end. It takes some milliseconds at most, unless its process is stopped."""
 PAUSE = 200e-6
 _WORD = NONCE_BYTES
