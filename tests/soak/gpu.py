@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from tests.cuda.fake import DriverArray, install
+from tests.gpu.fake import DriverArray, install
 
 import phalanx as px
 from phalanx.testing import run_ranks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.cuda.gpu import needs_gpu
+from tests.gpu.gpu import needs_gpu
 from tests.torch_backend.support import all_gather_single, reduce_scatter_single, together
 from torch import nn
 

@@ -6,6 +6,7 @@ Nothing is imported here: an array of torch can only come from a program that ha
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class DeviceArray:
         clone: Makes a copy of the owner, on the GPU.
     """
 
-    __slots__ = ("_clone", "address", "device", "dtype", "owner", "ready", "shape")
+    __slots__ = ("_clone", "address", "device", "dtype", "nbytes", "owner", "ready", "shape", "size")
 
     def __init__(
         self,
@@ -51,7 +52,10 @@ class DeviceArray:
     ) -> None:
         self.address = address
         self.shape = shape
+        self.size = math.prod(shape)
+        """The number of elements."""
         self.dtype = dtype
+        self.nbytes = self.size * dtype.itemsize
         self.device = device
         self.ready = ready
         self.owner = owner
@@ -63,19 +67,9 @@ class DeviceArray:
         return len(self.shape)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def reshape(self, shape: int) -> DeviceArray:
         """All elements in one dim; nothing else is asked for."""
@@ -194,10 +188,10 @@ _TORCH_ONLY = frozenset(
 def _of_torch(torch: Any, x: Any, write: bool) -> OnDevice:
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         raise UnsupportedArray("a sparse, nested or quantized tensor cannot be sent (make it dense first)")
-    dtype, storage = _torch_dtype(torch, x.dtype)
+    dtype, storage = _torch_dtype(x.dtype)
     plain = x.detach()
     is_view = plain.is_conj() or plain.is_neg()
-    stream = torch.cuda.current_stream(plain.device)
+    stream = torch._C._cuda_getCurrentRawStream(plain.get_device())
     if plain.is_contiguous() and not is_view:
         return _torch_memory(torch, plain, dtype, storage, stream, lambda: x)
     if write and any(step == 0 and length > 1 for step, length in zip(plain.stride(), plain.shape, strict=True)):
@@ -205,7 +199,7 @@ def _of_torch(torch: Any, x: Any, write: bool) -> OnDevice:
     copy = plain.resolve_conj().resolve_neg().contiguous()
 
     def write_back() -> Any:
-        with torch.cuda.stream(stream):
+        with _torch_stream(torch, plain, stream):
             plain.copy_(copy)
         return x
 
@@ -213,26 +207,34 @@ def _of_torch(torch: Any, x: Any, write: bool) -> OnDevice:
 
 
 def _torch_memory(
-    torch: Any, tensor: Any, dtype: str, storage: np.dtype[Any], stream: Any, finish: Callable[[], Any]
+    torch: Any, tensor: Any, dtype: str, storage: np.dtype[Any], stream: int, finish: Callable[[], Any]
 ) -> OnDevice:
     def clone() -> DeviceArray:
-        with torch.cuda.stream(stream):
+        with _torch_stream(torch, tensor, stream):
             return _torch_memory(torch, tensor.clone(), dtype, storage, stream, finish).array
 
     def empty(shape: tuple[int, ...]) -> OnDevice:
-        with torch.cuda.stream(stream):
+        with _torch_stream(torch, tensor, stream):
             made = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
         return _torch_memory(torch, made, dtype, storage, stream, lambda: made)
 
     address, shape = tensor.data_ptr(), tuple(tensor.shape)
     if not address and tensor.numel():
         raise UnsupportedArray(f"a {type(tensor).__name__} of shape {shape} has no memory to send")
-    device = tensor.device.index or 0
-    array = DeviceArray(address, shape, storage, device, mark(device, stream.cuda_stream), tensor, clone)
+    device = tensor.get_device()
+    array = DeviceArray(address, shape, storage, device, mark(device, stream), tensor, clone)
     return OnDevice(array, dtype, "torch", finish, empty)
 
 
-def _torch_dtype(torch: Any, dtype: Any) -> tuple[str, np.dtype[Any]]:
+def _torch_stream(torch: Any, tensor: Any, stream: int) -> Any:
+    """What makes a stream the current one of this thread."""
+    device = tensor.device
+    found = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
+    return torch.cuda.stream(found)
+
+
+@functools.cache
+def _torch_dtype(dtype: Any) -> tuple[str, np.dtype[Any]]:
     """What a dtype is called in a description, and how it lies in memory."""
     name = str(dtype).removeprefix("torch.")
     if name in _TORCH_ONLY and name != "bfloat16":

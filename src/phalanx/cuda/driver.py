@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import BackendUnavailable, PhalanxError
@@ -371,16 +372,26 @@ class CudaDriver:
         """A kernel of a module."""
         return int(self._made(_POINTER, "cuModuleGetFunction", module, name.encode()))
 
-    def launch(self, function: int, grid: tuple[int, int], threads: int, parameter: bytes, stream: int) -> None:
-        """Puts a kernel on a stream.
+    def prepare_launch(
+        self, function: int, grid: tuple[int, int], threads: int, parameter: bytes
+    ) -> Callable[[int], None]:
+        """A function that puts a kernel on a stream.
 
         Args:
             grid: Blocks in x and y.
             parameter: The one parameter that it has.
         """
-        place = ctypes.cast(ctypes.c_char_p(parameter), ctypes.c_void_p)
-        parameters = (_POINTER * 1)(place)
-        self._call("cuLaunchKernel", function, *grid, 1, threads, 1, 1, 0, stream, parameters, None)
+        kept = ctypes.create_string_buffer(parameter, len(parameter))
+        parameters = (_POINTER * 1)(ctypes.addressof(kept))
+        shape = (ctypes.c_void_p(function), *grid, 1, threads, 1, 1, 0)
+        call = self._library.cuLaunchKernel
+
+        def launch(stream: int, _kept: Any = kept) -> None:
+            code = call(*shape, stream, parameters, None)
+            if code:
+                self._fail("cuLaunchKernel", code)
+
+        return launch
 
 
 _stand_in: list[Any] = []

@@ -14,7 +14,7 @@ from .arrays import DeviceArray
 from .driver import CudaDriver, driver
 from .waiting import wait_for_stream
 
-__all__ = ["HostCopies", "host_copies", "read", "write"]
+__all__ = ["HostCopies", "host_address", "host_copies", "read", "write"]
 
 LONGEST = 1800.0
 """Seconds after which a copy for which no deadline was given has failed."""
@@ -29,28 +29,29 @@ class HostCopies:
         with known.using(device):
             self.stream = known.new_stream()
 
-    def load(self, array: DeviceArray, host: npt.NDArray[Any], deadline: Deadline) -> bool:
-        """Copies an array to the host once it is computed; False if the deadline passed before."""
+    def load(self, array: DeviceArray, host: int, deadline: Deadline) -> bool:
+        """Copies an array to an address of the host once it is computed; False if the deadline passed before."""
         if not array.ready.wait(deadline):
             return False
         if not array.nbytes:
             return True
         with self.driver.using(self.device):
-            self.driver.copy_to_host(_address(host), array.address, array.nbytes, self.stream)
+            self.driver.copy_to_host(host, array.address, array.nbytes, self.stream)
             return wait_for_stream(self.driver, self.stream, deadline)
 
-    def store(self, host: npt.NDArray[Any], array: DeviceArray, deadline: Deadline) -> bool:
+    def store(self, host: int, array: DeviceArray, deadline: Deadline) -> bool:
         """The reverse."""
         if not array.ready.wait(deadline):
             return False
         if not array.nbytes:
             return True
         with self.driver.using(self.device):
-            self.driver.copy_to_device(array.address, _address(host), array.nbytes, self.stream)
+            self.driver.copy_to_device(array.address, host, array.nbytes, self.stream)
             return wait_for_stream(self.driver, self.stream, deadline)
 
 
-def _address(host: npt.NDArray[Any]) -> int:
+def host_address(host: npt.NDArray[Any]) -> int:
+    """Where a contiguous array of the host begins."""
     return int(host.__array_interface__["data"][0])
 
 
@@ -75,7 +76,7 @@ def read(array: DeviceArray) -> npt.NDArray[Any]:
         Timeout: It was not computed in half an hour.
     """
     host = np.empty(array.shape, array.dtype)
-    if not host_copies(array.device).load(array, host, Deadline(LONGEST)):
+    if not host_copies(array.device).load(array, host_address(host), Deadline(LONGEST)):
         raise Timeout(f"an array on a GPU was not computed within {LONGEST:g} s", seconds=LONGEST)
     return host
 
@@ -86,5 +87,6 @@ def write(array: DeviceArray, values: npt.NDArray[Any]) -> None:
     Raises:
         Timeout: As `read`.
     """
-    if not host_copies(array.device).store(np.ascontiguousarray(values), array, Deadline(LONGEST)):
+    host = np.ascontiguousarray(values)
+    if not host_copies(array.device).store(host_address(host), array, Deadline(LONGEST)):
         raise Timeout(f"an array on a GPU was not computed within {LONGEST:g} s", seconds=LONGEST)

@@ -17,6 +17,8 @@ __all__ = ["Exports", "Imports", "MemoryReference"]
 
 _REFERENCE = struct.Struct(f"<QQQQ{HANDLE_BYTES}s")
 REFERENCE_BYTES = _REFERENCE.size
+KEPT = 4096
+"""References to arrays that are kept packed."""
 
 
 class MemoryReference(NamedTuple):
@@ -46,10 +48,20 @@ class Exports:
         self._driver = driver
         self._known: dict[int, MemoryReference] = {}
         """A reference to each allocation, by its buffer id."""
+        self._packed: dict[tuple[int, int], bytes] = {}
+        """Those to arrays, by buffer id and address."""
 
-    def reference(self, array: DeviceArray) -> MemoryReference:
-        """A reference to an array; one without a size if other processes cannot open its memory."""
+    def reference(self, array: DeviceArray) -> bytes:
+        """A reference to an array, packed; one without a size if other processes cannot open its memory."""
         number = self._driver.buffer_id(array.address)
+        packed = self._packed.get((number, array.address))
+        if packed is None:
+            if len(self._packed) > KEPT:
+                self._packed.clear()
+            packed = self._packed[number, array.address] = self._reference(number, array).pack()
+        return packed
+
+    def _reference(self, number: int, array: DeviceArray) -> MemoryReference:
         whole = self._known.get(number)
         if whole is None:
             whole = self._known[number] = self._export(array)
@@ -73,6 +85,10 @@ class Imports:
         self._device = device
         self._opened: dict[tuple[int, int], tuple[MemoryReference, int]] = {}
         """By rank and buffer id: the reference by which it was opened, and its address here."""
+
+    def has(self, rank: int, reference: MemoryReference) -> bool:
+        """True if the memory is open already."""
+        return (rank, reference.buffer_id) in self._opened
 
     def address(self, rank: int, reference: MemoryReference) -> int:
         """The address here of what a rank refers to. The GPU is the current one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..driver import CudaDriver
@@ -22,8 +22,10 @@ class Kernels:
         self._module = driver.load(PTX.read_bytes())
         self._function = functools.cache(functools.partial(driver.function, self._module))
 
-    def combine(self, dtype: str, itemsize: int, pieces: Sequence[Piece], op: int, divisor: float, stream: int) -> None:
-        """Puts some pieces on a stream.
+    def prepare(
+        self, dtype: str, itemsize: int, pieces: Sequence[Piece], op: int, divisor: float
+    ) -> list[Callable[[int], None]]:
+        """The launches that carry out some pieces: functions that put them on a stream.
 
         Args:
             dtype: NumPy's name, or `bfloat16`.
@@ -31,8 +33,10 @@ class Kernels:
             divisor: The number of ranks of a mean; 1 otherwise.
         """
         function = self._function(f"combine_{dtype}")
-        for launch in launches(pieces, itemsize, op, divisor):
-            self._driver.launch(function, launch.grid, THREADS, launch.parameter, stream)
+        return [
+            self._driver.prepare_launch(function, launch.grid, THREADS, launch.parameter)
+            for launch in launches(pieces, itemsize, op, divisor)
+        ]
 
 
 @functools.cache

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cuda.arrays import DeviceArray
-from ....cuda.kernels.plan import Piece
 from ...data.reduction import Reduction
 from ...fast_path import AnyFastPath, FastPathMaker
 from ...running_collective import RunningCollective
 from ..base import Engine, Flat, Parts, Receive
 from . import pieces
 from .agreement import agree
-from .executor import Executor, Plan
+from .executor import Executor, Operation
 from .routing import SHORT, Path, Placement, choose
 from .staging import Staging
 
@@ -75,7 +74,7 @@ class DeviceEngine(Engine):
         size: int,
         source: DeviceArray,
         target: DeviceArray | None,
-        plan: Plan,
+        plan: Operation,
         reduction: Reduction | None = None,
     ) -> bool:
         """Does an operation by the executor's kernel, if that is its way; else False, on all ranks alike.
@@ -107,9 +106,9 @@ class DeviceEngine(Engine):
             self._host.broadcast(running, flat, src)
             return
 
-        def plan(sources: Sequence[int], _targets: Sequence[int]) -> list[Piece]:
-            return pieces.broadcast(sources, flat.size, src)
-
+        plan = Operation(
+            ("broadcast", flat.size, src), lambda sources, _targets: pieces.broadcast(sources, flat.size, src)
+        )
         if self._execute(running, "broadcast", flat.nbytes, flat, None, plan):
             return
         mine = self.rank == src
@@ -123,9 +122,7 @@ class DeviceEngine(Engine):
             self._host.all_reduce(running, flat, reduction)
             return
 
-        def plan(sources: Sequence[int], _targets: Sequence[int]) -> list[Piece]:
-            return pieces.all_reduce(sources, flat.size)
-
+        plan = Operation(("all_reduce", flat.size), lambda sources, _targets: pieces.all_reduce(sources, flat.size))
         if self._execute(running, "all_reduce", flat.nbytes, flat, None, plan, reduction):
             return
         staged = self._staging.load(running, flat)
@@ -137,9 +134,7 @@ class DeviceEngine(Engine):
             self._host.reduce(running, flat, dst, reduction)
             return
 
-        def plan(sources: Sequence[int], _targets: Sequence[int]) -> list[Piece]:
-            return pieces.reduce(sources, flat.size, dst)
-
+        plan = Operation(("reduce", flat.size, dst), lambda sources, _targets: pieces.reduce(sources, flat.size, dst))
         if self._execute(running, "reduce", flat.nbytes, flat, None, plan, reduction):
             return
         staged = self._staging.load(running, flat)
@@ -152,9 +147,10 @@ class DeviceEngine(Engine):
             self._host.reduce_scatter(running, source, target, reduction)
             return
 
-        def plan(sources: Sequence[int], targets: Sequence[int]) -> list[Piece]:
-            return pieces.reduce_scatter(sources, targets, target.size, source.itemsize)
-
+        plan = Operation(
+            ("reduce_scatter", target.size),
+            lambda sources, targets: pieces.reduce_scatter(sources, targets, target.size, source.itemsize),
+        )
         if self._execute(running, "reduce_scatter", source.nbytes, source, target, plan, reduction):
             return
         staged, part = self._staging.load(running, source), self._staging.empty(target)
@@ -166,9 +162,10 @@ class DeviceEngine(Engine):
             self._host.all_gather(running, source, target, counts)
             return
 
-        def plan(sources: Sequence[int], targets: Sequence[int]) -> list[Piece]:
-            return pieces.all_gather(sources, targets, counts, source.itemsize)
-
+        plan = Operation(
+            ("all_gather", *counts),
+            lambda sources, targets: pieces.all_gather(sources, targets, counts, source.itemsize),
+        )
         if self._execute(running, "all_gather", target.nbytes, source, target, plan):
             return
         staged, everyone = self._staging.load(running, source), self._staging.empty(target)
@@ -180,9 +177,10 @@ class DeviceEngine(Engine):
             self._host.gather(running, source, target, dst, counts)
             return
 
-        def plan(sources: Sequence[int], targets: Sequence[int]) -> list[Piece]:
-            return pieces.gather(sources, targets[dst], counts, source.itemsize)
-
+        plan = Operation(
+            ("gather", dst, *counts),
+            lambda sources, targets: pieces.gather(sources, targets[dst], counts, source.itemsize),
+        )
         if self._execute(running, "gather", sum(counts) * source.itemsize, source, target, plan):
             return
         staged = self._staging.load(running, source)
@@ -227,9 +225,10 @@ class DeviceEngine(Engine):
             self._host.all_to_all(running, source, target, sizes)
             return
 
-        def plan(sources: Sequence[int], targets: Sequence[int]) -> list[Piece]:
-            return pieces.all_to_all(sources, targets, sizes, source.itemsize)
-
+        plan = Operation(
+            ("all_to_all", sizes.tobytes()),
+            lambda sources, targets: pieces.all_to_all(sources, targets, sizes, source.itemsize),
+        )
         largest = int(max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) * source.itemsize
         if self._execute(running, "all_to_all", largest, source, target, plan):
             return

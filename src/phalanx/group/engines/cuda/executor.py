@@ -12,18 +12,17 @@ A rank that fails in between first makes sure that no kernel will write to its m
 
 from __future__ import annotations
 
-import functools
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ...._native import op_code
 from ....cuda.arrays import DeviceArray
 from ....cuda.driver import CudaDriver, CudaError
-from ....cuda.kernels.loaded import Kernels, kernels_of
+from ....cuda.kernels.loaded import kernels_of
 from ....cuda.kernels.plan import Piece, moves
 from ....cuda.shared import REFERENCE_BYTES, Exports, Imports, MemoryReference
 from ....cuda.waiting import wait_for_stream
@@ -35,12 +34,23 @@ from ..base import Engine
 from .flight import Flight
 from .pace import Pace
 
-__all__ = ["EXECUTOR", "Executor", "Plan"]
+__all__ = ["EXECUTOR", "Executor", "Operation"]
 
 EXECUTOR = 0
 """The rank whose kernel it is."""
-Plan = Callable[[Sequence[int], Sequence[int]], list[Piece]]
-"""Makes the pieces of an operation from the addresses of everybody's sources and targets."""
+KEPT = 256
+"""Operations whose launches are kept, for the next one that is the same on the same arrays."""
+
+
+class Operation(NamedTuple):
+    """What there is to do."""
+
+    key: tuple[Hashable, ...]
+    """Tells it from all others on the same arrays."""
+    plan: Callable[[Sequence[int], Sequence[int]], list[Piece]]
+    """Makes the pieces from the addresses of everybody's sources and targets."""
+
+
 KERNEL_WAIT = 30.0
 """Seconds beyond its deadline that the executor waits for a kernel that it cannot call back."""
 _DONE, _CANNOT = 1, 2
@@ -63,7 +73,7 @@ class Executor:
         self._flight = flight
         self._exports = Exports(driver)
         self._imports = Imports(driver, device)
-        self._kernels: Kernels | None = None
+        self._prepared: dict[tuple[Hashable, ...], list[Callable[[int], None]]] = {}
         self._stream = 0
         self.pace = Pace()
 
@@ -72,7 +82,7 @@ class Executor:
         running: RunningCollective,
         source: DeviceArray,
         target: DeviceArray | None,
-        plan: Plan,
+        operation: Operation,
         reduction: Reduction | None = None,
     ) -> bool:
         """Does an operation; False if it cannot be done so, on all ranks alike, and nothing has happened.
@@ -84,19 +94,18 @@ class Executor:
         Raises:
             DeadlinePassed, FingerprintMismatch, PhalanxError: As every engine.
         """
-        arrays = [source, source if target is None else target]
-        for array in arrays:
+        for array in (source,) if target is None else (source, target):
             if not array.ready.wait(running.deadline):
                 raise DeadlinePassed([self._host.rank])
-        mine = self._reference(source).pack()
-        mine += mine if target is None else self._reference(target).pack()
+        mine = self._words(source)
+        mine += mine if target is None else self._words(target)
+        size, length = self._host.size, len(mine)
+        table = np.empty(size * length, np.uint8)
+        outcome = np.empty(_OUTCOME.size, np.uint8)
         try:
-            size, length = self._host.size, len(mine)
-            table = np.empty(size * length, np.uint8)
             self._host.all_gather(running, np.frombuffer(mine, np.uint8), table, [length] * size)
-            outcome = np.empty(_OUTCOME.size, np.uint8)
             if self._host.rank == EXECUTOR:
-                words = self._execute(running, arrays, _references(table.tobytes(), size), plan, reduction)
+                words = self._execute(running, table.tobytes(), (source, target), operation, reduction)
                 outcome[:] = np.frombuffer(words, np.uint8)
             self._host.broadcast(running, outcome, EXECUTOR)
         except BaseException:
@@ -107,58 +116,91 @@ class Executor:
             self.pace.executed(source.nbytes, seconds)
         return bool(code == _DONE)
 
-    def _reference(self, array: DeviceArray) -> MemoryReference:
+    def _words(self, array: DeviceArray) -> bytes:
+        """A reference to an array, packed."""
         if array.device != self._device:
-            return MemoryReference()
+            return MemoryReference().pack()
         if not array.nbytes:
-            return MemoryReference(size=1)  # there is nothing to open
+            return MemoryReference(size=1).pack()  # there is nothing to open
         return self._exports.reference(array)
 
     def _execute(
         self,
         running: RunningCollective,
-        arrays: Sequence[DeviceArray],
-        told: Sequence[Sequence[MemoryReference]],
-        plan: Plan,
+        table: bytes,
+        own: tuple[DeviceArray, DeviceArray | None],
+        operation: Operation,
         reduction: Reduction | None,
     ) -> bytes:
-        """Launches the kernel and waits for its end. Returns the outcome."""
-        if not all(reference.size for references in told for reference in references):
-            return _OUTCOME.pack(_CANNOT, 0.0)
+        """Launches the kernel and waits for its end. Returns the outcome.
+
+        Args:
+            table: The references of all ranks.
+            own: The executor's own arrays.
+        """
+        how = (None, None) if reduction is None else (reduction.name, reduction.dtype)
+        key = table, operation.key, own[0].dtype, how
         with self._driver.using(self._device):
+            prepared = self._prepared.get(key)
+            if prepared is None:
+                prepared = self._prepare(table, own, operation, reduction)
+                if prepared is None:
+                    return _OUTCOME.pack(_CANNOT, 0.0)
+                if len(self._prepared) > KEPT:
+                    self._prepared.clear()
+                self._prepared[key] = prepared
+            self._flight.begin()
             try:
-                columns = [
-                    [self._address(rank, references[i], arrays[i]) for rank, references in enumerate(told)]
-                    for i in range(len(arrays))
-                ]
-                if self._kernels is None:
-                    self._kernels = kernels_of(self._driver, self._device)
-                    self._stream = self._driver.new_stream()
-            except CudaError:  # it cannot open their memory: another container, or a driver that forbids it
-                return _OUTCOME.pack(_CANNOT, 0.0)
-            with self._flight.kernel():
                 began = time.monotonic()
-                self._launch(self._kernels, plan(*columns), arrays[0], reduction)
+                for launch in prepared:
+                    launch(self._stream)
                 late = Deadline(running.deadline.remaining() + KERNEL_WAIT)
                 in_time = wait_for_stream(self._driver, self._stream, late)
                 seconds = time.monotonic() - began
+            finally:
+                self._flight.end()
         if not in_time:
             raise DeadlinePassed([EXECUTOR])
         return _OUTCOME.pack(_DONE, seconds)
 
+    def _prepare(
+        self,
+        table: bytes,
+        own: tuple[DeviceArray, DeviceArray | None],
+        operation: Operation,
+        reduction: Reduction | None,
+    ) -> list[Callable[[int], None]] | None:
+        """The launches of an operation; None if the executor cannot open the memory of all."""
+        found = [
+            MemoryReference.unpack(table[at : at + REFERENCE_BYTES]) for at in range(0, len(table), REFERENCE_BYTES)
+        ]
+        if not all(reference.size for reference in found):
+            return None
+        source, target = own[0], own[1] or own[0]
+        columns = []
+        try:
+            for array, references in ((source, found[::2]), (target, found[1::2])):
+                columns.append([self._address(rank, one, array) for rank, one in enumerate(references)])
+            kernels = kernels_of(self._driver, self._device)
+            self._stream = self._stream or self._driver.new_stream()
+        except CudaError:  # it cannot open their memory: another container, or a driver that forbids it
+            return None
+        pieces = operation.plan(*columns)
+        if reduction is None:
+            dtype, width, wider = moves(pieces, source.itemsize)
+            return kernels.prepare(dtype, width, wider, 0, 1.0)
+        divisor = float(self._host.size) if reduction.name == "mean" else 1.0
+        dtype = reduction.dtype or str(source.dtype.name)
+        return kernels.prepare(dtype, source.itemsize, pieces, op_code(reduction.step), divisor)
+
     def _address(self, rank: int, reference: MemoryReference, own: DeviceArray) -> int:
         if rank == EXECUTOR:
             return own.address
-        return self._imports.address(rank, reference) if reference.handle.strip(b"\0") else 0
-
-    def _launch(self, kernels: Kernels, pieces: list[Piece], like: DeviceArray, reduction: Reduction | None) -> None:
-        if reduction is None:
-            dtype, width, wider = moves(pieces, like.itemsize)
-            kernels.combine(dtype, width, wider, 0, 1.0, self._stream)
-            return
-        divisor = float(self._host.size) if reduction.name == "mean" else 1.0
-        dtype = reduction.dtype or _name_of(like.dtype)
-        kernels.combine(dtype, like.itemsize, pieces, op_code(reduction.step), divisor, self._stream)
+        if not reference.handle.strip(b"\0"):
+            return 0  # of an array that has no elements
+        if not self._imports.has(rank, reference):
+            self._prepared.clear()  # what it replaces may be closed
+        return self._imports.address(rank, reference)
 
     def close(self) -> None:
         """Gives back what it holds."""
@@ -168,14 +210,3 @@ class Executor:
                 self._driver.end_stream(self._stream)
             self._stream = 0
         self._flight.close()
-
-
-def _references(table: bytes, size: int) -> list[list[MemoryReference]]:
-    """The references to each rank's source and target."""
-    found = [MemoryReference.unpack(table[at : at + REFERENCE_BYTES]) for at in range(0, len(table), REFERENCE_BYTES)]
-    return [found[2 * rank : 2 * rank + 2] for rank in range(size)]
-
-
-@functools.lru_cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    return str(dtype.name)  # which NumPy puts together each time

@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
 
 from ....errors import PhalanxError
 from ....transports.shared_memory import NONCE_BYTES, make_memory, open_memory
@@ -60,20 +59,20 @@ class Flight:
         """
         return cls(open_memory(pid, number, SIZE, nonce))
 
-    @contextlib.contextmanager
-    def kernel(self) -> Iterator[None]:
-        """Holds the right while a kernel runs. Leaves it when the kernel has ended, however that was.
+    def begin(self) -> None:
+        """Takes the right, before a kernel is launched.
 
         Raises:
             PhalanxError: A rank has given up an operation.
         """
         fcntl.lockf(self.fd, fcntl.LOCK_EX)
-        try:
-            if os.pread(self.fd, 1, _WORD) != b"\0":
-                raise PhalanxError("another rank has given up a collective of this group")
-            yield
-        finally:
-            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        if os.pread(self.fd, 1, _WORD) != b"\0":
+            self.end()
+            raise PhalanxError("another rank has given up a collective of this group")
+
+    def end(self) -> None:
+        """Leaves it, when the kernel has ended."""
+        fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def give_up(self) -> None:
         """Returns once no kernel can write to this rank's memory any more, now or later."""

@@ -7,13 +7,13 @@ has a segment it lies there, so that the other ranks of the host read it where i
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....cuda.arrays import DeviceArray
-from ....cuda.host_copies import HostCopies, host_copies
+from ....cuda.host_copies import HostCopies, host_address, host_copies
 from ...outcomes import DeadlinePassed
 from ...running_collective import RunningCollective
 
@@ -27,7 +27,12 @@ SMALLEST = 64 << 10
 LARGEST = 64 << 20
 """Bytes of an array up to which its memory is kept: to make larger ones known takes little beside the copy."""
 
-Bytes = npt.NDArray[np.uint8]
+
+class Block(NamedTuple):
+    """Memory of the host."""
+
+    memory: npt.NDArray[np.uint8]
+    address: int
 
 
 class Staging:
@@ -41,7 +46,7 @@ class Staging:
     def __init__(self, rank: int, segment: Segment | None) -> None:
         self._rank = rank
         self._segment = segment
-        self._free: defaultdict[int, list[Bytes]] = defaultdict(list)
+        self._free: defaultdict[int, list[Block]] = defaultdict(list)
         self._known: list[tuple[HostCopies, int]] = []
         """Addresses that the driver knows."""
 
@@ -52,7 +57,7 @@ class Staging:
             DeadlinePassed: It was not computed in time.
         """
         staged = self.empty(array)
-        if not host_copies(array.device).load(array, staged.flat, running.deadline):
+        if not host_copies(array.device).load(array, staged.address, running.deadline):
             raise DeadlinePassed([self._rank])
         return staged
 
@@ -66,7 +71,7 @@ class Staging:
         Raises:
             DeadlinePassed: The GPU was not done in time.
         """
-        if not host_copies(staged.array.device).store(staged.flat, staged.array, running.deadline):
+        if not host_copies(staged.array.device).store(staged.address, staged.array, running.deadline):
             raise DeadlinePassed([self._rank])
 
     def close(self) -> None:
@@ -77,41 +82,42 @@ class Staging:
         self._known.clear()
         self._free.clear()
 
-    def _take(self, size: int, device: int) -> Bytes:
+    def _take(self, size: int, device: int) -> Block:
         wanted = max(SMALLEST, 1 << (size - 1).bit_length() if size else 0)
         if wanted > LARGEST:
-            return np.empty(size, np.uint8)
+            memory = np.empty(size, np.uint8)
+            return Block(memory, host_address(memory))
         free = self._free[wanted]
         return free.pop() if free else self._make(wanted, device)
 
-    def _give(self, block: Bytes) -> None:
-        if block.size in self._free:
-            self._free[block.size].append(block)
+    def _give(self, block: Block) -> None:
+        if block.memory.size in self._free:
+            self._free[block.memory.size].append(block)
 
-    def _make(self, size: int, device: int) -> Bytes:
+    def _make(self, size: int, device: int) -> Block:
         memory: Any = None if self._segment is None else self._segment.empty(size + PAGE)
         if memory is None:
             memory = np.empty(size + PAGE, np.uint8)
-        address = int(memory.__array_interface__["data"][0])
+        address = host_address(memory)
         start = -address % PAGE  # whole pages, which no other block has a part of
         known = host_copies(device)
         with known.driver.using(device):
             if known.driver.register(address + start, size):
                 self._known.append((known, address + start))
-        block: Bytes = memory[start : start + size]
-        return block
+        return Block(memory[start : start + size], address + start)
 
 
 class Staged:
     """An array on the host that stands for one on a GPU. Its memory goes back when the object does."""
 
-    __slots__ = ("_block", "_staging", "array", "flat")
+    __slots__ = ("_block", "_staging", "address", "array", "flat")
 
-    def __init__(self, staging: Staging, array: DeviceArray, block: Bytes) -> None:
+    def __init__(self, staging: Staging, array: DeviceArray, block: Block) -> None:
         self._staging = staging
         self._block = block
         self.array = array
-        self.flat: npt.NDArray[Any] = block[: array.nbytes].view(array.dtype)
+        self.address = block.address
+        self.flat: npt.NDArray[Any] = block.memory[: array.nbytes].view(array.dtype)
 
     def __del__(self) -> None:
         self._staging._give(self._block)

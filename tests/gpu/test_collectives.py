@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cuda.fake import DriverArray, FakeDriver, install
+from tests.gpu.fake import DriverArray, FakeDriver, install
 
 import phalanx as px
 from phalanx import _native

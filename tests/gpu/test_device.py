@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cuda.gpu import needs_gpu
+from tests.gpu.gpu import needs_gpu
 
 import phalanx as px
 from phalanx.testing import run_ranks

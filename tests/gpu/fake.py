@@ -170,7 +170,10 @@ class FakeDriver:
     def function(self, module: int, name: str) -> str:
         return name
 
-    def launch(self, function: str, grid: tuple[int, int], threads: int, parameter: bytes, stream: int) -> None:
+    def prepare_launch(self, function: str, grid: tuple[int, int], threads: int, parameter: bytes) -> Any:
+        return lambda stream: self.launch(function, grid, threads, parameter)
+
+    def launch(self, function: str, grid: tuple[int, int], threads: int, parameter: bytes) -> None:
         self.calls.append(function)
         pieces, op, divisor = unpack(parameter, grid[1])
         dtype = function.removeprefix("combine_")
