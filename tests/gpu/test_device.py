@@ -198,7 +198,7 @@ def with_jax(group: px.Group) -> list[float]:
     found = []
     for count in (10, 1 << 20):
         x = jax.numpy.full(count, group.rank + 1.0)
-        assert x.devices().pop().platform == "gpu"
+        assert x.devices().pop().platform in ("gpu", "cuda"), jax.devices()
         y = group.all_reduce(x)
         assert float(x[0]) == group.rank + 1
         found += [float(y[-1]), float(group.all_gather(x).sum() / count)]
@@ -211,3 +211,19 @@ def test_jax() -> None:
     pytest.importorskip("jax")
     env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     assert run_ranks(2, with_jax, backend="mesh", env=env) == [[3.0, 3.0, 3.0] * 2] * 2
+
+
+def shared_memory(group: px.Group) -> list[Any]:
+    x = group.empty((3, 1 << 18), np.float32, device="cuda")
+    x.fill_(group.rank + 1)
+    group.all_reduce(x)
+    half = group.empty(5, np.float16, device="cuda:0")
+    half.zero_()
+    return [x.shape, x.unique().tolist(), str(x.device), str(half.dtype)]
+
+
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+def test_memory_of_the_group(config: str) -> None:
+    env = {"PYTORCH_CUDA_ALLOC_CONF": config} if config else {}
+    expected = [torch.Size([3, 1 << 18]), [3.0], "cuda:0", "torch.float16"]
+    assert run_ranks(2, shared_memory, backend="mesh", env=env) == [expected] * 2
