@@ -17,6 +17,7 @@ import tempfile
 import time
 from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -27,6 +28,7 @@ SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
 
 
 def main() -> None:
+    """Runs each contender in processes of its own, one after another."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--load", action="store_true")
     arguments = parser.parse_args()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs per call")
+    click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs per call")
     for ranks in arguments.ranks:
         for contender in arguments.contenders:
             with tempfile.TemporaryDirectory() as folder:
@@ -43,11 +45,12 @@ def main() -> None:
                 with open(f"{folder}/0.json", encoding="utf-8") as file:
                     rows = json.load(file)
             for verb, size, median, calls in rows:
-                shown = f"{median * 1e6:12,.1f}" if median else "           –"
-                print(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({calls} calls)", flush=True)
+                shown = f"{median * 1e6:12,.1f}" if median else "           -"
+                click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({calls} calls)")
 
 
 def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) -> None:
+    """One rank; rank 0 leaves the results in the folder."""
     torch.cuda.set_device(0)
     backend = {"torch-phalanx": "phalanx"}.get(contender, "gloo")
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -93,6 +96,7 @@ class Load:
         self._x = torch.randn(4096, 4096, device="cuda")
 
     def add(self) -> None:
+        """Puts some more on its stream."""
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self._x = (self._x @ self._x).clamp_(-1, 1)
@@ -139,6 +143,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
 
 
 def of_group(group: Any) -> dict[str, Any]:
+    """The verbs of a group of Phalanx."""
     return {
         "all_reduce": lambda x: lambda: group.all_reduce(x),
         "all_gather": lambda out, x: lambda: group.all_gather(x, out),
@@ -149,6 +154,7 @@ def of_group(group: Any) -> dict[str, Any]:
 
 
 def of_torch() -> dict[str, Any]:
+    """The functions of torch.distributed, on the backend of the default group."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return {
@@ -161,6 +167,7 @@ def of_torch() -> dict[str, Any]:
 
 
 def of_symmetric() -> dict[str, Any]:
+    """What torch's symmetric memory has, with several ranks on one GPU allowed."""
     import torch.distributed._symmetric_memory as symmetric
 
     name = dist.group.WORLD.group_name

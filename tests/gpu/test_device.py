@@ -209,7 +209,7 @@ def with_jax(group: px.Group) -> list[float]:
 
 def test_jax() -> None:
     pytest.importorskip("jax")
-    env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": "cuda"}
     assert run_ranks(2, with_jax, backend="mesh", env=env) == [[3.0, 3.0, 3.0] * 2] * 2
 
 

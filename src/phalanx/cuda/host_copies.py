@@ -1,4 +1,4 @@
-"""Copies between the memory of a GPU and that of the host, on a stream of Phalanx's own."""
+"""Copies between the memory of a GPU and that of the host, or inside the GPU, on a stream of Phalanx's own."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ class HostCopies:
             return True
         with self.driver.using(self.device):
             self.driver.copy_to_device(array.address, host, array.nbytes, self.stream)
+            return wait_for_stream(self.driver, self.stream, deadline)
+
+    def copy(self, array: DeviceArray, to: DeviceArray, deadline: Deadline) -> bool:
+        """Copies an array to another on the GPU; False if the deadline passed before."""
+        if not array.ready.wait(deadline) or not to.ready.wait(deadline):
+            return False
+        if not array.nbytes or array.address == to.address:
+            return True
+        with self.driver.using(self.device):
+            self.driver.copy(to.address, array.address, array.nbytes, self.stream)
             return wait_for_stream(self.driver, self.stream, deadline)
 
 

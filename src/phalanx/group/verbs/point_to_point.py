@@ -54,7 +54,7 @@ class PointToPoint(GroupCore):
         """Sends an array; returns once its memory may be changed again.
 
         Args:
-            x: NumPy, torch (CPU), JAX (CPU), bytes, bytearray or memoryview.
+            x: NumPy, torch, JAX, CuPy, bytes, bytearray or memoryview. On a GPU it goes by the memory of the host.
             dst: The receiver.
             tag: The receiver gets messages of one tag in the order in which they were sent.
             async_op: Return a `Work` at once; leave `x` alone until it is done.

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cuda.arrays import DeviceArray
+from ....cuda.host_copies import host_copies
 from ...data.reduction import Reduction
 from ...fast_path import AnyFastPath, FastPathMaker
+from ...outcomes import DeadlinePassed
 from ...running_collective import RunningCollective
 from ..base import Engine, Flat, Parts, Receive
 from . import pieces
@@ -82,6 +84,9 @@ class DeviceEngine(Engine):
         Args:
             size: Bytes of the largest array of a rank.
         """
+        if self.size == 1:
+            self._move(running, source, source if target is None else target)
+            return True
         if size <= SHORT:
             return False
         if self.placement is None:
@@ -95,6 +100,15 @@ class DeviceEngine(Engine):
                 executor.pace.staged()
             return False
         return executor.run(running, source, target, plan, reduction)
+
+    def _move(self, running: RunningCollective, source: DeviceArray, target: DeviceArray) -> None:
+        """Any of these operations of a rank that is alone.
+
+        Raises:
+            DeadlinePassed: The GPU was not done in time.
+        """
+        if not host_copies(source.device).copy(source, target, running.deadline):
+            raise DeadlinePassed([self.rank])
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
