@@ -227,7 +227,7 @@ def _torch_memory(
 
 
 def _torch_stream(torch: Any, tensor: Any, stream: int) -> Any:
-    """What makes a stream the current one of this thread."""
+    """Makes a stream the current one of this thread, for a while."""
     device = tensor.device
     found = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
     return torch.cuda.stream(found)
@@ -235,7 +235,7 @@ def _torch_stream(torch: Any, tensor: Any, stream: int) -> Any:
 
 @functools.cache
 def _torch_dtype(dtype: Any) -> tuple[str, np.dtype[Any]]:
-    """What a dtype is called in a description, and how it lies in memory."""
+    """The name of a dtype in a description, and how it lies in memory."""
     name = str(dtype).removeprefix("torch.")
     if name in _TORCH_ONLY and name != "bfloat16":
         return name, np.dtype(np.uint8)

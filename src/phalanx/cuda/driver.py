@@ -178,7 +178,7 @@ class CudaDriver:
         raise CudaError(name, code, (text.value or b"").decode())
 
     def _made(self, kind: Any, name: str, *arguments: Any) -> Any:
-        """What a function hands over in its first argument."""
+        """The value that a function hands over in its first argument."""
         made = kind()
         self._call(name, ctypes.byref(made), *arguments)
         return made.value
@@ -196,7 +196,7 @@ class CudaDriver:
         return int(self._made(_INT, "cuDeviceGetCount"))
 
     def device_name(self, device: int) -> str:
-        """What the GPU is called."""
+        """The name of the GPU."""
         name = ctypes.create_string_buffer(100)
         self._call("cuDeviceGetName", name, len(name), self._made(_INT, "cuDeviceGet", device))
         return name.value.decode()

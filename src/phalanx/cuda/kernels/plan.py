@@ -1,4 +1,4 @@
-"""What one launch of a kernel does, as the bytes that it takes. No driver in it.
+"""Plans: the work of one launch of a kernel, as the bytes that it takes. No driver in it.
 
 A piece is a run of elements that is read from some addresses, combined, and written to others. A launch has up to 64
 pieces; a longer plan becomes several launches, one after another.

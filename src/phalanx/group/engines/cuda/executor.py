@@ -43,7 +43,7 @@ KEPT = 256
 
 
 class Operation(NamedTuple):
-    """What there is to do."""
+    """One operation for the executor."""
 
     key: tuple[Hashable, ...]
     """Tells it from all others on the same arrays."""

@@ -10,13 +10,13 @@ __all__ = ["Pace"]
 SLICE = 1e-3
 """Seconds that a kernel takes at least if it had to wait for the time slices of other processes."""
 BYTES_PER_SECOND = 1e12
-"""What a kernel moves at least, on any GPU that is not busy."""
+"""The least that a kernel moves, on any GPU that is not busy."""
 FIRST, LONGEST = 4, 256
 """Operations for which the answer holds; twice as many each time that it was right. Then the executor tries again."""
 
 
 class Pace:
-    """What was seen lately."""
+    """The last kernels, and what follows from them."""
 
     def __init__(self) -> None:
         self._left = 0
