@@ -1,6 +1,6 @@
 """Ranks that are killed or stopped at random moments of collectives on a GPU: what the others see, and how soon.
 
-    python -m tests.soak.gpu [--kills 40] [--stops 10] [--ranks 3] [--jobs 4] [--fake]
+    python -m tests.soak.gpu [--kills 40] [--stops 10] [--ranks 3] [--jobs 4] [--seconds 60] [--fake]
 
 Each trial is a world of its own, whose ranks reduce arrays of random lengths until one of them is killed or stopped.
 Every other rank must name that one: within a second of a kill, at the deadline of a stop. After that nothing may write
@@ -82,12 +82,18 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no trial after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fake", action="store_true")
     arguments = parser.parse_args()
     numbers = [signal.SIGKILL] * arguments.kills + [signal.SIGSTOP] * arguments.stops
+    random.Random(arguments.seed).shuffle(numbers)
+
+    until = time.monotonic() + arguments.seconds
 
     def run(index: int) -> tuple[int, Any]:
+        if time.monotonic() > until:
+            return index, None
         victim = (arguments.seed + index) % arguments.ranks
         given = (arguments.seed * 1000 + index, victim, int(numbers[index]), arguments.fake)
         try:
@@ -101,9 +107,11 @@ def main() -> None:
         table: collections.Counter[str] = collections.Counter()
         seconds: list[float] = []
         wrong: list[str] = []
+        trials = 0
         for index, found in results:
-            if numbers[index] != number:
+            if numbers[index] != number or found is None:
                 continue
+            trials += 1
             if isinstance(found, Exception):
                 wrong.append(f"trial {index}: {found}")
                 continue
@@ -116,7 +124,7 @@ def main() -> None:
                 seconds.append(one["seconds"])
                 if not (one["named"] and one["intact"] and one["works"]):
                     wrong.append(f"trial {index}, rank {rank}: {one}")
-        print(f"{number.name}: {numbers.count(number)} trials")
+        print(f"{number.name}: {trials} trials")
         for text, count in table.most_common():
             print(f"  {count:4} survivors: {text}")
         if seconds:
