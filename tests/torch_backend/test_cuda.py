@@ -100,6 +100,27 @@ def test_operations(count: int, later: bool) -> None:
     together(2, operations, count, later, timeout=100)
 
 
+def behind_others(rank: int) -> None:
+    """A synchronous operation on a side stream that stands in line behind asynchronous ones."""
+    side = torch.cuda.Stream()
+    first = torch.ones(1 << 24, device="cuda")
+    for _ in range(5):
+        works = [dist.all_reduce(first, dist.ReduceOp.MAX, async_op=True) for _ in range(4)]
+        with torch.cuda.stream(side):
+            big = torch.randn(2048, 2048, device="cuda")
+            for _ in range(20):
+                big = (big @ big).clamp_(-1, 1)
+            x = torch.full((100_000,), rank + 1.0, device="cuda") + 0 * big.sum()
+            dist.all_reduce(x)
+            assert x.unique().tolist() == [3.0]
+        for work in works:
+            work.wait()
+
+
+def test_synchronous_ones_behind_asynchronous_ones() -> None:
+    together(2, behind_others, timeout=100)
+
+
 def futures(rank: int) -> None:
     x = torch.full((100_000,), rank + 1.0, device="cuda")
     future = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] * 2)

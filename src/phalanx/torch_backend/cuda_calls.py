@@ -8,9 +8,10 @@ issued, and runs on a stream of its own.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -263,13 +264,23 @@ class CudaCalls:
             tensors: The tensors that it changes; the first one's device is that of all.
             results: Those that its work gives back, if these are others.
         """
-        run: Callable[[float | None], Any] = job
+        device = tensors[0].device
         if request.later:
-            device = tensors[0].device
             behind = _mark(device)
 
             def run(seconds: float | None) -> None:
                 with _on_own_stream(device, behind):
+                    job(seconds)
+
+        else:
+            stream, thread = torch.cuda.current_stream(device), threading.get_ident()
+
+            def run(seconds: float | None) -> None:
+                if threading.get_ident() == thread:
+                    job(seconds)
+                    return
+                # Others were issued before it, so another thread runs it, while this one waits.
+                with torch.cuda.stream(stream):
                     job(seconds)
 
         return self._owner._issue(run, request, tensors if results is None else results)
