@@ -199,8 +199,10 @@ def _of_torch(torch: Any, x: Any, write: bool) -> OnDevice:
     copy = plain.resolve_conj().resolve_neg().contiguous()
 
     def write_back() -> Any:
-        with _torch_stream(torch, plain, stream):
+        own = _own_torch_stream(torch, plain.device)  # the program's may have got more to do meanwhile
+        with torch.cuda.stream(own):
             plain.copy_(copy)
+        own.synchronize()
         return x
 
     return _torch_memory(torch, copy, dtype, storage, stream, write_back if write else lambda: x)
@@ -234,6 +236,11 @@ def _torch_stream(torch: Any, tensor: Any, stream: int) -> Any:
 
 
 @functools.cache
+def _own_torch_stream(torch: Any, device: Any) -> Any:
+    return torch.cuda.Stream(device)
+
+
+@functools.cache
 def _torch_dtype(dtype: Any) -> tuple[str, np.dtype[Any]]:
     """The name of a dtype in a description, and how it lies in memory."""
     name = str(dtype).removeprefix("torch.")
@@ -258,6 +265,7 @@ def _of_cupy(cupy: Any, x: Any, write: bool) -> OnDevice:
 
     def write_back() -> Any:
         x[...] = plain
+        cupy.cuda.get_current_stream().synchronize()  # perhaps that of another thread than the program's
         return x
 
     return _cupy_memory(cupy, plain, (lambda: x) if plain is x or not write else write_back)
