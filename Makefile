@@ -160,20 +160,25 @@ test-recipes: $(MPI)/.made ## the recipes: Lightning, accelerate, transformers, 
 	@$(MAKE) --no-print-directory VENV=$(RECIPES) $(RECIPES)/.clients
 	@$(RECIPES)/bin/python -m pytest -q -m slow tests/recipes $(ARGS)
 
-.PHONY: chaos hostile fuzz scale groups calls
+.PHONY: chaos hostile fuzz scale groups calls saves
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
 fuzz: $(VENV)/.test ## a million inputs for every parser
 scale: $(VENV)/.torch ## 64 processes form a world and pass a barrier, beside Gloo's
 groups: $(VENV)/.test ## ten thousand sub-groups, made and closed: what is left of them
 calls: $(VENV)/.test ## a hundred thousand remote calls of all kinds: is each answered once, and rightly?
-chaos hostile fuzz scale groups calls:
+saves: $(VENV)/.test ## ranks killed at 500 points of saving a checkpoint: is the old one there, or the new one?
+chaos hostile fuzz scale groups calls saves:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
 .PHONY: parallelisms
 parallelisms: $(VENV)/.torch ## everything that torch builds on a process group, with 4 ranks: the same losses as on Gloo?
 	@mkdir -p build
 	@$(PY) -m tests.torch_backend.parallelisms --ranks 4 $(ARGS) > build/parallelisms.json
+
+.PHONY: strategies
+strategies: $(VENV)/.torch ## a GPT under DDP, FSDP and pipelines, with 4 ranks: the same losses as in one process?
+	@$(PY) -m tests.parallel.strategies $(ARGS)
 
 # Other builds of the core, loaded in place of the installed one by tests/other_core.
 define build_core # folder, options of CMake

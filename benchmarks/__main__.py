@@ -1,4 +1,4 @@
-"""`python -m benchmarks rpc | torch | training`."""
+"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import click
 from phalanx.errors import PhalanxError
 
 from .calls.arguments import command as rpc
+from .checkpoint.arguments import command as checkpoint
+from .memory.arguments import command as memory
+from .pipelines.arguments import command as pipeline
 from .training.arguments import command as training
 from .under_torch.arguments import command as torch
 
@@ -24,7 +27,7 @@ def app() -> None:
     """Measure Phalanx beside other libraries, and hold it to its goals."""
 
 
-for command in (rpc, torch, training):
+for command in (rpc, torch, training, checkpoint, memory, pipeline):
     app.add_command(command)
 
 

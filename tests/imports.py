@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +60,9 @@ def parse(name: str, text: str, *, is_package: bool = False) -> Source:
     return Source(name, name.replace(".", "/") + ".py", ast.parse(text), is_package)
 
 
+@functools.cache
 def sources() -> list[Source]:
+    """All modules of the package, read once."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("phalanx", *path.relative_to(PACKAGE).with_suffix("").parts)

@@ -31,8 +31,6 @@ from tests.imports import (
 )
 from tests.other_system.linux_only import FOLDERS, FUNCTIONS, MODULES
 
-SOURCES = sources()
-
 HEAVY = {"cupy", "jax", "mpi4py", "torch"}
 MAY_LOAD_HEAVY = {"torch_backend", "parallel"}
 SHARED_MEMORY = "phalanx.transports.shared_memory"
@@ -155,51 +153,51 @@ def namesakes(sources: list[Source]) -> dict[str, list[str]]:
 
 
 def test_every_module_has_its_line() -> None:
-    assert len(SOURCES) > 20, f"no source found under {PACKAGE}"
-    unknown = sorted({source.item for source in SOURCES} - set(LINE))
+    assert len(sources()) > 20, f"no source found under {PACKAGE}"
+    unknown = sorted({source.item for source in sources()} - set(LINE))
     assert not unknown, f"put these into LAYERS: {unknown}"
 
 
 def test_no_import_goes_up() -> None:
-    wrong = [text for source in SOURCES for text in crossings(source)]
+    wrong = [text for source in sources() for text in crossings(source)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_no_circles_of_imports() -> None:
-    found = circles(modules(SOURCES))
+    found = circles(modules(sources()))
     assert not found, f"circles of imports: {json.dumps(found, indent=4)}"
 
 
 def test_folders_beside_each_other_are_in_order() -> None:
-    assert circles(folders(SOURCES)) == []
+    assert circles(folders(sources())) == []
 
 
 def test_private_names_stay_in_their_module() -> None:
-    assert [text for source in SOURCES for text in borrowed(source)] == []
+    assert [text for source in sources() for text in borrowed(source)] == []
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    found = namesakes(SOURCES)
+    found = namesakes(sources())
     assert not found, f"classes of one name: {json.dumps(found, indent=4)}"
 
 
 def test_heavy_packages_are_imported_where_they_are_used() -> None:
-    wrong = [text for source in SOURCES for text in heavy_at_import(source)]
+    wrong = [text for source in sources() for text in heavy_at_import(source)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_config_reads_the_environment() -> None:
-    wrong = [text for source in SOURCES for text in environment_uses(source)]
+    wrong = [text for source in sources() for text in environment_uses(source)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_one_module_makes_and_opens_shared_memory() -> None:
-    wrong = [text for source in SOURCES for text in memory_uses(source)]
+    wrong = [text for source in sources() for text in memory_uses(source)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_one_module_uses_what_only_linux_has() -> None:
-    wrong = [text for source in SOURCES for text in linux_only(source)]
+    wrong = [text for source in sources() for text in linux_only(source)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -187,6 +187,8 @@ protected:
     virtual bool run(Operation&) = 0;
     // Gives it its number, for later: an IssuedCollective, or None.
     virtual nb::object issue(Operation&) { return nb::none(); }
+    // Whether the arrays of all ranks are added in one go, so that no sum of some of them is kept in 16 bits.
+    virtual bool adds_at_once() const noexcept { return false; }
 
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return ranks_; }
@@ -295,6 +297,7 @@ private:
         int code = 0;
         while (code < ops && op.ptr() != op_objects_[code].ptr()) ++code;
         if (code == ops || (code == mean && !is_floating(dtype))) return false;
+        if (code == mean && dtype == Dtype::float16 && !adds_at_once()) return false;  // see `Reduction.divides_first`
         o.op = code;
         o.how = code == mean ? Combine{dtype, Op::sum, ranks()} : Combine{dtype, static_cast<Op>(code), 1};
         return has_op(o.how.dtype, o.how.op);

@@ -157,6 +157,7 @@ protected:
     }
 
     nb::object issue(Operation& o) override;
+    bool adds_at_once() const noexcept override { return mpi_ == nullptr; }
 
 private:
     Outcome in_segment(const Operation& o, Parts& parts, const Call& call) {

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "reduce.hpp"
@@ -25,13 +24,13 @@ namespace phalanx::PHALANX_LOOPS {
 template <class T>
 T load(const std::byte* from) noexcept {
     T value;
-    std::memcpy(&value, from, sizeof(T));
+    __builtin_memcpy(&value, from, sizeof(T));
     return value;
 }
 
 template <class T>
 void store(std::byte* to, T value) noexcept {
-    std::memcpy(to, &value, sizeof(T));
+    __builtin_memcpy(to, &value, sizeof(T));
 }
 
 template <class T, class F>
@@ -467,10 +466,10 @@ PHALANX_NEVER_FUSED void multiply_complex(std::byte* dst, const std::byte* left,
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count * 2 * sizeof(T); i += 2 * sizeof(T)) {
         T a[2], b[2];
-        std::memcpy(a, left + i, sizeof(a));
-        std::memcpy(b, right + i, sizeof(b));
+        __builtin_memcpy(a, left + i, sizeof(a));
+        __builtin_memcpy(b, right + i, sizeof(b));
         const T product[2] = {a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]};
-        std::memcpy(dst + i, product, sizeof(product));
+        __builtin_memcpy(dst + i, product, sizeof(product));
     }
 }
 
@@ -564,7 +563,7 @@ bool reduce_all(std::byte* dst, const std::byte* const* sources, int n, std::siz
             known = known && reduce_two(next, sum, sources[i] + start * size, part, dtype, op);
             sum = next;
         }
-        if (n == 1 && to != sum) std::memcpy(to, sum, part * size);
+        if (n == 1 && to != sum) __builtin_memcpy(to, sum, part * size);
         if (divisor > 1) known = known && divide_all(to, part, divisor, dtype);
     }
     return known;

@@ -78,7 +78,7 @@ def cores_of_set() -> int:
 
 
 def core_quota(proc: str = PROC, groups: str = CGROUPS) -> float | None:
-    """The cores' worth of time that this process's control groups grant it, perhaps a fraction; None if any."""
+    """The cores' worth of time that this process's control groups grant it, perhaps a fraction; None if no limit."""
     found = []
     for _, text in control_group_files("cpu", "cpu.max", "cpu.cfs_quota_us", proc, groups):
         quota, _, period = text.partition(" ")

@@ -28,7 +28,7 @@ from .config import (
     unknown_variables,
 )
 from .deadline import Deadline
-from .errors import ConfigError, RendezvousError, UsageError
+from .errors import ConfigError, PeerLost, RendezvousError, UsageError
 from .exception_text import describe
 from .frames import frames_are_hidden, hide_frames, hides_frames, user_traceback
 from .last_words import say
@@ -234,6 +234,7 @@ def _watch_exceptions() -> None:
     previous: ExceptHook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _recognise(error)
         try:
             abort_worlds(error)
         finally:
@@ -246,6 +247,16 @@ def _watch_exceptions() -> None:
             _let_the_culprit_end_first()
 
     sys.excepthook = hook
+
+
+def _recognise(error: BaseException) -> None:
+    """Marks an error that torch's C++ has made of one of ours, which has nothing of it but the text."""
+    if type(error) is not RuntimeError or hasattr(error, "phalanx_error"):
+        return
+    for group in list(_worlds):
+        cause = group._health.cause
+        if isinstance(cause, PeerLost) and f"rank {cause.peer} " in str(error) and cause.reason in str(error):
+            error.phalanx_error = cause  # type: ignore[attr-defined]
 
 
 TORCHRUN_LOOKS = 2.0

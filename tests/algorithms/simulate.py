@@ -76,7 +76,6 @@ class _Rank:
     number: int
     schedule: Schedule
     buffer: Array
-    bounds: list[tuple[int, int]]
     heard: int
     learned: int = 0
     """Heard within the current step: what the same step sends cannot depend on it."""
@@ -90,15 +89,12 @@ class _Rank:
     received: int = 0
     messages: int = 0
 
-    def part(self, chunk: int) -> Array:
-        start, stop = self.bounds[chunk]
-        return self.buffer[start:stop]
-
 
 @dataclass(slots=True)
 class _Message:
     send: Send
     payload: Array
+    nbytes: int
     heard: int
     started: int
 
@@ -150,8 +146,11 @@ class _World:
     ) -> None:
         (parts,) = {schedule.parts for schedule in schedules}
         bounds = chunk_bounds(buffers.shape[1], parts)
+        self.slices = [slice(*bound) for bound in bounds]
+        self.nbytes = [(stop - start) * buffers.itemsize for start, stop in bounds]
+        """By chunk, as the slices: an array takes longer to say it."""
         pairs = enumerate(zip(schedules, buffers, strict=True))
-        self.ranks = [_Rank(i, schedule, buffer, bounds, 1 << i) for i, (schedule, buffer) in pairs]
+        self.ranks = [_Rank(i, schedule, buffer, 1 << i) for i, (schedule, buffer) in pairs]
         self.channels: dict[tuple[int, int], _Channel] = {}
         self.ready: list[_Channel] = []
         """A channel stands here once for each message that can be delivered."""
@@ -162,11 +161,13 @@ class _World:
     def run(self) -> Report:
         for rank in self.ranks:
             self.advance(rank)
-        while self.ready:
-            # Take any: swap it to the end, so that a long list costs nothing.
-            index = self.order.randrange(len(self.ready))
-            self.ready[index], self.ready[-1] = self.ready[-1], self.ready[index]
-            self.deliver(self.ready.pop())
+        ready, any_number = self.ready, self.order.random
+        while ready:
+            # Take any: the last one takes its place, so that a long list costs nothing.
+            index = int(any_number() * len(ready))
+            taken, ready[index] = ready[index], ready[-1]
+            ready.pop()
+            self.deliver(taken)
         stuck = [rank for rank in self.ranks if rank.pending]
         if stuck:
             raise Deadlock("; ".join(f"rank {r.number} in {r.schedule.steps[r.step]}" for r in stuck))
@@ -183,24 +184,28 @@ class _World:
 
     def advance(self, rank: _Rank) -> None:
         """Enters the next steps, for as long as nothing has to be waited for."""
-        while rank.pending == 0 and rank.step + 1 < len(rank.schedule.steps):
+        buffered, steps, channels = self.buffered, rank.schedule.steps, self.channels
+        while rank.pending == 0 and rank.step + 1 < len(steps):
             rank.step += 1
             rank.started = rank.finished
-            step = rank.schedule.steps[rank.step]
-            rank.pending = len(step.recvs) + (0 if self.buffered else len(step.sends))
-            if self.buffered and step.sends:
+            step = steps[rank.step]
+            sends, recvs = step.sends, step.recvs
+            rank.pending = len(recvs) + (0 if buffered else len(sends))
+            if buffered and sends:
                 rank.finished += 1
-            for send in step.sends:
-                data = rank.part(send.chunk)
-                rank.sent += data.nbytes
-                rank.messages += 1
-                payload = data.copy() if self.buffered else data
-                channel = self.channel(rank.number, send.peer)
-                channel.offered.append(_Message(send, payload, rank.heard, rank.started))
+            rank.messages += len(sends)
+            for send in sends:
+                chunk = send.chunk
+                nbytes = self.nbytes[chunk]
+                rank.sent += nbytes
+                data = rank.buffer[self.slices[chunk]]
+                payload = data.copy() if buffered else data
+                channel = channels.get((rank.number, send.peer)) or self.channel(rank.number, send.peer)
+                channel.offered.append(_Message(send, payload, nbytes, rank.heard, rank.started))
                 if len(channel.offered) <= len(channel.wanted):
                     self.ready.append(channel)
-            for recv in step.recvs:
-                channel = self.channel(recv.peer, rank.number)
+            for recv in recvs:
+                channel = channels.get((recv.peer, rank.number)) or self.channel(recv.peer, rank.number)
                 channel.wanted.append(recv)
                 if len(channel.wanted) <= len(channel.offered):
                     self.ready.append(channel)
@@ -208,24 +213,24 @@ class _World:
     def deliver(self, channel: _Channel) -> None:
         message, recv = channel.offered.popleft(), channel.wanted.popleft()
         source, target = channel.source, channel.target
-        mine = target.part(recv.chunk)
         if message.send.chunk != recv.chunk:
             raise Unmatched(f"rank {source.number} sent {message.send}, but rank {target.number} expected {recv}")
         if recv.late:
             target.late.append((recv, message.payload.copy()))
         elif recv.reduce:
             self.reduce(target, recv, message.payload)
-        else:
-            mine[...] = message.payload
-        target.received += message.payload.nbytes
+        elif message.nbytes:
+            target.buffer[self.slices[recv.chunk]] = message.payload
+        target.received += message.nbytes
         target.learned |= message.heard
-        now = max(message.started, target.started) + 1
+        now = (message.started if message.started > target.started else target.started) + 1
         self.complete(target, now)
         if not self.buffered:
             self.complete(source, now)
 
     def complete(self, rank: _Rank, now: int) -> None:
-        rank.finished = max(rank.finished, now)
+        if now > rank.finished:
+            rank.finished = now
         rank.pending -= 1
         if rank.pending == 0:
             rank.heard |= rank.learned
@@ -235,15 +240,14 @@ class _World:
             self.advance(rank)
 
     def reduce(self, rank: _Rank, recv: Recv, received: Array) -> None:
-        mine = rank.part(recv.chunk)
+        mine = rank.buffer[self.slices[recv.chunk]]
         operands = (received, mine) if recv.before else (mine, received)
         self.op(*operands, out=mine)
 
     def channel(self, source: int, target: int) -> _Channel:
-        key = source, target
-        if key not in self.channels:
-            self.channels[key] = _Channel(self.ranks[source], self.ranks[target])
-        return self.channels[key]
+        """A new one."""
+        made = self.channels[source, target] = _Channel(self.ranks[source], self.ranks[target])
+        return made
 
 
 def counts(size: int) -> list[int]:
@@ -269,10 +273,12 @@ def wild_floats(size: int, count: int) -> Array:
 def check_overlap(schedule: Schedule) -> None:
     """No step writes a chunk twice, or, unless it is late, one that it also sends; no step is empty; chunks exist."""
     for step in schedule.steps:
-        written = [recv.chunk for recv in step.recvs]
-        sent = {send.chunk for send in step.sends}
-        assert len(set(written)) == len(written), step
-        assert not sent & {recv.chunk for recv in step.recvs if not recv.late}, step
-        assert all(recv.reduce for recv in step.recvs if recv.late or recv.before), step
         assert step.sends or step.recvs
-        assert all(0 <= chunk < schedule.parts for chunk in (*sent, *written)), step
+        sent = {send.chunk for send in step.sends}
+        written = set()
+        for recv in step.recvs:
+            assert recv.chunk not in written, step
+            assert recv.late or recv.chunk not in sent, step
+            assert recv.reduce or not (recv.late or recv.before), step
+            written.add(recv.chunk)
+        assert all(0 <= chunk < schedule.parts for chunk in sent | written), step

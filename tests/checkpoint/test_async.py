@@ -40,14 +40,14 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
 
 def test_the_end_of_the_group_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    write = saving.write_file
+    write = saving.NewFile
 
     def slowly(*args: Any) -> Any:
         begun.set()
         assert go_on.wait(20)
         return write(*args)
 
-    monkeypatch.setattr(saving, "write_file", slowly)
+    monkeypatch.setattr(saving, "NewFile", slowly)
 
     def body(world: px.Group) -> None:
         px.checkpoint.save_async(tmp_path / "a", {"x": np.ones(3)}, world)

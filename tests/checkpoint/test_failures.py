@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.soak.saves import kill_in_a_save
+from tests.soak.saves_rank import Plan
 
 import phalanx as px
 from phalanx.checkpoint.index import INDEX
 from phalanx.testing import Died, faults, run_ranks
-from phalanx.transports.tcp import free_port
 
 OLD = {"x": np.arange(100_000), "step": 1}
 
@@ -124,8 +121,10 @@ def test_a_damaged_index(tmp_path: Path, place: int) -> None:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     def body(world: px.Group) -> None:
-        with pytest.raises(px.CheckpointNotFound, match="is not a checkpoint"):
+        with pytest.raises(px.CheckpointNotFound, match="does not exist"):
             px.checkpoint.load(tmp_path / "a", world)
+        with pytest.raises(px.CheckpointNotFound, match="is not a checkpoint"):
+            px.checkpoint.load(tmp_path, world)
         with pytest.raises(FileNotFoundError):
             px.checkpoint.load(tmp_path / "a", world)
 
@@ -144,12 +143,26 @@ def test_ranks_that_load_different_checkpoints(tmp_path: Path) -> None:
     assert all("this rank loads" in words for words in run_ranks(2, body))
 
 
+def test_ranks_that_save_to_different_folders(tmp_path: Path) -> None:
+    def body(world: px.Group, *names: str) -> str:
+        with pytest.raises(px.PhalanxError) as caught:
+            px.checkpoint.save(tmp_path / names[world.rank], {"x": px.checkpoint.Shard.along(np.ones(3), world)}, world)
+        return str(caught.value)
+
+    for words in run_ranks(2, body, "a", "b"):
+        assert "the folder on rank 1 is not as on rank 0 (b there, a on rank 0; all ranks save to one folder)" in words
+    # A name that is the same may be another folder all the same.
+    for words in run_ranks(2, body, "a/last", "b/last"):
+        assert f"which rank 1 has written to {tmp_path / 'b' / 'last'}, is not in {tmp_path / 'a' / 'last'}" in words
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
     px.checkpoint.save(tmp_path / "a", OLD)
 
     def body(world: px.Group) -> Any:
         if world.rank == 1:
-            px.checkpoint.saving.write_file = lambda *_: faults.kill_self()
+            px.checkpoint.saving.NewFile = lambda *_: faults.kill_self()
         with pytest.raises(px.PeerLost) as caught:
             px.checkpoint.save(tmp_path / "a", {"x": px.checkpoint.Shard.along(np.zeros(9), world)}, world)
         return caught.value.peer
@@ -163,59 +176,7 @@ def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
     assert len(files(tmp_path / "a")) == 1
 
 
-SAVER = """
-import sys
-import numpy as np
-import phalanx as px
-with px.init(timeout=20) as world:
-    for step in range(int(sys.argv[2]), 1_000_000):
-        part = px.checkpoint.Shard.along(np.full((50, 1000), step * 10 + world.rank), world)
-        tree = {"step": step, "all": np.full(1 << 21, step), "parts": part}
-        if step % 2:
-            px.checkpoint.save_async(sys.argv[1], tree, world)
-        else:
-            px.checkpoint.save(sys.argv[1], tree, world)
-"""
-
-
-def kill_somewhere(folder: Path, seed: int, ranks: int = 3) -> None:
-    """Starts ranks that save all the time, kills one or all of them at a random moment, and looks at what is there."""
-    chance = random.Random(seed)
-    first = px.checkpoint.load(folder)["step"] + 1 if (folder / INDEX).exists() else 0
-    port = free_port()
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    env["PHALANX_TOKEN"] = "a token of the test"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(folder), str(first)],
-            env={**env, "RANK": str(rank)},
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        limit = time.monotonic() + 60
-        while not (folder / INDEX).exists() and time.monotonic() < limit:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0.3, 1.2))
-        victims = processes if chance.random() < 0.3 else [chance.choice(processes)]
-        for process in victims:
-            process.kill()
-        for process in processes:
-            process.wait(30)  # the others hear of it, and end
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    found = px.checkpoint.load(folder)
-    step = found["step"]
-    assert step >= first - 1
-    assert (found["all"] == step).all()
-    assert (found["parts"] == np.repeat([step * 10 + rank for rank in range(ranks)], 50)[:, None]).all()
-    assert px.checkpoint.verify(folder)
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(8))
 def test_killed_at_any_moment_there_is_the_old_one_or_the_new_one(tmp_path: Path, seed: int) -> None:
-    for turn in range(2):
-        kill_somewhere(tmp_path / "a", 100 * seed + turn)
+    """`make saves` does this five hundred times."""
+    kill_in_a_save(tmp_path / "a", Plan.draw(seed, 3), ranks=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -71,6 +72,10 @@ def test_plain_data(tmp_path: Path) -> None:
     assert math.isnan(px.checkpoint.load(tmp_path / "nan"))
 
 
+CYCLE: dict[str, Any] = {}
+CYCLE["again"] = CYCLE
+
+
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
@@ -78,6 +83,9 @@ def test_plain_data(tmp_path: Path) -> None:
         ({"a": {(1, 2): 3}}, "a has a key of type tuple"),
         ({"a": np.array(["x"])}, "a: dtype <U1 cannot be saved"),
         ({"a": lambda: 1}, "a is of type function"),
+        ({"a": [CYCLE]}, "a.0.again is a dict that contains itself"),
+        (functools.reduce(lambda inner, _: [inner], range(200), 1), "... is nested more than 100 deep"),
+        ({"a": np.ma.masked_array([1, 2], [True, False])}, "a: a masked array cannot be saved"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, tree: Any, words: str) -> None:
@@ -85,6 +93,27 @@ def test_what_cannot_be_saved(tmp_path: Path, tree: Any, words: str) -> None:
         px.checkpoint.save(tmp_path / "a", tree)
     assert words in str(caught.value)
     assert not (tmp_path / "a").exists()
+
+
+def test_names_that_mean_something_to_the_format(tmp_path: Path) -> None:
+    part = px.checkpoint.Shard(np.arange(2), (2,), (0,))
+    twice = [np.ones(3)]
+    tree = {"__metadata__": np.arange(5), "x": part, "x@0": np.zeros(1), "twice": [twice, twice]}
+
+    def body(world: px.Group) -> None:
+        mine = {**tree, "x": px.checkpoint.Shard.along(np.arange(1) + world.rank, world)}
+        px.checkpoint.save(tmp_path / "a", mine, world)
+
+    run_ranks(2, body)
+    px.checkpoint.verify(tmp_path / "a")
+    found = px.checkpoint.load(tmp_path / "a")
+    assert found["__metadata__"].tolist() == [0, 1, 2, 3, 4]
+    assert found["x"].tolist() == [0, 1]
+    assert found["x@0"].tolist() == [0]
+    assert len(found["twice"]) == 2  # something that is there twice does not contain itself
+    px.checkpoint.export_safetensors(tmp_path / "a", tmp_path / "one.safetensors")
+    px.checkpoint.import_safetensors(tmp_path / "one.safetensors", tmp_path / "b")
+    assert px.checkpoint.load(tmp_path / "b")["__metadata__'"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_what_all_ranks_have_is_written_once_and_by_all_of_them(tmp_path: Path) -> None:

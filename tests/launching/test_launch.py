@@ -467,3 +467,34 @@ def test_a_function_can_be_given_by_a_module(tmp_path: Path, monkeypatch: pytest
         [sys.executable, "-B", "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "[1]\n[2]\n", done.stderr
+
+
+# -- odd results and errors -----------------------------------------------------------------------------------------
+
+
+class HasNoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def _raise_without_text() -> None:
+    raise HasNoText
+
+
+async def _coroutine() -> int:
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (_raise_without_text, r"HasNoText: \(its text cannot be shown"),
+        (lambda: (i for i in range(3)), r"what the function returned cannot be sent back \(generator: "),
+        (lambda: [1, threading.Lock()], r"what the function returned cannot be sent back \(.*lock"),
+        (_coroutine, "is a coroutine function: nobody awaits it"),
+    ],
+)
+def test_what_cannot_be_shown_or_sent_back_is_named(function: Callable[[], Any], words: str) -> None:
+    with pytest.raises(px.RankFailed, match=f"^rank 0 failed: .*{words}") as caught:
+        launch(function, 1)
+    assert "phalanx/" not in str(caught.value)

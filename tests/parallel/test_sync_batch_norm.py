@@ -99,6 +99,18 @@ def test_convert_keeps_everything() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("tracks", [True, False])
+def test_an_evaluation_asks_nobody(tracks: bool) -> None:
+    def body(world: px.Group) -> None:
+        layer = px.parallel.SyncBatchNorm(3, world, track_running_stats=tracks).eval()
+        plain = nn.BatchNorm1d(3, track_running_stats=tracks).eval()
+        if world.rank == 0:  # the other one does not take part
+            x = torch.randn(5, 3)
+            assert torch.equal(layer(x), plain(x))
+
+    run_ranks(2, body)
+
+
 def test_refusals() -> None:
     def body(world: px.Group) -> None:
         layer = px.parallel.SyncBatchNorm(3, world)

@@ -178,12 +178,19 @@ def test_a_failure_is_not_hidden_by_a_skip():
     assert False
 
 @pytest.mark.ranks(2)
+def test_nor_by_one_that_comes_long_before():
+    if os.environ["RANK"] == "0":
+        pytest.skip("first")
+    time.sleep(3)
+    assert False
+
+@pytest.mark.ranks(2)
 def test_fail(world):
     pytest.fail("in words", pytrace=False)
 """,
         "-rs",
     )
-    result.assert_outcomes(skipped=3, xfailed=2, failed=3)
+    result.assert_outcomes(skipped=3, xfailed=2, failed=4)
     result.stdout.fnmatch_lines(["SKIPPED * test_it.py:8: not today", "SKIPPED * test_it.py:13: not here"])
     result.stdout.fnmatch_lines(["*_ test_unexpected _*", "*ValueError: another one"])
     result.stdout.fnmatch_lines(["*_ test_fail _*", "in words"])

@@ -41,11 +41,11 @@ def test_a_flood(console: Console) -> None:
 
 
 def lying(world: px.Group) -> list[str]:
-    """A rank that answers one call in fifty with something else."""
+    """A rank that answers one call in five with something else: which calls these are is left to the threads."""
     with Agent(world, timeout=20) as agent:
         served = calls_rank.Served(agent)
         agent.unregister("echo")
-        agent.register("echo", lambda number, value: value if number % 50 else None)
+        agent.register("echo", lambda number, value: value if number % 5 else None)
         world.barrier()
         findings = [calls_rank.Findings() for _ in range(calls_rank.THREADS)]
         calls_rank._in_threads(agent, "lies", findings, -1, lambda done: done < 100)

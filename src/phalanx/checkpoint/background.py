@@ -13,6 +13,7 @@ from ..deadline import Deadline
 from ..errors import PhalanxError
 from ..exception_text import describe
 from ..group import Group, Work
+from ..group.tracking import call_site
 from .plan import Plan
 
 __all__ = ["copied", "start", "wait"]
@@ -34,8 +35,10 @@ class _Saver:
     def start(self, save: Callable[[Group | None], None], words: str) -> Work[None]:
         work: Work[None] = Work(words, Deadline(_LONGEST), on_told=self._note_told)
         votes = self._votes
+        site = call_site.find()  # a loss is reported with this line of the program
 
         def run() -> None:
+            call_site.lend(site)
             try:
                 save(votes)
             except BaseException as error:

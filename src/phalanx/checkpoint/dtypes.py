@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ _SIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Of types that NumPy itself does not have."""
 
 
+@functools.cache
 def item_size(name: str) -> int:
     """Bytes per element."""
     return _SIZES.get(name) or np.dtype(name).itemsize
@@ -75,6 +77,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
+@functools.cache
 def torch_name(dtype: Any) -> str:
     """The name of a torch dtype.
 

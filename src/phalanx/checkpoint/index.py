@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from .dtypes import FILE_DTYPES
 from .regions import Region
 from .tensors_file import Written
 
-__all__ = ["INDEX", "Index", "PieceEntry", "TensorEntry", "read_index", "write_index"]
+__all__ = ["INDEX", "Draft", "Index", "PieceEntry", "TensorEntry", "decode_index", "read_body", "read_index"]
 
 INDEX = "index.json"
 """The name of its file. A folder is a checkpoint if this is in it: it comes last, by a rename."""
@@ -24,7 +26,7 @@ _FORMAT = "phalanx checkpoint"
 _VERSION = 1
 
 
-class PieceEntry(msgspec.Struct, frozen=True):
+class PieceEntry(msgspec.Struct, frozen=True, gc=False):
     """A part of a tensor, in one file."""
 
     file: str
@@ -44,7 +46,7 @@ class PieceEntry(msgspec.Struct, frozen=True):
         return Written(self.start, self.checksums)
 
 
-class TensorEntry(msgspec.Struct):
+class TensorEntry(msgspec.Struct, gc=False):
     """A tensor: all of it, whoever held which part."""
 
     dtype: str
@@ -71,29 +73,65 @@ class Index(msgspec.Struct):
         return {piece.file for tensor in self.tensors.values() for piece in tensor.pieces}
 
 
-def write_index(folder: Path, index: Index) -> None:
-    """Makes the folder a checkpoint, or the new one instead of the old one: at once, or not at all.
+class Draft:
+    """An index under a name that does not count yet.
+
+    Args:
+        folder: Of the checkpoint.
+        index: Its tree may be left out, since it is in `tree`.
+        tree: The tree as JSON.
 
     Raises:
-        CheckpointError: The index could not be written. What was there before is still there.
+        CheckpointError: It could not be written.
     """
-    body = msgspec.to_builtins(index)
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, "checksum": _checksum(body), "body": body})
-    draft = folder / f".{INDEX}.{secrets.token_hex(6)}"
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)  # the names of the files of tensors, before the index says that they are there
-        draft.replace(folder / INDEX)
-        sync_folder(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"cannot write {folder / INDEX}: {error.strerror or error}", path=str(folder / INDEX)
-        ) from error
+
+    def __init__(self, folder: Path, index: Index, tree: bytes) -> None:
+        body = msgspec.json.encode(
+            _Body(msgspec.Raw(tree), index.tensors, index.world_size, index.saved, msgspec.Raw(_json(index.per_rank)))
+        )
+        text = msgspec.json.encode(_File(_FORMAT, _VERSION, zlib.crc32(body), msgspec.Raw(body)))
+        self._folder = folder
+        self._path = folder / f".{INDEX}.{secrets.token_hex(6)}"
+        with self._naming_the_index():
+            self._file = self._path.open("xb", buffering=0)
+            self._file.write(text)
+
+    def sync(self) -> None:
+        """Returns when it is on the disk.
+
+        Raises:
+            CheckpointError: The disk did not take it.
+        """
+        with self._naming_the_index():
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def publish(self) -> None:
+        """Makes the folder a checkpoint, or the new one instead of the old one: at once, or not at all.
+
+        Raises:
+            CheckpointError: What was there before is still there.
+        """
+        with self._naming_the_index():
+            # The names of the files of tensors come before the index that says that they are there.
+            sync_folder(self._folder)
+            sync_folder(self._folder.parent)
+            self._path.replace(self._folder / INDEX)
+            sync_folder(self._folder)
+
+    def drop(self) -> None:
+        """Removes it."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _naming_the_index(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            path = self._folder / INDEX
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
 
 
 def read_index(folder: Path) -> Index:
@@ -103,36 +141,55 @@ def read_index(folder: Path) -> Index:
         CheckpointNotFound: The folder is not a checkpoint.
         CheckpointError: The index is damaged, or of a version that this Phalanx does not know.
     """
+    return decode_index(read_body(folder), folder / INDEX)
+
+
+def read_body(folder: Path) -> bytes:
+    """The bytes of an index, for `decode_index`. They are those that were written.
+
+    Raises:
+        As `read_index`.
+    """
     path = folder / INDEX
     try:
-        found = json.loads(path.read_bytes())
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         words = f"is not a checkpoint (it has no {INDEX})" if folder.exists() else "does not exist"
         raise CheckpointNotFound(f"{folder} {words}", path=str(folder)) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}", path=str(path)) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error})", path=str(path)) from None
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    try:
+        found = msgspec.json.decode(text, type=_File)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path} is damaged, or is no index ({error})", path=str(path)) from None
+    if found.format != _FORMAT:
         raise CheckpointError(f"{path} is not the index of a checkpoint of Phalanx", path=str(path))
-    if found.get("version") != _VERSION:
+    if found.version != _VERSION:
         raise CheckpointError(
-            f"{path} is of version {found.get('version')} (this Phalanx reads version {_VERSION})", path=str(path)
+            f"{path} is of version {found.version} (this Phalanx reads version {_VERSION})", path=str(path)
         )
-    if found.get("checksum") != _checksum(found.get("body")):
+    body = bytes(found.body)
+    if found.checksum != zlib.crc32(body):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit", path=str(path))
-    return checked(found["body"], path)
+    return body
 
 
-def checked(body: Any, path: Path) -> Index:
-    """An index of plain data.
+def decode_index(body: bytes, path: Path) -> Index:
+    """An index of its bytes.
 
     Raises:
         CheckpointError: It does not have the form of one.
     """
     try:
-        index = msgspec.convert(body, Index)
-    except msgspec.ValidationError as error:
+        found = msgspec.json.decode(body, type=_Body)
+        index = Index(
+            json.loads(bytes(found.tree)),
+            found.tensors,
+            found.world_size,
+            found.saved,
+            json.loads(bytes(found.per_rank)),
+        )
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error})", path=str(path)) from None
     for name, tensor in index.tensors.items():
         pieces_fit = all(piece.region.within(tuple(tensor.shape)) for piece in tensor.pieces)
@@ -140,6 +197,26 @@ def checked(body: Any, path: Path) -> Index:
         if tensor.dtype not in FILE_DTYPES or not pieces_fit or not inside:
             raise CheckpointError(f"{path} is damaged (the entry of {name!r})", path=str(path), tensor=name)
     return index
+
+
+class _File(msgspec.Struct):
+    """The file: an index, and what proves that it is one."""
+
+    format: str
+    version: int
+    checksum: int
+    """Of the bytes of the body as they stand there."""
+    body: msgspec.Raw
+
+
+class _Body(msgspec.Struct):
+    """An index, with the data of users as the standard library writes them: integers may have any length."""
+
+    tree: msgspec.Raw
+    tensors: dict[str, TensorEntry]
+    world_size: int
+    saved: float
+    per_rank: msgspec.Raw
 
 
 def sync_folder(folder: Path) -> None:
@@ -151,5 +228,5 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _checksum(body: Any) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

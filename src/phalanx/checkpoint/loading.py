@@ -6,14 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..deadline import Deadline
 from ..errors import CheckpointError, CheckpointNotFound, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .dtypes import item_size
-from .index import Index, checked, read_index
+from .index import INDEX, Index, decode_index, read_body, read_index
 from .local_arrays import Target, new_target, target_of
 from .progress import Progress
 from .regions import Region, is_covered, whole
@@ -151,7 +149,7 @@ def _agreed_index(folder: Path, group: Group | None, deadline: Deadline) -> Inde
     told: Any = None
     if group.rank == 0:
         try:
-            told = ["index", str(folder), msgspec.to_builtins(read_index(folder))]
+            told = ["index", str(folder), read_body(folder)]
         except CheckpointNotFound as error:
             told = ["missing", error.message, error.path]
         except CheckpointError as error:
@@ -165,7 +163,7 @@ def _agreed_index(folder: Path, group: Group | None, deadline: Deadline) -> Inde
         # The others go on to the vote, where they hear of it.
         other = Desync(f"this rank loads {folder}, rank {group.members[0]} loads {words}", operation="load")
         _agree(other, group, deadline)
-    return checked(found, folder)
+    return decode_index(found, folder / INDEX)
 
 
 def _agree(error: Exception | None, group: Group | None, deadline: Deadline) -> None:

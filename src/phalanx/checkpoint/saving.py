@@ -9,18 +9,20 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ..deadline import Deadline
+import msgspec
+
+from ..background_thread import BackgroundThread
 from ..errors import CheckpointError, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
-from .index import Index, PieceEntry, TensorEntry, write_index
+from .index import Draft, Index, PieceEntry, TensorEntry
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
-from .tensors_file import Written, write_file
+from .tensors_file import NewFile
 
 __all__ = ["group_of", "write_checkpoint"]
 
@@ -47,99 +49,189 @@ def write_checkpoint(
         PeerLost: A rank was lost before the vote was over. What was there before is still there, or the new one.
     """
     rank = 0 if group is None else group.rank
-    file = folder / f"rank-{rank:05d}-{secrets.token_hex(6)}.safetensors"
+    path = folder / f"rank-{rank:05d}-{secrets.token_hex(6)}.safetensors"
     error: BaseException | None = None
-    written: list[Written] = []
+    file: NewFile | None = None
     plan = _NOTHING
     try:
         plan = make()
-        written = _write_share(folder, file, plan, shows=rank == 0)
+        file = _write_share(folder, path, plan, shows=rank == 0)
     except (PhalanxError, OSError) as problem:
         error = problem
     try:
-        _vote(folder, plan, _pieces(plan, file.name, written), error, group, keep, timeout)
+        _Vote(folder, plan, file, error, group, timeout).hold(keep)
     except (CheckpointError, Desync, UsageError):
         # All know that there is no checkpoint. After a lost rank nobody does: the first may have made it one, so that
         # the file stays, for the next save to remove.
         with contextlib.suppress(OSError):
-            file.unlink()
+            path.unlink()
         raise
+    finally:
+        if file is not None:
+            file.close()
 
 
-def _write_share(folder: Path, file: Path, plan: Plan, *, shows: bool) -> list[Written]:
+def _write_share(folder: Path, path: Path, plan: Plan, *, shows: bool) -> NewFile | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {folder}: {error.strerror or error}", path=str(folder)) from None
     entries = [item.entry for item in plan.shares]
     if not entries:
-        return []
+        return None
     with Progress(f"saving {folder.name}", sum(len(entry.memory) for entry in entries), shows=shows) as progress:
-        return write_file(file, entries, progress.advance)
-
-
-def _pieces(plan: Plan, file: str, written: list[Written]) -> dict[str, list[Any]]:
-    pieces: dict[str, list[Any]] = {}
-    for item, place in zip(plan.shares, written, strict=bool(written)):
-        region = item.region
-        entry = [file, list(region.offset), list(region.shape), place.start, place.checksums]
-        pieces.setdefault(item.entry.tensor, []).append(entry)
-    return pieces
+        return NewFile(path, entries, progress.advance)
 
 
 # -- the vote --------------------------------------------------------------------------------------------------------
 
 
-def _vote(
-    folder: Path,
-    plan: Plan,
-    pieces: dict[str, list[Any]],
-    error: BaseException | None,
-    group: Group | None,
-    keep: int | None,
-    timeout: float | None,
-) -> None:
-    ballot = {
-        "tree": _digest(plan),
-        "pieces": pieces,
-        "own": {name: [held.dtype, list(held.shape)] for name, held in plan.own.items()},
-        "per_rank": plan.per_rank,
-        "error": None if error is None else _told(error),
-    }
-    if group is None:
-        outcome = _decide(folder, plan, [ballot], keep)
-    else:
-        deadline = Deadline.of(timeout, group.timeout)
-        ballots = group.gather_object(ballot, 0, timeout=deadline.remaining())
-        outcome = _decide(folder, plan, ballots, keep) if ballots is not None else {}
-        outcome = group.broadcast_object(outcome, 0, timeout=deadline.remaining())
-    if outcome["kind"] == "different":
-        raise _difference(plan, group)
-    if outcome["kind"] == "error":
-        words, path, tensor, of_rank = outcome["error"]
-        if error is not None and (group is None or group.rank == of_rank):
-            raise error
-        where = "" if group is None or group.world_size == 1 else f"rank {group.members[of_rank]}: "
-        raise CheckpointError(f"{where}{words}", path=path, tensor=tensor) from error
+class _Vote:
+    """How the ranks agree. Each says twice how it fared: when its file is written, and when it is on the disk.
+
+    Between the two, all disks work at the same time, and the first rank writes the index.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        file: NewFile | None,
+        error: BaseException | None,
+        group: Group | None,
+        timeout: float | None,
+    ) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._file = file
+        self._error = error
+        self._group = group
+        self._timeout = timeout
+
+    def hold(self, keep: int | None) -> None:
+        """Returns when the checkpoint is there.
+
+        Raises:
+            As `write_checkpoint`.
+        """
+        tree = json.dumps(self._plan.tree).encode()
+        ballot = {
+            "tree": _digest(self._plan, tree),
+            "folder": str(self._folder),
+            "pieces": _pieces(self._plan, self._file),
+            "own": {name: [held.dtype, list(held.shape)] for name, held in self._plan.own.items()},
+            "per_rank": self._plan.per_rank,
+            "error": None if self._error is None else _told(self._error),
+        }
+        ballots = self._gather(ballot)
+        if ballots is None:
+            self._sync()
+            self._gather(None if self._error is None else _told(self._error))
+            outcome = None
+        else:
+            outcome = self._decide(ballots, tree, keep)
+        if self._group is not None:
+            outcome = self._group.broadcast_object(outcome, 0, timeout=self._timeout)
+        assert outcome is not None
+        if outcome["kind"] == "different":
+            assert self._group is not None
+            raise _difference(self._folder, self._plan, self._group)
+        if outcome["kind"] == "error":
+            self._raise(*outcome["error"])
+
+    def _gather(self, words: Any) -> list[Any] | None:
+        """The words of all ranks, on the first one."""
+        return [words] if self._group is None else self._group.gather_object(words, 0, timeout=self._timeout)
+
+    def _sync(self) -> None:
+        """Waits for this rank's file; an error is one to report."""
+        if self._file is not None and self._error is None:
+            try:
+                self._file.sync()
+            except CheckpointError as error:
+                self._error = error
+
+    def _raise(self, words: str, path: str | None, tensor: str | None, rank: int) -> NoReturn:
+        group = self._group
+        if self._error is not None and (group is None or group.rank == rank):
+            raise self._error
+        where = "" if group is None or group.world_size == 1 else f"rank {group.members[rank]}: "
+        raise CheckpointError(f"{where}{words}", path=path, tensor=tensor) from self._error
+
+    # -- on the first rank -----------------------------------------------------------------------------------------
+
+    def _decide(self, ballots: list[Any], tree: bytes, keep: int | None) -> dict[str, Any]:
+        """The outcome: the checkpoint is made, or there is a reason why not."""
+        problem = _refusal(ballots)
+        draft: Draft | None = None
+        files: set[str] = set()
+        try:
+            if problem is None:
+                index = _index(self._folder, self._plan, ballots)
+                files = index.files
+                draft = Draft(self._folder, index, tree)
+        except (PhalanxError, OSError) as error:
+            problem = _error(error)
+        problem = self._sync_both(draft) or problem
+        told = self._gather(None if self._error is None else _told(self._error))
+        assert told is not None
+        for rank, words in enumerate(told):
+            if words is not None and problem is None:
+                problem = {"kind": "error", "error": [*words, rank]}
+        try:
+            if draft is not None and problem is None:
+                draft.publish()
+            elif draft is not None:
+                draft.drop()
+        except CheckpointError as error:
+            problem = _error(error)
+        if problem is not None:
+            return problem
+        with contextlib.suppress(OSError):  # the checkpoint is there; what is too much goes with the next one
+            remove_leftovers(self._folder, files)
+            if keep is not None:
+                prune(self._folder.parent, keep, newest=self._folder)
+        return {"kind": "saved"}
+
+    def _sync_both(self, draft: Draft | None) -> dict[str, Any] | None:
+        """Waits for this rank's file and for the index at the same time. Returns what was wrong with the index."""
+        other = BackgroundThread(self._sync, "phalanx-fsync").start()
+        try:
+            if draft is not None:
+                draft.sync()
+        except CheckpointError as error:
+            return _error(error)
+        finally:
+            other.join()
+        return None
 
 
-def _decide(folder: Path, plan: Plan, ballots: list[Any], keep: int | None) -> dict[str, Any]:
-    """The outcome of the votes, on the first rank: the checkpoint is made, or there is a reason why not."""
+def _refusal(ballots: list[Any]) -> dict[str, Any] | None:
+    """Why there can be no checkpoint of these votes; None if there can."""
     for rank, ballot in enumerate(ballots):
         if ballot["error"] is not None:
             return {"kind": "error", "error": [*ballot["error"], rank]}
-    if any(ballot["tree"] != ballots[0]["tree"] for ballot in ballots):
-        return {"kind": "different"}
-    try:
-        index = _index(folder, plan, ballots)
-        write_index(folder, index)
-    except (PhalanxError, OSError) as error:
-        return {"kind": "error", "error": [*_told(error), 0]}
-    with contextlib.suppress(OSError):  # the checkpoint is there; what is too much goes with the next one
-        remove_leftovers(folder, index.files)
-        if keep is not None:
-            prune(folder.parent, keep, newest=folder)
-    return {"kind": "saved"}
+    first = ballots[0]
+    for ballot in ballots:
+        # Hosts may have the same folder under different parents.
+        if ballot["tree"] != first["tree"] or Path(ballot["folder"]).name != Path(first["folder"]).name:
+            return {"kind": "different"}
+    return None
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    """The outcome if the first rank had an error."""
+    return {"kind": "error", "error": [*_told(error), 0]}
+
+
+def _pieces(plan: Plan, file: NewFile | None) -> dict[str, list[Any]]:
+    pieces: dict[str, list[Any]] = {}
+    if file is not None:
+        for item, place in zip(plan.shares, file.written, strict=True):
+            region = item.region
+            entry = [file.path.name, list(region.offset), list(region.shape), place.start, place.checksums]
+            pieces.setdefault(item.entry.tensor, []).append(entry)
+    return pieces
 
 
 def _told(error: BaseException) -> list[str | None]:
@@ -159,27 +251,31 @@ def _index(folder: Path, plan: Plan, ballots: list[Any]) -> Index:
             for piece in found:
                 tensors[name].pieces.append(PieceEntry(*piece))
     for name, tensor in tensors.items():
-        missing = not is_covered(whole(tensor.shape), [piece.region for piece in tensor.pieces])
-        if missing:
+        is_whole = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
+        if not is_whole and not is_covered(whole(tensor.shape), [piece.region for piece in tensor.pieces]):
             raise CheckpointError(
                 f"the parts of {name!r} that the ranks have do not make a tensor of shape {tensor.shape}", tensor=name
             )
     per_rank = {name: [ballot["per_rank"].get(name) for ballot in ballots] for name in plan.per_rank}
     index = Index(plan.tree, tensors, len(ballots), time.time(), per_rank)
-    for file in index.files:
-        if not (folder / file).is_file():
-            raise CheckpointError(
-                f"{file} is not in {folder} on rank 0 (expected a folder that all hosts share)", path=str(folder / file)
-            )
+    for rank, ballot in enumerate(ballots):
+        for file in {piece[0] for pieces in ballot["pieces"].values() for piece in pieces}:
+            if not (folder / file).is_file():
+                raise CheckpointError(
+                    f"{file}, which rank {rank} has written to {ballot['folder']}, is not in {folder} on rank 0 "
+                    "(expected one folder, which all hosts share)",
+                    path=str(folder / file),
+                )
     return index
 
 
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def _described(plan: Plan) -> dict[str, str]:
+def _described(folder: Path, plan: Plan) -> dict[str, str]:
     """The words that have to be alike on all ranks, by name."""
     words = {name: f"{held.dtype}{list(held.shape)}" for name, held in plan.tensors.items()}
+    words["the folder"] = folder.name
 
     def walk(node: Any, where: str) -> None:
         if isinstance(node, dict) and "dict" in node:
@@ -189,31 +285,35 @@ def _described(plan: Plan) -> dict[str, str]:
         elif isinstance(node, dict) and ("list" in node or "tuple" in node):
             for index, item in enumerate(next(iter(node.values()))):
                 walk(item, f"{where}.{index}")
-        elif not (isinstance(node, dict) and "tensor" in node):
+        elif isinstance(node, dict) and "tensor" in node:
+            words[node["tensor"]] = f"{words.get(node['tensor'])} of {node['library']}"
+        else:
             words[where or "the tree"] = json.dumps(node)
 
     walk(plan.tree, "")
     return words
 
 
-def _digest(plan: Plan) -> str:
-    return hashlib.sha256(json.dumps(_described(plan), sort_keys=True).encode()).hexdigest()
+def _digest(plan: Plan, tree: bytes) -> str:
+    """Equal if what `_described` says is, and much quicker."""
+    tensors = [(name, held.dtype, held.shape) for name, held in plan.tensors.items()]
+    return hashlib.sha256(tree + msgspec.json.encode(tensors)).hexdigest()
 
 
-def _difference(plan: Plan, group: Group | None) -> Desync:
+def _difference(folder: Path, plan: Plan, group: Group) -> Desync:
     """Names what differs. All ranks come here, since the first told them to."""
-    assert group is not None
-    mine = _described(plan)
+    mine = _described(folder, plan)
     theirs: dict[str, str] = group.broadcast_object(mine, 0)
     wrong = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
-    everyone: list[Any] = group.all_gather_object(wrong[:3])
-    rank, names = next((rank, names) for rank, names in enumerate(everyone) if names)
-    detail = ""
-    if rank == group.rank:
-        shown: Callable[[dict[str, str]], str] = lambda words: words.get(names[0], "missing")[:60]  # noqa: E731
-        detail = f" ({shown(mine)} here, {shown(theirs)} on rank {group.members[0]})"
+    everyone: list[Any] = group.all_gather_object([[name, mine.get(name, "missing")[:60]] for name in wrong[:3]])
+    rank, found = next((rank, found) for rank, found in enumerate(everyone) if found)
+    (name, value), *_ = found
+    hint = "all ranks save to one folder"
+    if name != "the folder":
+        hint = "what each rank has for itself: px.checkpoint.PerRank or Shard"
     return Desync(
-        f"the ranks save different trees: {', '.join(names)} on rank {group.members[rank]} is not as on rank "
-        f"{group.members[0]}{detail} (what each rank has for itself: px.checkpoint.PerRank or Shard)",
+        f"the ranks save different trees: {', '.join(name for name, _ in found)} on rank {group.members[rank]} is not "
+        f"as on rank {group.members[0]} ({value} there, {theirs.get(name, 'missing')[:60]} on rank {group.members[0]}; "
+        f"{hint})",
         operation="save",
     )

@@ -6,10 +6,11 @@ checksums are not part of it: they stand in the index of the checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,8 +54,8 @@ def raw_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(_RAW[item_size(name)])
 
 
-def write_file(path: Path, entries: Sequence[FileTensor], advance: Callable[[int], None]) -> list[Written]:
-    """Writes a new file and returns when it is on the disk.
+class NewFile:
+    """A file that is written; `sync` makes sure that it is on the disk.
 
     Args:
         advance: Told how many bytes were written since the last call.
@@ -62,34 +63,91 @@ def write_file(path: Path, entries: Sequence[FileTensor], advance: Callable[[int
     Raises:
         CheckpointError: It could not be written; names the tensor.
     """
+
+    def __init__(self, path: Path, entries: Sequence[FileTensor], advance: Callable[[int], None]) -> None:
+        self.path = path
+        self.written: list[Written] = []
+        self._entries = entries
+        head = _head(entries)
+        self._begin = len(head)
+        with self._naming_the_tensor():
+            self._file = path.open("xb", buffering=BLOCK)
+            try:
+                self._write(head, advance)
+            except BaseException:
+                self.close()
+                raise
+
+    def _write(self, head: bytes, advance: Callable[[int], None]) -> None:
+        write, crc, place = self._file.write, zlib.crc32, len(head)
+        write(head)
+        for entry in self._entries:
+            memory = entry.memory
+            size = len(memory)
+            if size <= BLOCK:
+                write(memory)
+                self.written.append(Written(place, [crc(memory)] if size else []))
+                advance(size)
+            else:
+                checksums = []
+                for first in range(0, size, BLOCK):
+                    block = memory[first : first + BLOCK]
+                    write(block)
+                    checksums.append(crc(block))
+                    advance(len(block))
+                self.written.append(Written(place, checksums))
+            place += size
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Returns when it is on the disk, and closes it.
+
+        Raises:
+            CheckpointError: The disk did not take it.
+        """
+        with self._naming_the_tensor():
+            os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Closes it, on the disk or not."""
+        with contextlib.suppress(OSError):  # what was not flushed is lost, which the caller knows
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _naming_the_tensor(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            name = _first_missing(self.path, self._entries, self._begin)
+            raise CheckpointError(
+                f"cannot write {name!r} to {self.path}: {error.strerror or error}", path=str(self.path), tensor=name
+            ) from error
+
+
+def _head(entries: Sequence[FileTensor]) -> bytes:
+    """The length of the header, and the header: where each tensor lies behind it."""
     header: dict[str, Any] = {}
     end = 0
     for entry in entries:
-        shown = list(file_shape(entry.dtype, entry.shape))
-        place = [end, end + len(entry.memory)]
-        header[entry.name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shown, "data_offsets": place}
-        end = place[1]
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    written: list[Written] = []
-    try:
-        with path.open("xb", buffering=BLOCK) as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for entry in entries:
-                written.append(Written(file.tell(), []))
-                for first in range(0, len(entry.memory), BLOCK):
-                    block = entry.memory[first : first + BLOCK]
-                    file.write(block)
-                    written[-1].checksums.append(zlib.crc32(block))
-                    advance(len(block))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        name = _first_missing(path, entries, 8 + len(head))
-        raise CheckpointError(
-            f"cannot write {name!r} to {path}: {error.strerror or error}", path=str(path), tensor=name
-        ) from error
-    return written
+        begin, end = end, end + len(entry.memory)
+        shape = file_shape(entry.dtype, entry.shape)
+        name = entry.name
+        while name in header or name == "__metadata__":  # the format has a meaning of its own for that one
+            name += "'"
+        header[name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_file(path: Path, entries: Sequence[FileTensor], advance: Callable[[int], None]) -> None:
+    """Writes a new file and returns when it is on the disk.
+
+    Raises:
+        As `NewFile`.
+    """
+    NewFile(path, entries, advance).sync()
 
 
 def _first_missing(path: Path, entries: Sequence[FileTensor], end: int) -> str:

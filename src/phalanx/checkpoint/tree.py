@@ -7,6 +7,7 @@ Plain data are None, bool, int, float, complex, str, bytes, and dicts, lists and
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from .shards import PerRank, Shard
 __all__ = ["build", "has_state", "is_array", "take_apart"]
 
 Leaves = dict[str, Any]
+_DEEPEST = 100
+"""Dicts and lists inside of each other: JSON and Python's own stack have limits, too."""
 
 
 def is_array(value: Any) -> bool:
@@ -39,6 +42,8 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
     """
     leaves: Leaves = {}
     per_rank: dict[str, PerRank] = {}
+    around: list[Any] = []
+    """The dicts and lists that the walk is inside of."""
 
     def unused(name: str) -> str:
         found, number = name or "value", 1
@@ -66,16 +71,27 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
             return {"complex": [value.real.hex(), value.imag.hex()]}
         if isinstance(value, (bytes, bytearray)):
             return {"bytes": base64.b64encode(value).decode()}
-        below = f"{where}." if where else ""
-        if isinstance(value, Mapping):
-            return {"dict": [[_key(key, where), walk(item, f"{below}{key}")] for key, item in value.items()]}
-        if isinstance(value, (list, tuple)):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [walk(item, f"{below}{index}") for index, item in enumerate(value)]}
+        if isinstance(value, (Mapping, list, tuple)):
+            if any(value is outer for outer in around):
+                raise UsageError(f"{where} is a {type(value).__name__} that contains itself, which cannot be saved")
+            if len(around) == _DEEPEST:
+                raise UsageError(f"{where[:60]}... is nested more than {_DEEPEST} deep, which cannot be saved")
+            around.append(value)
+            try:
+                return walk_into(value, where)
+            finally:
+                around.pop()
         raise UsageError(
             f"{where or 'the tree'} is of type {type(value).__name__}, which cannot be saved (expected arrays, plain "
             "data, dicts and lists of them, or objects with a state_dict)"
         )
+
+    def walk_into(value: Any, where: str) -> Any:
+        below = f"{where}." if where else ""
+        if isinstance(value, Mapping):
+            return {"dict": [[_key(key, where), walk(item, f"{below}{key}")] for key, item in value.items()]}
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [walk(item, f"{below}{index}") for index, item in enumerate(value)]}
 
     return walk(tree, name), leaves, per_rank
 
@@ -148,9 +164,14 @@ def build(
 
 def library_of(value: Any) -> str:
     """The library that an array comes from: "numpy", "torch" or "jax"."""
-    array = value.array if isinstance(value, Shard) else value
-    for kind in type(array).__mro__:
-        root = kind.__module__.partition(".")[0]
+    kind = type(value.array if isinstance(value, Shard) else value)
+    return _library_of_type(kind)  # type: ignore[arg-type]  # types can be keys
+
+
+@functools.cache
+def _library_of_type(array: Any) -> str:
+    for kind in array.__mro__:
+        root = str(kind.__module__).partition(".")[0]
         if root in ("torch", "numpy"):
             return root
         if root in ("jax", "jaxlib"):

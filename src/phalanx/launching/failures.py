@@ -11,6 +11,7 @@ from typing import Any
 
 from ..arguments import as_index, as_seconds
 from ..errors import PeerLost, RankFailed, UsageError
+from ..exception_text import message_of
 from ..frames import user_traceback
 from ..last_words import is_shared
 
@@ -88,7 +89,7 @@ def _signal_name(number: int) -> str:
 def capture(rank: int, at: float, error: BaseException) -> RankFailure:
     """An exception as a failure, on the rank that raised it."""
     text = user_traceback(error)
-    first = str(error).split("\n", 1)[0]
+    first = message_of(error).split("\n", 1)[0]
     name = type(error).__name__
     echo = error.peer if isinstance(error, PeerLost) else None
     summary = f"{name}: {first}" if first else name

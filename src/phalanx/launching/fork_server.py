@@ -22,6 +22,8 @@ START_TIME = 60.0
 """Seconds for a fork server to start, or to answer. It takes a fraction of one."""
 MANY = 2
 """Fork servers kept at once: one for each set of variables that counts at import."""
+READ_AT_IMPORT = frozenset({"PHALANX_AS_GLOO", "PHALANX_PORTABLE", "PHALANX_PURE"})
+"""Variables that Phalanx reads while it, or torch, is imported. A rank has its own of all others when they are read."""
 
 
 class ForkServer:
@@ -145,7 +147,7 @@ def borrow_fork_server(environment: Mapping[str, str], modules: list[tuple[str, 
 
 
 def _counts_at_import(name: str) -> bool:
-    return name.startswith(("PHALANX_", "PYTHON", "LD_")) or name.endswith("_NUM_THREADS")
+    return name in READ_AT_IMPORT or name.startswith(("PYTHON", "LD_")) or name.endswith("_NUM_THREADS")
 
 
 def _changed(file: str | None) -> float:

@@ -239,8 +239,10 @@ def _keep_all() -> None:
 
 def main(fd: int) -> None:
     """Serves requests that come on a socket."""
-    # Every rank needs these.
-    import numpy as np  # noqa: F401
+    # Every rank needs these: it sets a seed, which NumPy imports a package for, and looks up an address.
+    import encodings.idna  # noqa: F401
+
+    import numpy.random  # noqa: F401
 
     from .. import backends, group, world  # noqa: F401
     from . import rank_process  # noqa: F401

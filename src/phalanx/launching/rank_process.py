@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import inspect
 import math
 import pickle
+import re
 import socket
 import struct
 import threading
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..config import adopt
+from ..errors import UsageError
+from ..exception_text import message_of
 from ..wire import codec
 from . import shipping
 from .failures import FAILED_AT, RankFailure, capture
@@ -78,7 +82,7 @@ def main(rank: int, socket_fd: int, stacks_fd: int, environment: dict[str, str])
     try:
         encoded = codec.encode(report, allow_pickle=True, limits=LIMITS)
     except Exception as error:  # a result that cannot be sent is a failure as well
-        encoded = codec.encode(_failed(rank, error), limits=LIMITS)
+        encoded = codec.encode(_failed(rank, _unsendable(report[1], error)), limits=LIMITS)
     sock.sendall(HEADER.pack(len(encoded.head), encoded.payload_bytes))
     sock.sendall(encoded.head)
     for buffer in encoded.buffers:
@@ -88,6 +92,15 @@ def main(rank: int, socket_fd: int, stacks_fd: int, environment: dict[str, str])
         threading._shutdown()  # type: ignore[attr-defined]  # as Python itself does at its end
         atexit._run_exitfuncs()
     return 0
+
+
+def _unsendable(result: Any, error: Exception) -> UsageError:
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that nobody has awaited it
+        return UsageError("the function is a coroutine function: nobody awaits it (call asyncio.run inside it)")
+    # The codec speaks of a place in what is sent, of which the function knows nothing.
+    reason = re.sub(r"^cannot send an object of type (\S+) at \$\[1\](\S*): ", r"\1: ", message_of(error))
+    return UsageError(f"what the function returned cannot be sent back ({reason})")
 
 
 def _failed(rank: int, error: BaseException) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import selectors
 import signal
 import socket
@@ -180,7 +181,7 @@ class _RunningRanks:
         limit = self._deadline
         while self._unsettled:
             self._look(min(LOOK, limit.remaining()))
-            if self._failures and limit is self._deadline:
+            if not all(failure.mild for failure in self._failures) and limit is self._deadline:
                 limit = limit.sooner(self._manners.notice)
             if limit.expired:
                 if self._failures:
@@ -322,6 +323,8 @@ def _of_users(stacks: str) -> str:
     """The stacks that `faulthandler` wrote, without Phalanx's own threads and frames."""
     if not frames_are_hidden():
         return stacks
+    # The first line says that faulthandler's own time is over.
+    stacks = re.sub(r"\ATimeout \([\d:.]+\)!\n", "", stacks)
     threads = [part for part in stacks.split("\n\n") if background_thread.__file__ not in part]
     return "\n\n".join(
         "\n".join(line for line in part.split("\n") if not line.startswith(_OUR_FRAMES)) for part in threads

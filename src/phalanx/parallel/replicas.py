@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,13 @@ def verify(named: Mapping[str, Any], group: Group, *, timeout: float | None = No
     check_alike(mine, group, "replicas differ", timeout=timeout)
 
 
-def check_alike(mine: Mapping[str, str], group: Group, what: str, *, timeout: float | None = None) -> None:
+def check_alike(
+    mine: Mapping[str, str], group: Group, what: str, *, shows: bool = False, timeout: float | None = None
+) -> None:
     """Compares the ranks' words for each name.
+
+    Args:
+        shows: Whether the message has the words, too.
 
     Raises:
         Desync: They differ; the message names what and where.
@@ -50,8 +55,15 @@ def check_alike(mine: Mapping[str, str], group: Group, what: str, *, timeout: fl
         for rank, words in enumerate(everyone):
             ranks.setdefault(words.get(name), []).append(group.members[rank])
         if len(ranks) > 1:
-            sides = " / ".join(f"ranks {', '.join(map(str, members))}" for members in ranks.values())
+            sides = " / ".join(
+                f"{value or 'missing'} on ranks {_numbers(members)}" if shows else f"ranks {_numbers(members)}"
+                for value, members in ranks.items()
+            )
             lines.append(f"{name}: {sides}")
     if lines:
         more = f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
         raise Desync(f"{what} ({len(lines)} of {len(mine)}):\n  " + "\n  ".join(lines[:SHOWN]) + more)
+
+
+def _numbers(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -30,7 +30,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         eps: Added to the variance.
         momentum: The share of a new batch in the running statistics; None for the mean of all batches.
         affine: Whether there are weight and bias.
-        track_running_stats: Whether there are running statistics, for evaluation.
+        track_running_stats: Whether there are running statistics, for evaluation. Without them `eval()` takes the
+            statistics of this rank's batch alone, as torch's does: an evaluation never communicates.
         timeout: Seconds for each collective; the group's, if not given.
     """
 
@@ -62,10 +63,10 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (torch's name)
         """Normalises the input."""
         self._check_input_dim(input)
-        if not self.training and self.track_running_stats:
-            return functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
+        if not self.training:
+            # As torch's: without running statistics an evaluation takes those of its own batch, and asks nobody.
+            mean, variance = self.running_mean, self.running_var
+            return functional.batch_norm(input, mean, variance, self.weight, self.bias, mean is None, 0.0, self.eps)
         output, mean, variance, count = _Normalise.apply(
             input, self.weight, self.bias, self.eps, self.group, self._timeout
         )

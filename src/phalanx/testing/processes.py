@@ -45,7 +45,7 @@ def run_processes(
             task.data,
             [environment] * n,
             server_environment=environment,
-            modules=shipping.modules_of(fn),
+            modules=[*shipping.modules_of(_join_and_call), *shipping.modules_of(fn)],
             deadline=deadline,
             manners=Manners(),
             may_die=may_die,

@@ -44,7 +44,10 @@ def all_reduce_sparse(group: Group, tensor: Any, op: Any, seconds: float | None)
         (index[:count], value[:count]) for index, value, count in zip(every_index, every_value, counts, strict=True)
     ]
     total = torch.sparse_coo_tensor(
-        torch.cat([index for index, _ in kept]).t(), torch.cat([value for _, value in kept]), mine.shape
+        torch.cat([index for index, _ in kept]).t(),
+        torch.cat([value for _, value in kept]),
+        mine.shape,
+        check_invariants=False,
     ).coalesce()
     with torch.no_grad():  # a detached one would take the values for itself
         tensor.copy_(total)

@@ -216,24 +216,57 @@ def _convert_instance(kind: type, value: Any) -> Any:
 
 
 class _UnionCheck:
-    """Converts to the first alternative of a union that accepts the value."""
+    """Converts to the first alternative of a union that accepts the value.
+
+    Of several dataclasses or Structs that would accept a dict, the one with just these fields is meant. If there is no
+    such, or more than one, it is refused: which one the sender had is unknown.
+    """
 
     def __init__(self, annotation: Any, members: tuple[Any, ...]) -> None:
         self._annotation = annotation
         self._exact = exact_types(annotation)
-        self._checks = [check_for(member) for member in members]
+        self._checks = [(member, check_for(member)) for member in members]
 
     def __call__(self, value: Any) -> Any:
         if type(value) in self._exact:
             return value
         deepest: Mismatch | None = None
-        for check in self._checks:
+        records: list[tuple[Any, Any]] = []
+        for member, check in self._checks:
             try:
-                return value if check is None else check(value)
+                made = value if check is None else check(value)
             except Mismatch as error:
                 if error.path and (deepest is None or len(error.path) > len(deepest.path)):
                     deepest = error
+                continue
+            if type(value) is dict and _is_record(member):
+                records.append((member, made))
+            elif not records:
+                return made
+        if len(records) > 1:
+            records = [(member, made) for member, made in records if _field_names(member) == value.keys()] or records
+        if len(records) > 1:
+            names = " or ".join(_name(member) for member, _ in records)
+            raise Mismatch(f"could be {names}: its fields fit all of them (Structs can have a tag: tag=True)")
+        if records:
+            return records[0][1]
         raise deepest or Mismatch(f"expected {_name(self._annotation)}, got {_describe(value)}")
+
+
+def _is_record(annotation: Any) -> bool:
+    """Whether this is a dataclass, or a Struct that does not say itself which one it is."""
+    if not _is_class(annotation):
+        return False
+    if issubclass(annotation, msgspec.Struct):
+        return annotation.__struct_config__.tag is None
+    return dataclasses.is_dataclass(annotation)
+
+
+def _field_names(kind: Any) -> set[str]:
+    """The names of a dataclass's or Struct's fields, as they are sent."""
+    if issubclass(kind, msgspec.Struct):
+        return set(kind.__struct_encode_fields__)
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 class _SequenceCheck:

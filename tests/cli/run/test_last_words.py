@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.run.support import LIMIT, Runner, run, wait_for  # noqa: F401
+from tests.launchers.starting import needs_torch
 
 RAISES = """
     import phalanx as px
@@ -164,3 +166,31 @@ def test_no_folder_is_left(run: Runner, killed: bool, tmp_path: Path) -> None:
     job.finish()
     wait_for(lambda: not [*folder.iterdir()], "the guardian")
     run.assert_nothing_left(LIMIT)
+
+
+@needs_torch
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "DDP"])
+def test_the_rank_that_raised_is_to_blame_also_under_torch(run: Runner, wrapped: bool) -> None:
+    """It may end later than the others, and torch's DDP makes another error of theirs."""
+    script = run.script(
+        f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("phalanx")
+        model = torch.nn.Linear(4, 4)
+        if {wrapped}:
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        for step in range(3):
+            loss = model(torch.ones(2, 4)).sum()
+            if step == 1 and dist.get_rank() == 1:
+                raise ValueError("bad batch")
+            loss.backward()
+            dist.all_reduce(torch.ones(2))
+        """
+    )
+    job = run("-n", "3", script)
+    assert job.process.returncode == 1
+    assert "phalanx: rank 1 failed: exit code 1\n" in job.err
+    assert job.err.count("ValueError: bad batch") == 1
+    assert "DistNetworkError" not in job.err
+    assert job.err.splitlines()[-1] == "phalanx: 2 ranks ended because of it"
+    assert not re.search(r"rank [02] failed", job.err), job.err

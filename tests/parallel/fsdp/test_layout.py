@@ -14,9 +14,9 @@ from phalanx.parallel.fsdp.layout import Layout
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(torch.Size), min_size=1, max_size=4)
 
 
-@given(SHAPES, st.integers(1, 5))
-def test_packed_and_unpacked(shapes: list[torch.Size], ranks: int) -> None:
-    layout = Layout(shapes, ranks)
+@given(SHAPES, st.integers(1, 5), st.booleans())
+def test_packed_and_unpacked(shapes: list[torch.Size], ranks: int, in_blocks: bool) -> None:
+    layout = Layout(shapes, ranks, range(len(shapes)) if in_blocks else ())
     tensors = [torch.randn(shape) for shape in shapes]
     parts = torch.full((ranks * layout.length,), torch.nan)
     layout.pack(tensors, parts)

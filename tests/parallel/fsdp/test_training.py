@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import phalanx as px
-from phalanx.parallel.fsdp import units
+from phalanx.parallel.fsdp import averaging, units
 from phalanx.testing import faults, run_ranks
 
 STRATEGIES = ["full", "grads", "hybrid", "none", "mesh"]
@@ -32,6 +32,16 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_losses_as_in_one_process(memory: str, strategy: str, clip: float | None) -> None:
     expected = train(None, clip=clip)
     found = run_ranks(4, lambda world: train(world, lambda model: wrapped(world, strategy, model), clip=clip))
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+    assert all(losses == found[0] for losses in found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_gradients(monkeypatch: pytest.MonkeyPatch, memory: str, strategy: str) -> None:
+    """They are scattered in blocks of rows, without a copy; here most tensors have rows that are too many for that."""
+    monkeypatch.setattr(averaging, "_LARGE", 1)
+    expected = train(None)
+    found = run_ranks(4, lambda world: train(world, lambda model: wrapped(world, strategy, model)))
     assert found[0] == pytest.approx(expected, rel=1e-5)
     assert all(losses == found[0] for losses in found)
 
@@ -97,6 +107,22 @@ def test_shorter_dtypes_for_forward(memory: str) -> None:
     for losses in run_ranks(2, body):
         assert losses == pytest.approx(expected, rel=0.1)
         assert losses != pytest.approx(expected, rel=1e-5)
+
+
+def test_batch_normalisation_in_shorter_dtypes(memory: str) -> None:
+    def body(world: px.Group) -> Any:
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = px.parallel.FSDP(net, world, mixed_precision=torch.bfloat16)
+        output = model(torch.randn(6, 4) + 3)
+        output.float().square().sum().backward()
+        assert output.dtype == torch.bfloat16
+        norm = model.module[1]
+        assert norm.weight.dtype == norm.running_mean.dtype == torch.float32
+        assert norm.running_mean.abs().sum() > 0
+        assert all(shard.grad is not None and shard.grad.dtype == torch.float32 for shard in model.parameters())
+        assert model.eval()(torch.randn(1, 4)).dtype == torch.bfloat16
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize("strategy", ["full", "grads", "none"])
@@ -311,6 +337,15 @@ def test_memory_is_not_shared_where_that_is_forbidden() -> None:
     assert run_ranks(2, body, backend="mesh") == [True, True]
 
 
+def test_one_warning_per_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+    monkeypatch.setattr(units, "share_memory", lambda *_: tries.append(1))
+    run_ranks(1, lambda world: px.parallel.FSDP(stack(), world))
+    assert not tries  # alone, there is nobody to share with
+    run_ranks(2, lambda world: px.parallel.FSDP(stack(), world))
+    assert len(tries) == 2  # each rank once, for all layers
+
+
 def test_a_backward_that_raises_on_one_rank(memory: str) -> None:
     class Bad(torch.autograd.Function):
         @staticmethod
@@ -424,6 +459,7 @@ def test_refusals() -> None:
             (lambda: fsdp(fresh(), world, prefetch=-1), "prefetch=-1"),
             (lambda: fsdp(nn.ReLU(), world), "no parameters that require gradients"),
             (lambda: fsdp(nn.Linear(2, 2, device="meta"), world), "is on the meta device on rank 0"),
+            (lambda: fsdp(nn.Sequential(nn.Embedding(3, 2, sparse=True)), world), "the embedding '0' makes sparse"),
         ]:
             with pytest.raises(px.UsageError) as caught:
                 wrong()
@@ -441,7 +477,8 @@ def test_refusals() -> None:
 
 def test_different_modules() -> None:
     def body(world: px.Group) -> None:
-        with pytest.raises(px.Desync, match="the ranks have different modules"):
+        with pytest.raises(px.Desync, match="the ranks have different modules") as caught:
             px.parallel.FSDP(nn.Linear(WORDS, 2 + world.rank), world)
+        assert "bias: (2,) torch.float32 on ranks 0 / (3,) torch.float32 on ranks 1" in str(caught.value)
 
     run_ranks(2, body)

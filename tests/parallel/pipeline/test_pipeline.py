@@ -349,6 +349,45 @@ def test_checkpoints_are_those_of_the_whole_model(tmp_path: Path) -> None:
         assert_same_bits(found, {**model.state_dict()})
 
 
+@pytest.mark.parametrize("kind", ["FSDP", "DDP"])
+def test_checkpoints_of_wrapped_stages(tmp_path: Path, kind: str) -> None:
+    def fresh() -> nn.Sequential:
+        return nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)) for _ in range(4)])
+
+    model = fresh()
+
+    def pipe_of(world: px.Group, whole: nn.Sequential) -> tuple[px.Mesh, px.parallel.Pipeline]:
+        mesh = px.Mesh(world, {"stage": 2, "other": 2})
+        wrapper = getattr(px.parallel, kind)
+        return mesh, px.parallel.Pipeline(
+            whole, mesh["stage"], microbatches=2, wrap=lambda stage: wrapper(stage, mesh["other"])
+        )
+
+    def save(world: px.Group) -> list[str]:
+        mesh, pipe = pipe_of(world, copy.deepcopy(model))
+        px.checkpoint.save(tmp_path / "saved", pipe.checkpoint_state(), mesh)
+        return [name for name, _ in pipe.named_parameters()]
+
+    def load(world: px.Group) -> bool:
+        _, pipe = pipe_of(world, fresh())
+        found = px.checkpoint.load(tmp_path / "saved", world)
+        names = pipe.load_state_dict(found, strict=False)
+        assert not names.missing_keys
+        with pytest.raises(px.UsageError, match=r"is not on this rank \(see strict=False\)"):
+            pipe.load_state_dict(found)
+        again = pipe.checkpoint_state()
+        px.checkpoint.save(tmp_path / "again", again, world)
+        return True
+
+    names = run_ranks(4, save)
+    assert {name for found in names for name in found} == {name for name, _ in model.named_parameters()}
+    assert run_ranks(4, load) == [True] * 4
+    for name in ("saved", "again"):
+        found = px.checkpoint.load(tmp_path / name)
+        assert found.keys() == model.state_dict().keys()
+        assert_same_bits(found, {**model.state_dict()})
+
+
 def test_on_a_mesh_with_ddp() -> None:
     model, (inputs, targets) = deep(4), batch(16)
     halves = [(inputs[:8], targets[:8]), (inputs[8:], targets[8:])]

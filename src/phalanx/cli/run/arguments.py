@@ -330,6 +330,8 @@ def _check_hosts_alone(hostfile: Path | None, hosts: str | None, max_restarts: i
     """
     if hostfile is not None and hosts is not None:
         raise ConfigError("--hosts and --hostfile both name the hosts: give one of them")
+    if _kept(click.get_current_context(), "standalone"):
+        raise ConfigError("--standalone is for a job on one node, and does not go with --hosts or --hostfile")
     for name, option in (("nnodes", "--nnodes"), ("node_rank", "--node-rank")):
         if _given(name):
             raise ConfigError(f"{option} does not go with --hosts or --hostfile, which say it already")

@@ -164,8 +164,18 @@ class Supervisor:
             self._ending.rank_ended(rank, now)
             if not rank.status:
                 self._world.rank_exited(rank.rank, describe_status(0))
-            if rank.status and self._ending.reason is Reason.FAILURE:
-                self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}")
+            if rank.status and self._ending.reason is Reason.FAILURE and not self._lost_another(rank):
+                self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}", rank.rank)
+
+    def _raised(self, rank: LocalRank) -> bool:
+        """Whether a rank has left the traceback of an error of its own."""
+        words = self._processes.last_words(rank)
+        return words is not None and not words.shared
+
+    def _lost_another(self, rank: LocalRank) -> bool:
+        """Whether a rank has said that it failed because of another: that one is named as soon as it is known."""
+        words = self._processes.last_words(rank)
+        return words is not None and words.shared
 
     def _step(self, now: float) -> None:
         """Sends the signal that is due."""
@@ -176,6 +186,10 @@ class Supervisor:
             if first and self._ending.reason is Reason.FAILURE:
                 if self._ending.cause is not None:
                     self._announce(self._who(self._ending.cause), self._ending.cause.rank)
+                elif self._ending.failed:
+                    rank = next((r for r in self._processes.ranks if self._raised(r)), self._ending.failed[0])
+                    how = "it raised an exception" if rank.status is None else describe_status(rank.status)
+                    self._announce(f"rank {rank.rank} failed: {how}", rank.rank)
                 self._spared = self._ending.culprit(self._processes.running)
                 self._blame()
             first = False

@@ -53,6 +53,8 @@ class Verdict:
         self._log_path = log_path
         self._host = host
         self._culprit = ending.culprit(list(outputs))
+        if ending.cause is None:  # nobody has said who was the first
+            self._culprit = self.suspect
 
     @property
     def exit_code(self) -> int:
@@ -83,9 +85,13 @@ class Verdict:
 
     @property
     def suspect(self) -> LocalRank | None:
-        """The rank of this node that is to blame: rather one that did not fail because of another."""
+        """The rank of this node that is to blame: rather one that did not fail because of another.
+
+        One that raised may end later than those that lost it, and only then if the launcher ends it: it has left its
+        last words before.
+        """
         shared = {rank for rank, words in self._last_words.items() if words.shared}
-        candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed]
+        candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed, *self._last_words]
         return next((rank for rank in candidates if rank not in shared), self._culprit)
 
     def blaming(self, rank: LocalRank) -> Verdict:

@@ -90,7 +90,8 @@ class OutputWriter:
                     return
                 descriptor, pieces, size = self._take()
             try:
-                _write(descriptor, b"".join(pieces))
+                if descriptor not in self._errors:  # what was queued before it failed is lost, too: told once
+                    _write(descriptor, b"".join(pieces))
             except OSError as error:
                 with self._changed:
                     self._errors[descriptor] = error

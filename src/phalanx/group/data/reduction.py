@@ -117,5 +117,30 @@ class Reduction:
 
     def finish(self, total: npt.NDArray[Any], size: int) -> None:
         """Makes the mean of a sum, in place."""
+        if not self.divides_first(total):
+            self.divide(total, size)
+
+    def divide(self, total: npt.NDArray[Any], count: int) -> None:
+        """Divides a sum of so many values, if this is a mean."""
         if self.name == "mean":
-            divide_in_place(total, size, dtype=self.dtype)
+            divide_in_place(total, count, dtype=self.dtype)
+
+    def divides_first(self, flat: npt.NDArray[Any]) -> bool:
+        """Whether values are divided before they are added: the sum of a few float16 is soon too large for one.
+
+        Where all are added at once, in float32, they need not be.
+        """
+        return self.name == "mean" and bool(flat.dtype == np.float16)
+
+    def begin(self, flat: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+        """The array to reduce in place of one that must stay as it is: it, or a copy."""
+        if not self.divides_first(flat):
+            return flat
+        divided: npt.NDArray[Any] = flat.copy()
+        divide_in_place(divided, size)
+        return divided
+
+    def begin_in_place(self, flat: npt.NDArray[Any], size: int) -> None:
+        """The same for an array that the result is written to."""
+        if self.divides_first(flat):
+            divide_in_place(flat, size)

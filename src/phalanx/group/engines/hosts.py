@@ -109,6 +109,7 @@ class HostEngine(Engine):
             self._share_parts(running, flat)
 
     def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
+        reduction.begin_in_place(flat, self.size)
         self._sum_up(running, flat, reduction)
         if self._column is not None:
             part = self._parts(flat)[self._place]
@@ -119,6 +120,7 @@ class HostEngine(Engine):
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         home = next(number for number, ranks in enumerate(self._hosts) if dst in ranks)
         work = flat if self.rank == dst else flat.copy()  # it is left with partial results
+        reduction.begin_in_place(work, self.size)
         self._sum_up(running, work, reduction)
         if self._column is not None:
             part = self._parts(work)[self._place]
@@ -130,6 +132,7 @@ class HostEngine(Engine):
 
     def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         blocks = self._in_order_of_hosts(source.reshape(self.size, target.size))
+        reduction.begin_in_place(blocks.reshape(-1), self.size)
         self._sum_up(running, blocks.reshape(-1), reduction)
         mine = np.empty((len(self._ranks), target.size), source.dtype)
         if self._column is not None:

@@ -170,17 +170,19 @@ class NetworkEngine(Engine):
         chunks: Chunks = (flat,)
         if name not in ("doubling", "star"):  # those send it as a whole
             chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, self.size)]
+        reduction.begin_in_place(flat, self.size)
         self._run(running, "all_reduce", name, chunks, reduction=reduction)
         reduction.finish(flat, self.size)
 
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         name = self._choose("reduce", flat.nbytes)
         if self.rank == dst:
+            reduction.begin_in_place(flat, self.size)
             self._run(running, "reduce", name, (flat,), root=dst, reduction=reduction)
             reduction.finish(flat, self.size)
         else:
-            partial = np.empty_like(flat)
-            self._run(running, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: flat})
+            partial, own = np.empty_like(flat), reduction.begin(flat, self.size)
+            self._run(running, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: own})
 
     def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         self.reduce_scatter_parts(running, list(source.reshape(self.size, target.size)), target, reduction)
@@ -190,6 +192,7 @@ class NetworkEngine(Engine):
     ) -> None:
         """As `reduce_scatter`, of parts that may differ in length; part r has the same length on all ranks."""
         name = self._choose("reduce_scatter", sum(part.nbytes for part in parts))
+        parts = [reduction.begin(part, self.size) for part in parts]
         if self.size == 1:
             target[:] = parts[0]
         chunks = {rank: np.empty_like(part) for rank, part in enumerate(parts)}  # the system gives what is used of it

@@ -90,7 +90,7 @@ class Scans(CollectiveRunner):
             flat = target.array.reshape(-1)
             engine.scan(running, flat, reduction, exclusive=exclusive)
             if combined:
-                reduction.finish(flat, combined)
+                reduction.divide(flat, combined)
             else:
                 flat[:] = reduction.neutral(flat.dtype)
             return target.finish()

@@ -19,6 +19,9 @@ from .units import Unit
 
 __all__ = ["BackwardPass"]
 
+_UNDER_WAY = 2
+"""Averages at the same time. While one is under way, the whole gradients of its unit are in memory."""
+
 
 class BackwardPass:
     """The averages of one backward.
@@ -104,9 +107,11 @@ class BackwardPass:
 
     def _send(self, *, only_zeros: bool = False) -> None:
         unit = self._units[self._sent]
-        self._sent += 1
         unit.reduce(only_zeros=only_zeros)
         unit.release()
+        if self._sent >= _UNDER_WAY:
+            self._units[self._sent - _UNDER_WAY].wait()
+        self._sent += 1
 
     def _report(self, failed: bool) -> int:
         word = np.array([self._group.rank + 1 if failed else 0])

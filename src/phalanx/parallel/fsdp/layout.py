@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -18,9 +18,12 @@ class Layout:
     Args:
         shapes: Of the tensors. One without dims counts as one row.
         ranks: The number of ranks.
+        in_blocks: The indices of tensors of which all ranks have exactly as many rows, but for the last one, which has
+            the remainder, too: then the rows of all ranks can be scattered from where they lie.
     """
 
-    def __init__(self, shapes: Sequence[torch.Size], ranks: int) -> None:
+    def __init__(self, shapes: Sequence[torch.Size], ranks: int, in_blocks: Collection[int] = ()) -> None:
+        self.in_blocks = frozenset(in_blocks)
         self.shapes = [tuple(shape) for shape in shapes]
         self.ranks = ranks
         self._rows = [shape[0] if shape else 1 for shape in self.shapes]
@@ -35,6 +38,9 @@ class Layout:
     def rows(self, index: int, rank: int) -> tuple[int, int]:
         """The first row of a tensor that belongs to a rank, and the first that does not any more."""
         count = self._rows[index]
+        if index in self.in_blocks:
+            each = count // self.ranks
+            return each * rank, count if rank == self.ranks - 1 else each * (rank + 1)
         return count * rank // self.ranks, count * (rank + 1) // self.ranks
 
     def _cuts(self, rank: int) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ...group import Group, Work
+from .averaging import Averaging, large_ones
 from .host_memory import share_memory
 from .layout import Layout
 
@@ -75,10 +76,11 @@ class Unit:
         self.timeout = timeout
         self.rank = 0 if shards is None else shards.rank
         self.ranks = 1 if shards is None else shards.world_size
-        self.layout = Layout([place.parameter.shape for place in places], self.ranks)
+        shapes = [place.parameter.shape for place in places]
+        self.layout = Layout(shapes, self.ranks, large_ones(shapes, self.ranks, self.dtype))
         self.shards: list[nn.Parameter] = []
-        self._reduced: torch.Tensor | None = None
-        self._works: list[Work[Any]] = []
+        self._averaging: Averaging | None = None
+        self._is_averaged = False
         self._set_up()
 
     def _set_up(self) -> None:
@@ -108,39 +110,35 @@ class Unit:
 
     def reduce(self, *, only_zeros: bool = False) -> None:
         """Begins to average the gradients. They are taken from the module's parameters."""
-        trained = any(place.parameter.requires_grad for place in self.places)
-        if not trained:
+        if not any(place.parameter.requires_grad for place in self.places):
             return
-        parts = torch.empty(self.ranks * self.layout.length, dtype=self.dtype)
         gradients = [None if only_zeros else place.parameter.grad for place in self.places]
-        self.layout.pack(gradients, parts)
         for place in self.places:
             if not only_zeros:
                 place.parameter.grad = None
-        if self.group is not None:
-            self._works.append(self.group.reduce_scatter(parts, op="mean", async_op=True, timeout=self.timeout))
-        else:
-            self._reduced = parts
+        self._averaging = Averaging(
+            gradients, self.layout, self.group, self.replicas, dtype=self.dtype, timeout=self.timeout
+        )
+        self._is_averaged = False
 
     def wait(self) -> None:
         """Waits for the average over the shards' ranks, and makes that over the replicas."""
-        if self._works:
-            self._reduced = self._works.pop().wait()
-        if self._reduced is not None and self.replicas is not None:
-            self.replicas.all_reduce(self._reduced, op="mean", timeout=self.timeout)
+        if self._averaging is not None and not self._is_averaged:
+            self._averaging.wait()
+            self._is_averaged = True
 
     def give_out(self) -> None:
         """Adds the average to the gradients of the shards."""
-        if self._reduced is None:
+        if self._averaging is None:
             return
-        part, self._reduced = self._reduced, None
-        for shard, gradient in zip(self.shards, self.layout.views(part, self.rank), strict=True):
+        rows, self._averaging = self._averaging.rows(), None
+        for shard, gradient in zip(self.shards, rows, strict=True):
             if shard.requires_grad:
                 shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
 
     def drop(self) -> None:
         """Forgets the average."""
-        self._reduced = None
+        self._averaging = None
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
             optimizer's state; every rank has all parameters. `hybrid`: as `full` among the ranks of a host (or of the
             mesh's last axis), and the same across them. `none`: nothing.
         mixed_precision: The dtype of forward and backward, as `torch.bfloat16`. Shards, gradients and their sums stay
-            in the module's dtype. Inputs of floating-point dtypes are converted.
+            in the module's dtype, and so do buffers and the weights of batch normalisation. Inputs of floating-point
+            dtypes are converted.
         prefetch: How many layers are gathered ahead, where they have to be.
         units: The classes of the layers that are gathered and reduced one by one. By default the items of the module's
             outermost lists and sequences.
@@ -101,6 +102,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
         self._awaits_backward = False
         """Whether a forward has been made whose backward may come."""
         self._pass: BackwardPass | None = None
+        self._may_share = True
+        """Whether it is worth trying to have parameters in common memory."""
         self._check(units)
         self._shards, self._replicas = _groups(where, strategy)
         self._units = self._make_units(units)
@@ -125,24 +128,35 @@ class FSDP(nn.Module):  # type: ignore[misc]
                 raise UsageError(f"parameter {name!r} is on the meta device on rank 0, whose values are taken")
             if parameter.requires_grad and not (parameter.is_floating_point() or parameter.is_complex()):
                 raise UsageError(f"parameter {name!r} has {parameter.dtype}, which cannot be trained")
+        for name, part in self.module.named_modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+                raise UsageError(
+                    f"the embedding {name or 'that is wrapped'!r} makes sparse gradients (expected sparse=False)"
+                )
         words = {
-            name: f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+            name: f"{tuple(parameter.shape)} {parameter.dtype}{'' if parameter.requires_grad else ' frozen'}"
             for name, parameter in named.items()
         }
         kinds = "" if units is None else ", ".join(kind.__qualname__ for kind in units)
         words["the options"] = f"{self.strategy} {self._compute} {self._prefetch} {kinds}"
-        replicas.check_alike(words, self.group, "the ranks have different modules", timeout=self._timeout)
+        replicas.check_alike(words, self.group, "the ranks have different modules", shows=True, timeout=self._timeout)
 
     def _make_units(self, kinds: Sequence[type[nn.Module]] | None) -> list[Unit]:
         """The layers in the order of forward, then what is left."""
         made: list[Unit] = []
         layers = list(_layers(self.module, None if kinds is None else tuple(kinds)))
         for layer, places in _assigned(self.module, layers):
-            by_dtype: dict[torch.dtype, list[Place]] = {}
+            alike: dict[tuple[torch.dtype, torch.dtype], list[Place]] = {}
             for place in places:
-                by_dtype.setdefault(place.parameter.dtype, []).append(place)
-            made += [self._make_unit(some, layer) for some in by_dtype.values()]
+                alike.setdefault((place.parameter.dtype, self._compute_dtype(place)), []).append(place)
+            made += [self._make_unit(some, layer, compute) for (_, compute), some in alike.items()]
         return made
+
+    def _compute_dtype(self, place: Place) -> torch.dtype:
+        """The dtype that forward uses. Batch normalisation takes its weights as long as its running statistics."""
+        dtype = place.parameter.dtype
+        keeps = any(isinstance(owner, nn.modules.batchnorm._BatchNorm) for owner, _ in place.owners)
+        return dtype if self._compute is None or keeps or not dtype.is_floating_point else self._compute
 
     def _broadcast_buffers(self) -> None:
         for owner in self.module.modules():
@@ -152,14 +166,12 @@ class FSDP(nn.Module):  # type: ignore[misc]
                     self.group.broadcast(mine.data, 0, timeout=self._timeout)
                     owner._buffers[name] = mine
 
-    def _make_unit(self, places: list[Place], layer: nn.Module | None) -> Unit:
-        dtype = places[0].parameter.dtype
-        compute = self._compute if self._compute is not None and dtype.is_floating_point else dtype
-        kind: type[Unit] = WholeUnit if self.strategy in ("grads", "none") or self._shards is None else SharedUnit
-        if kind is SharedUnit:
+    def _make_unit(self, places: list[Place], layer: nn.Module | None, compute: torch.dtype) -> Unit:
+        kind: type[Unit] = WholeUnit if self.strategy in ("grads", "none") or self._shards is None else GatheredUnit
+        if kind is GatheredUnit and self._may_share:
             with contextlib.suppress(NoSharedMemory):
                 return SharedUnit(places, layer, self._shards, self._replicas, compute=compute, timeout=self._timeout)
-            kind = GatheredUnit
+            self._may_share = False  # all ranks know that; one warning is enough
         return kind(places, layer, self._shards, self._replicas, compute=compute, timeout=self._timeout)
 
     def _hook_units(self) -> None:

@@ -14,6 +14,7 @@ from ...checkpoint import Shard
 from ...errors import Desync, UsageError
 from ...frames import hides_frames
 from ...group import Group
+from ..ddp import DDP
 from . import batches
 from .messages import Mode
 from .report import PipelineReport
@@ -96,11 +97,14 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         self._busy: Mode | None = None
         """The run under way, or the one that did not come to its end."""
         self._stages: dict[int, nn.Module] = {}
+        self._prefixes: dict[int, str] = {}
+        """The beginning of the names inside of a stage: nothing, if its layers have those of the whole model."""
         for index, stage in enumerate(found):
             if self.schedule.rank_of(index) == group.rank:
                 if stage is None:
                     raise UsageError(f"stage {index} is None, but it is on this rank (expected a module)")
                 self._stages[index] = self._register(index, stage, wrap)
+                self._prefixes[index] = "" if isinstance(stage, SequentialPart) else f"{index}."
         self._check_alike()
 
     def _register(self, index: int, stage: nn.Module, wrap: Callable[[nn.Module], nn.Module] | None) -> nn.Module:
@@ -221,8 +225,44 @@ class Pipeline(nn.Module):  # type: ignore[misc]
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank's stages: of a stage inside of an `FSDP`, this rank's shards."""
         lead = f"{prefix}." if prefix else ""
-        for name, stage in self.named_children():
-            yield from stage.named_parameters(f"{lead}{name}", recurse, remove_duplicate)
+        for own, stage in self._named_stages():
+            yield from stage.named_parameters(f"{lead}{own}".removesuffix("."), recurse, remove_duplicate)
+
+    def _named_stages(self) -> Iterator[tuple[str, nn.Module]]:
+        """The stages, each with the beginning of the names inside of it."""
+        for index, stage in self._stages.items():
+            yield self._prefixes[index], stage.module if isinstance(stage, DDP) else stage
+
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """Parameters and buffers of this rank's stages; of a stage inside of an `FSDP`, parts of them."""
+        found: dict[str, Any] = {} if destination is None else destination
+        for own, stage in self._named_stages():
+            stage.state_dict(destination=found, prefix=f"{prefix}{own}", keep_vars=keep_vars)
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Takes parameters and buffers of this rank's stages, by their names in the whole model.
+
+        Args:
+            strict: Whether there must be all of them, and none of other ranks.
+
+        Raises:
+            UsageError: That is not so.
+        """
+        missing, used = [], set()
+        for own, stage in self._named_stages():
+            names = [f"{own}{name}" for name in stage.state_dict()]
+            missing += [name for name in names if name not in state_dict]
+            used.update(names)
+            part = {name.removeprefix(own): state_dict[name] for name in names if name in state_dict}
+            stage.load_state_dict(part, strict=False, assign=assign)
+        unknown = [name for name in state_dict if name not in used]
+        if strict and (missing or unknown):
+            words = [f"it has no {name}" for name in missing[:1]] + [
+                f"{name} is not on this rank" for name in unknown[:1]
+            ]
+            raise UsageError(f"the state does not fit this rank's stages: {', '.join(words)} (see strict=False)")
+        return nn.modules.module._IncompatibleKeys(missing, unknown)
 
     @hides_frames
     def checkpoint_state(self) -> dict[str, Any]:
@@ -233,20 +273,23 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         pipeline.load_state_dict(px.checkpoint.load("step-100", world), strict=False)
         ```
 
-        Each rank writes its own. The names are those of the whole model, so any number of ranks loads them, also one
-        without a pipeline.
+        Each rank writes its own; of stages inside of an `FSDP`, its rows. The names are those of the whole model, so
+        any number of ranks loads them, also one without a pipeline.
         """
         mine = self.state_dict()
-        # Those without dims cannot be held in parts, and are short: all ranks get them.
+        # Tensors without dims cannot be held in parts, and are short: all ranks get them.
         told = {
-            name: (tuple(tensor.shape), str(tensor.dtype), None if tensor.dim() else tensor.detach())
-            for name, tensor in mine.items()
+            name: (tuple(value.shape), str(_tensor(value).dtype), value.detach() if _is_scalar(value) else None)
+            for name, value in mine.items()
         }
         found: dict[str, Any] = {}
         for each in self.group.all_gather_object(told, timeout=self._timeout):
-            for name, (shape, dtype, value) in each.items():
-                nothing = torch.empty(0, *shape[1:], dtype=getattr(torch, dtype.removeprefix("torch.")))
-                found[name] = Shard(mine.get(name, nothing), shape, [0] * len(shape)) if shape else value
+            for name, (shape, dtype, scalar) in each.items():
+                value = mine.get(name, torch.empty(0, *shape[1:], dtype=getattr(torch, dtype.removeprefix("torch."))))
+                if scalar is not None:
+                    found[name] = scalar
+                else:
+                    found[name] = value if isinstance(value, Shard) else Shard(value, shape, [0] * len(shape))
         return found
 
     @property
@@ -288,3 +331,12 @@ class Pipeline(nn.Module):  # type: ignore[misc]
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UsageError("a Pipeline cannot be pickled, because its group cannot (save its state_dict())")
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value.array if isinstance(value, Shard) else value
+    return found
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim()

@@ -165,6 +165,23 @@ def same_bits(backend: Any) -> None:
 
 
 @check(ranks=3)
+def means_of_float16(backend: Any) -> None:
+    """A mean of large float16 is one, though their sum is not."""
+    with Group(backend) as group:
+        large = np.full(6, 60_000, np.float16)
+        means = [group.all_reduce(large.copy(), "mean"), group.all_reduce(large.copy(), "mean", async_op=True).wait()]
+        for own in (large.copy(), group.empty(6, np.float16)):
+            own[:] = large
+            means.append(group.reduce_scatter(own, "mean"))
+            assert same(own, large)
+            reduced = group.reduce(own, 1, "mean")
+            assert group.rank == 1 or same(own, large)
+            means.append(reduced if group.rank == 1 else large)
+        for mean in means:
+            np.testing.assert_allclose(mean, 60_000, rtol=2e-3)
+
+
+@check(ranks=3)
 def bfloat16(backend: Any) -> None:
     """Bfloat16 is reduced as bfloat16."""
     try:

@@ -166,6 +166,7 @@ def test_the_first_host_cannot_be_called_localhost(run: Runner) -> None:
     [
         (["--hosts", "a", "--hostfile", "b"], "both name the hosts"),
         (["--hosts", "a", "--nnodes", "2"], "--nnodes does not go with --hosts"),
+        (["--hosts", "a", "--standalone"], "--standalone is for a job on one node, and does not go with --hosts"),
         (["--hosts", "a", "--max-restarts", "2"], "--max-restarts is for a single node"),
         (["--hosts", "a", "--ssh", "no such program"], "cannot start 'no': No such file"),
         (["--hosts", "a", "--env", "RANK=1"], "`phalanx run` sets RANK itself"),

@@ -261,7 +261,7 @@ class _Controller:
             name = first.host.address
         else:
             name = first.hello.address or first.host.address
-        elsewhere = [node.host.name for node in self._nodes if not self._on_this_machine(node)]
+        elsewhere = [node.host.name for node in self._nodes[1:] if not self._on_this_machine(node)]
         if _is_loopback(name) and elsewhere:
             raise ConfigError(
                 f"the first host is called {name}, where {elsewhere[0]} would look for itself (write the name or "

@@ -194,12 +194,17 @@ class MpiEngine(Engine):
 
     def all_reduce(self, running: RunningCollective, flat: Flat, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
+        reduction.begin_in_place(flat, self.size)
         for part in _parts(flat):
             self.do(running, "Allreduce", self.in_place, [part, datatype], operation)
         reduction.finish(flat, self.size)
 
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         datatype, operation = self._kind(flat, reduction)
+        if self.rank == dst:
+            reduction.begin_in_place(flat, self.size)
+        else:
+            flat = reduction.begin(flat, self.size)
         for part in _parts(flat):
             if self.rank == dst:
                 self.do(running, "Reduce", self.in_place, [part, datatype], operation, dst)
@@ -212,6 +217,7 @@ class MpiEngine(Engine):
         datatype, operation = self._kind(source, reduction)
         if np.may_share_memory(source, target):  # of what MPI may do in place, only its first part could be the result
             source = source.copy()
+        source = reduction.begin(source, self.size)
         self.do(running, "Reduce_scatter_block", [source, datatype], [target, datatype], operation)
         reduction.finish(target, self.size)
 

@@ -1,0 +1,45 @@
+"""`python -m benchmarks checkpoint`, `memory` and `pipeline`: small runs of each have a row for everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.launchers.starting import needs_torch
+
+pytestmark = [needs_torch, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["checkpoint", "-n", "2", "--mib", "1", "--rounds", "1"], ["1,000 small tensors", "one large tensor"]),
+        (
+            ["memory", "-n", "2", "--size", "tiny", "--steps", "1", "--rounds", "1", "--only", "Phalanx's"],
+            ["FSDP", "DDP"],
+        ),
+        (["pipeline", "-n", "2", "--ms", "1", "--steps", "1"], ["gpipe", "1f1b", "interleaved"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_small_runs(arguments: list[str], words: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rows = [line for line in ended.stdout.splitlines() if any(word in line for word in words)]
+    assert len(rows) == len(words), ended.stdout
+
+
+def test_nothing_to_measure() -> None:
+    command = [sys.executable, "-m", "benchmarks", "memory", "--only", "Horovod"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 2
+    assert "--only 'Horovod' leaves nothing (there are Phalanx's FSDP" in ended.stderr
