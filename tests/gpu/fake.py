@@ -187,8 +187,11 @@ class FakeDriver:
         time.sleep(self.kernel_seconds)
         for piece in pieces:
             arrays = [_at(address, piece.elements, storage) for address in piece.inputs]
-            total = arrays[0].copy()
             name = dtype if dtype == "bfloat16" else None
+            total = arrays[0].copy()
+            if divisor != 1 and dtype == "float16":  # rounded once, when it is divided
+                arrays = [array.astype(np.float32) for array in arrays]
+                total = arrays[0]
             for other in arrays[1:]:
                 reduce_into(total, other, _OPS[op], dtype=name)
             if divisor != 1:

@@ -165,6 +165,22 @@ def test_dtypes(dtype: str) -> None:
     assert on_ranks(2, body, "executor") == [[], []]
 
 
+@pytest.mark.parametrize("count", [6, 3 * LONG])
+@pytest.mark.parametrize("way", WAYS)
+def test_means_of_float16(way: str, count: int) -> None:
+    """The mean of values whose sum no float16 can hold."""
+
+    def body(group: px.Group, fake: FakeDriver) -> list[float]:
+        large = np.full(count, 60_000, np.float16)
+        x, part = DriverArray(large), DriverArray(large[: count // 3])
+        group.all_reduce(x, "mean")
+        group.reduce_scatter(x, "mean", part)
+        group.reduce(x, 1, "mean")
+        return [*map(float, {*x.numpy(), *part.numpy()})]
+
+    assert on_ranks(3, body, way) == [[60_000.0]] * 3
+
+
 def test_memory_that_was_replaced_is_closed() -> None:
     def body(group: px.Group, fake: FakeDriver) -> int:
         for _ in range(3):
