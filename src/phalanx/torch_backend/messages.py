@@ -13,9 +13,10 @@ from ..errors import PhalanxError
 from ..group import Work
 from ..transports.ring_channel import last_handed_over
 from ..types import Received
-from .base import GroupBase, only
+from .base import GroupBase
 from .errors import translated
 from .message_work import MessageWork, SelfMessageWork
+from .request import only
 from .runner import Runner
 from .tensors import in_place, source
 from .visible import visible

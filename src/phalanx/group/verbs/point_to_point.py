@@ -16,7 +16,7 @@ from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
-from ..data.arrays import adapt, adapt_out
+from ..data.arrays import adapt_on_host, adapt_out
 from ..data.overlap import exchanged
 from ..data.typed import ObjectType
 from ..members import as_member
@@ -54,7 +54,7 @@ class PointToPoint(GroupCore):
         """Sends an array; returns once its memory may be changed again.
 
         Args:
-            x: NumPy, torch (CPU), JAX (CPU), bytes, bytearray or memoryview.
+            x: NumPy, torch, JAX, CuPy, bytes, bytearray or memoryview. On a GPU it goes by the memory of the host.
             dst: The receiver.
             tag: The receiver gets messages of one tag in the order in which they were sent.
             async_op: Return a `Work` at once; leave `x` alone until it is done.
@@ -250,11 +250,11 @@ class PointToPoint(GroupCore):
         """
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
-        adapted = adapt(x, write=False)
+        adapted = adapt_on_host(x, write=False)
         self._check_size(adapted.array.nbytes)
         sink: NewArraySink | ArraySink = NewArraySink(self._naming)
         if out is not None:
-            target = adapt_out(out)
+            target = adapt_out(out, on_host=True)
             adapted = exchanged("sendrecv", adapted, target.array)
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
@@ -469,13 +469,13 @@ class PointToPoint(GroupCore):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work[None] | None:
-        adapted = adapt(x, write=False)
+        adapted = adapt_on_host(x, write=False)
         self._check_size(adapted.array.nbytes)
         description, payload = adapted.description.pack(), [adapted.bytes]
         return self._send(_to("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op)
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out), self._naming)
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out, on_host=True), self._naming)
         return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
