@@ -121,8 +121,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("release", &ChannelLock::exit)
         .def("__exit__", [](ChannelLock& lock, nb::args) { lock.exit(); });
     nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that the fast paths take.")
-        .def(nb::init<nb::handle, nb::list, nb::list, nb::object>(), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("samples"),
-             nb::arg("make_reader"));
+        .def(nb::init<nb::handle, nb::list, nb::list, nb::object, nb::object>(), nb::arg("array_type"), nb::arg("dtypes"),
+             nb::arg("samples"), nb::arg("make_reader"), nb::arg("bfloat16"));
     nb::class_<FastMessages>(m, "FastMessages", "Sends and receives simple arrays through rings, in one call each.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, int, int>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),

@@ -154,7 +154,7 @@ class ChannelLock:
 
 class PlainArrays:
     def __init__(
-        self, array_type: type, dtypes: list[tuple[Any, str]], samples: list[Any], make_reader: Any
+        self, array_type: type, dtypes: list[tuple[Any, str]], samples: list[Any], make_reader: Any, bfloat16: Any
     ) -> None: ...
 
 class FastMessages:
