@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import CheckpointError, CheckpointNotFound
 from .dtypes import FILE_DTYPES
+from .json_text import to_json
 from .regions import Region
 from .tensors_file import Written
 
@@ -30,15 +31,15 @@ class PieceEntry(msgspec.Struct, frozen=True, gc=False):
     """A part of a tensor, in one file."""
 
     file: str
-    offset: list[int]
-    shape: list[int]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
     start: int
     checksums: list[int]
 
     @property
     def region(self) -> Region:
         """Its place in the tensor."""
-        return Region(tuple(self.offset), tuple(self.shape))
+        return Region(self.offset, self.shape)
 
     @property
     def written(self) -> Written:
@@ -50,7 +51,7 @@ class TensorEntry(msgspec.Struct, gc=False):
     """A tensor: all of it, whoever held which part."""
 
     dtype: str
-    shape: list[int]
+    shape: tuple[int, ...]
     pieces: list[PieceEntry]
     axes: dict[str, str] = {}
     """The axis of the mesh that each dim was cut along, where the program said so. JSON has no numbers for keys."""
@@ -87,7 +88,7 @@ class Draft:
 
     def __init__(self, folder: Path, index: Index, tree: bytes) -> None:
         body = msgspec.json.encode(
-            _Body(msgspec.Raw(tree), index.tensors, index.world_size, index.saved, msgspec.Raw(_json(index.per_rank)))
+            _Body(msgspec.Raw(tree), index.tensors, index.world_size, index.saved, msgspec.Raw(to_json(index.per_rank)))
         )
         text = msgspec.json.encode(_File(_FORMAT, _VERSION, zlib.crc32(body), msgspec.Raw(body)))
         self._folder = folder
@@ -192,7 +193,7 @@ def decode_index(body: bytes, path: Path) -> Index:
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error})", path=str(path)) from None
     for name, tensor in index.tensors.items():
-        pieces_fit = all(piece.region.within(tuple(tensor.shape)) for piece in tensor.pieces)
+        pieces_fit = all(piece.region.within(tensor.shape) for piece in tensor.pieces)
         inside = all(Path(piece.file).name == piece.file for piece in tensor.pieces)
         if tensor.dtype not in FILE_DTYPES or not pieces_fit or not inside:
             raise CheckpointError(f"{path} is damaged (the entry of {name!r})", path=str(path), tensor=name)
@@ -226,7 +227,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

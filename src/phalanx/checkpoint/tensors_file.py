@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError
 from .dtypes import FILE_DTYPES, file_shape, item_size
+from .json_text import to_json
 from .regions import Region
 
 __all__ = ["BLOCK", "FileTensor", "Written", "read_header", "read_region", "verify_piece", "write_file"]
@@ -38,7 +39,8 @@ class FileTensor(NamedTuple):
     tensor: str
     """The name of the whole tensor."""
     dtype: str
-    shape: tuple[int, ...]
+    region: Region
+    """Its place in the whole tensor."""
     memory: memoryview
 
 
@@ -131,12 +133,12 @@ def _head(entries: Sequence[FileTensor]) -> bytes:
     end = 0
     for entry in entries:
         begin, end = end, end + len(entry.memory)
-        shape = file_shape(entry.dtype, entry.shape)
+        shape = file_shape(entry.dtype, entry.region.shape)
         name = entry.name
         while name in header or name == "__metadata__":  # the format has a meaning of its own for that one
             name += "'"
         header[name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shape, "data_offsets": (begin, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = to_json(header)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
