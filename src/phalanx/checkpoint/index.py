@@ -16,35 +16,14 @@ import msgspec
 from ..errors import CheckpointError, CheckpointNotFound
 from .dtypes import FILE_DTYPES
 from .json_text import to_json
-from .regions import Region
-from .tensors_file import Written
+from .tensors_file import PieceEntry
 
-__all__ = ["INDEX", "Draft", "Index", "PieceEntry", "TensorEntry", "decode_index", "read_body", "read_index"]
+__all__ = ["INDEX", "Draft", "Index", "TensorEntry", "decode_index", "read_body", "read_index"]
 
 INDEX = "index.json"
 """The name of its file. A folder is a checkpoint if this is in it: it comes last, by a rename."""
 _FORMAT = "phalanx checkpoint"
 _VERSION = 1
-
-
-class PieceEntry(msgspec.Struct, frozen=True, gc=False):
-    """A part of a tensor, in one file."""
-
-    file: str
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    start: int
-    checksums: list[int]
-
-    @property
-    def region(self) -> Region:
-        """Its place in the tensor."""
-        return Region(self.offset, self.shape)
-
-    @property
-    def written(self) -> Written:
-        """Its place in the file."""
-        return Written(self.start, self.checksums)
 
 
 class TensorEntry(msgspec.Struct, gc=False):

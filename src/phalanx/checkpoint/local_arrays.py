@@ -124,20 +124,25 @@ def bytes_of_many(tensors: Sequence[Held]) -> list[memoryview]:
 
     Small ones of torch are copied one behind the other by a single call: to look at each takes longer.
     """
-    found: dict[int, memoryview] = {}
-    small: dict[str, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        if tensor.size <= _SMALL and _is_plain(tensor.value) and tensor.value.is_cpu:
-            small.setdefault(tensor.dtype, []).append(index)
+    packed: dict[str, list[Any]] = {}
+    for tensor in tensors:
+        if _may_be_packed(tensor):
+            packed.setdefault(tensor.dtype, []).append(tensor.value)
+    memories = {dtype: _packed(values) for dtype, values in packed.items()}
+    ends = dict.fromkeys(memories, 0)
+    found = []
+    for tensor in tensors:
+        if _may_be_packed(tensor):
+            begin = ends[tensor.dtype]
+            ends[tensor.dtype] = begin + tensor.size
+            found.append(memories[tensor.dtype][begin : begin + tensor.size])
         else:
-            found[index] = bytes_of(tensor.value)
-    for indices in small.values():
-        memory = _packed([tensors[index].value for index in indices])
-        end = 0
-        for index in indices:
-            begin, end = end, end + tensors[index].size
-            found[index] = memory[begin:end]
-    return [found[index] for index in range(len(tensors))]
+            found.append(bytes_of(tensor.value))
+    return found
+
+
+def _may_be_packed(tensor: Held) -> bool:
+    return tensor.size <= _SMALL and _is_plain(tensor.value) and tensor.value.is_cpu
 
 
 def _is_plain(value: Any) -> bool:

@@ -68,21 +68,22 @@ def _dealt(tensors: Mapping[str, Held], rank: int, size: int) -> list[FileTensor
 
     Every rank deals in the same way, so that nobody has to ask; only what it writes itself costs it more than that.
     """
-    alike = [(name, tensor) for name, tensor in tensors.items() if tensor.everywhere]
-    alike.sort(key=lambda item: -item[1].size)
+    names = sorted((name for name, each in tensors.items() if each.everywhere), key=lambda name: -tensors[name].size)
     share, mine = [], []
-    loads = [(0, writer) for writer in range(size)]  # a heap: the first one has least
-    for name, tensor in alike:
+    # A heap of what each has so far. The first has least; who it is stands in the last place of the number.
+    loads = list(range(size))
+    for name in names:
+        tensor = tensors[name]
         if tensor.size >= _CUT_FROM and size > 1 and tensor.shape[0] >= size:
             (part,) = parts_of(tensor)
             rows = rows_of(part, list(cut(part.region, size))[rank], tensor.dtype)
             share.append(_file_tensor(name, tensor, rows))
             continue
-        load, writer = loads[0]
-        heapreplace(loads, (load + tensor.size + 64, writer))  # also empty ones cost something
-        if writer == rank:
-            mine.append((name, tensor))
-    for (name, tensor), memory in zip(mine, bytes_of_many([tensor for _, tensor in mine]), strict=True):
+        load = heapreplace(loads, loads[0] + (tensor.size + 64) * size)  # also empty ones cost something
+        if load % size == rank:
+            mine.append(name)
+    for name, memory in zip(mine, bytes_of_many([tensors[name] for name in mine]), strict=True):
+        tensor = tensors[name]
         share.append(FileTensor(name, name, tensor.dtype, whole(tensor.shape), memory))
     return share
 

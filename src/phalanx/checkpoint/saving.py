@@ -18,17 +18,20 @@ from ..errors import CheckpointError, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
-from .index import Draft, Index, PieceEntry, TensorEntry
+from .index import Draft, Index, TensorEntry
 from .json_text import to_json
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
-from .tensors_file import NewFile
+from .tensors_file import NewFile, PieceEntry
 
 __all__ = ["group_of", "write_checkpoint"]
 
 
 _NOTHING = Plan(None, {}, {}, {}, [])
+Pieces = list[tuple[str, PieceEntry]]
+"""Pieces in one file, with the names of the tensors that they are of."""
+_DECODER = msgspec.msgpack.Decoder(Pieces)
 
 
 def group_of(where: Group | Mesh | None) -> Group | None:
@@ -119,7 +122,7 @@ class _Vote:
             "tree": _digest(self._plan, tree),
             "folder": str(self._folder),
             "file": None if self._file is None else self._file.path.name,
-            "pieces": msgspec.msgpack.encode(_pieces(self._plan, self._file)),
+            "pieces": None if self._is_first else msgspec.msgpack.encode(self._pieces()),
             "own": {name: [held.dtype, list(held.shape)] for name, held in self._plan.own.items()},
             "per_rank": self._plan.per_rank,
             "error": None if self._error is None else _told(self._error),
@@ -139,6 +142,16 @@ class _Vote:
             raise _difference(self._folder, self._plan, self._group)
         if outcome["kind"] == "error":
             self._raise(*outcome["error"])
+
+    @property
+    def _is_first(self) -> bool:
+        return self._group is None or self._group.rank == 0
+
+    def _pieces(self) -> Pieces:
+        """What this rank has written."""
+        if self._file is None:
+            return []
+        return list(zip([entry.tensor for entry in self._plan.share], self._file.pieces, strict=True))
 
     def _gather(self, words: Any) -> list[Any] | None:
         """The words of all ranks, on the first one."""
@@ -168,7 +181,8 @@ class _Vote:
         files: set[str] = set()
         try:
             if problem is None:
-                index = _index(self._folder, self._plan, ballots)
+                everyones = [self._pieces(), *[_DECODER.decode(ballot["pieces"]) for ballot in ballots[1:]]]
+                index = _index(self._folder, self._plan, ballots, everyones)
                 files = {ballot["file"] for ballot in ballots}
                 draft = Draft(self._folder, index, tree)
         except (PhalanxError, OSError) as error:
@@ -225,34 +239,20 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"kind": "error", "error": [*_told(error), 0]}
 
 
-def _pieces(plan: Plan, file: NewFile | None) -> list[tuple[str, PieceEntry]]:
-    """What this rank has written: the name of the tensor, and the piece."""
-    if file is None:
-        return []
-    name = file.path.name
-    return [
-        (entry.tensor, PieceEntry(name, *entry.region, *place))
-        for entry, place in zip(plan.share, file.written, strict=True)
-    ]
-
-
-_PIECES = msgspec.msgpack.Decoder(list[tuple[str, PieceEntry]])
-
-
 def _told(error: BaseException) -> list[str | None]:
     words = error.message if isinstance(error, CheckpointError) else describe(error)
     return [words, getattr(error, "path", None), getattr(error, "tensor", None)]
 
 
-def _index(folder: Path, plan: Plan, ballots: list[Any]) -> Index:
+def _index(folder: Path, plan: Plan, ballots: list[Any], everyones: list[Pieces]) -> Index:
     tensors = {
         name: TensorEntry(held.dtype, held.shape, [], {str(dim): axis for dim, axis in held.axes.items()})
         for name, held in plan.tensors.items()
     }
-    for ballot in ballots:
+    for ballot, pieces in zip(ballots, everyones, strict=True):
         for name, (dtype, shape) in ballot["own"].items():
             tensors[name] = TensorEntry(dtype, tuple(shape), [])
-        for name, piece in _PIECES.decode(ballot["pieces"]):
+        for name, piece in pieces:
             tensors[name].pieces.append(piece)
     for name, tensor in tensors.items():
         is_whole = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
