@@ -107,8 +107,4 @@ def wait(group: Group | None) -> None:
 
 def copied(plan: Plan) -> Plan:
     """The same plan with memory of its own."""
-    shares = [
-        share._replace(entry=share.entry._replace(memory=memoryview(bytearray(share.entry.memory))))
-        for share in plan.shares
-    ]
-    return plan._replace(shares=shares)
+    return plan._replace(share=[each._replace(memory=memoryview(bytearray(each.memory))) for each in plan.share])

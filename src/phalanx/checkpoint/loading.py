@@ -126,7 +126,7 @@ class _Reading:
                 continue
             read_region(
                 self._folder / piece.file,
-                piece.written,
+                piece,
                 tensor.dtype,
                 region,
                 shared,

@@ -18,16 +18,20 @@ from ..errors import CheckpointError, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
-from .index import Draft, Index, PieceEntry, TensorEntry
+from .index import Draft, Index, TensorEntry
+from .json_text import to_json
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
-from .tensors_file import NewFile
+from .tensors_file import NewFile, PieceEntry
 
 __all__ = ["group_of", "write_checkpoint"]
 
 
 _NOTHING = Plan(None, {}, {}, {}, [])
+Pieces = list[tuple[str, PieceEntry]]
+"""Pieces in one file, with the names of the tensors that they are of."""
+_DECODER = msgspec.msgpack.Decoder(Pieces)
 
 
 def group_of(where: Group | Mesh | None) -> Group | None:
@@ -76,11 +80,10 @@ def _write_share(folder: Path, path: Path, plan: Plan, *, shows: bool) -> NewFil
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {folder}: {error.strerror or error}", path=str(folder)) from None
-    entries = [item.entry for item in plan.shares]
-    if not entries:
+    if not plan.share:
         return None
-    with Progress(f"saving {folder.name}", sum(len(entry.memory) for entry in entries), shows=shows) as progress:
-        return NewFile(path, entries, progress.advance)
+    with Progress(f"saving {folder.name}", sum(len(entry.memory) for entry in plan.share), shows=shows) as progress:
+        return NewFile(path, plan.share, progress.advance)
 
 
 # -- the vote --------------------------------------------------------------------------------------------------------
@@ -114,11 +117,12 @@ class _Vote:
         Raises:
             As `write_checkpoint`.
         """
-        tree = json.dumps(self._plan.tree).encode()
+        tree = to_json(self._plan.tree)
         ballot = {
             "tree": _digest(self._plan, tree),
             "folder": str(self._folder),
-            "pieces": _pieces(self._plan, self._file),
+            "file": None if self._file is None else self._file.path.name,
+            "pieces": None if self._is_first else msgspec.msgpack.encode(self._pieces()),
             "own": {name: [held.dtype, list(held.shape)] for name, held in self._plan.own.items()},
             "per_rank": self._plan.per_rank,
             "error": None if self._error is None else _told(self._error),
@@ -138,6 +142,16 @@ class _Vote:
             raise _difference(self._folder, self._plan, self._group)
         if outcome["kind"] == "error":
             self._raise(*outcome["error"])
+
+    @property
+    def _is_first(self) -> bool:
+        return self._group is None or self._group.rank == 0
+
+    def _pieces(self) -> Pieces:
+        """What this rank has written."""
+        if self._file is None:
+            return []
+        return list(zip([entry.tensor for entry in self._plan.share], self._file.pieces, strict=True))
 
     def _gather(self, words: Any) -> list[Any] | None:
         """The words of all ranks, on the first one."""
@@ -167,8 +181,9 @@ class _Vote:
         files: set[str] = set()
         try:
             if problem is None:
-                index = _index(self._folder, self._plan, ballots)
-                files = index.files
+                everyones = [self._pieces(), *[_DECODER.decode(ballot["pieces"]) for ballot in ballots[1:]]]
+                index = _index(self._folder, self._plan, ballots, everyones)
+                files = {ballot["file"] for ballot in ballots}
                 draft = Draft(self._folder, index, tree)
         except (PhalanxError, OSError) as error:
             problem = _error(error)
@@ -224,49 +239,38 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"kind": "error", "error": [*_told(error), 0]}
 
 
-def _pieces(plan: Plan, file: NewFile | None) -> dict[str, list[Any]]:
-    pieces: dict[str, list[Any]] = {}
-    if file is not None:
-        for item, place in zip(plan.shares, file.written, strict=True):
-            region = item.region
-            entry = [file.path.name, list(region.offset), list(region.shape), place.start, place.checksums]
-            pieces.setdefault(item.entry.tensor, []).append(entry)
-    return pieces
-
-
 def _told(error: BaseException) -> list[str | None]:
     words = error.message if isinstance(error, CheckpointError) else describe(error)
     return [words, getattr(error, "path", None), getattr(error, "tensor", None)]
 
 
-def _index(folder: Path, plan: Plan, ballots: list[Any]) -> Index:
+def _index(folder: Path, plan: Plan, ballots: list[Any], everyones: list[Pieces]) -> Index:
     tensors = {
-        name: TensorEntry(held.dtype, list(held.shape), [], {str(dim): axis for dim, axis in held.axes.items()})
+        name: TensorEntry(held.dtype, held.shape, [], {str(dim): axis for dim, axis in held.axes.items()})
         for name, held in plan.tensors.items()
     }
-    for ballot in ballots:
+    for ballot, pieces in zip(ballots, everyones, strict=True):
         for name, (dtype, shape) in ballot["own"].items():
-            tensors[name] = TensorEntry(dtype, shape, [])
-        for name, found in ballot["pieces"].items():
-            for piece in found:
-                tensors[name].pieces.append(PieceEntry(*piece))
+            tensors[name] = TensorEntry(dtype, tuple(shape), [])
+        for name, piece in pieces:
+            tensors[name].pieces.append(piece)
     for name, tensor in tensors.items():
         is_whole = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
         if not is_whole and not is_covered(whole(tensor.shape), [piece.region for piece in tensor.pieces]):
             raise CheckpointError(
-                f"the parts of {name!r} that the ranks have do not make a tensor of shape {tensor.shape}", tensor=name
+                f"the parts of {name!r} that the ranks have do not make a tensor of shape {list(tensor.shape)}",
+                tensor=name,
+            )
+    for rank, ballot in enumerate(ballots):
+        file = ballot["file"]
+        if file is not None and not (folder / file).is_file():
+            raise CheckpointError(
+                f"{file}, which rank {rank} has written to {ballot['folder']}, is not in {folder} on rank 0 "
+                "(expected one folder, which all hosts share)",
+                path=str(folder / file),
             )
     per_rank = {name: [ballot["per_rank"].get(name) for ballot in ballots] for name in plan.per_rank}
-    index = Index(plan.tree, tensors, len(ballots), time.time(), per_rank)
-    for rank, ballot in enumerate(ballots):
-        for file in {piece[0] for pieces in ballot["pieces"].values() for piece in pieces}:
-            if not (folder / file).is_file():
-                raise CheckpointError(
-                    f"{file}, which rank {rank} has written to {ballot['folder']}, is not in {folder} on rank 0 "
-                    "(expected one folder, which all hosts share)",
-                    path=str(folder / file),
-                )
-    return index
+    return Index(plan.tree, tensors, len(ballots), time.time(), per_rank)
 
 
 # -- differences -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CheckpointError, UsageError
 from .shards import PerRank, Shard
 
-__all__ = ["build", "has_state", "is_array", "take_apart"]
+__all__ = ["build", "has_state", "is_array", "library_of", "take_apart"]
 
 Leaves = dict[str, Any]
 _DEEPEST = 100
@@ -26,7 +26,8 @@ _DEEPEST = 100
 
 def is_array(value: Any) -> bool:
     """True for arrays of any library, and for parts of them."""
-    return isinstance(value, (Shard, np.generic)) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+    kind: Any = type(value)
+    return _is_array_type(kind) or (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def has_state(value: Any) -> bool:
@@ -53,14 +54,14 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
         return found
 
     def walk(value: Any, where: str) -> Any:
-        if isinstance(value, PerRank):
-            key = unused(where)
-            per_rank[key] = value
-            return {"per_rank": key}
         if is_array(value):
             key = unused(where)
             leaves[key] = value
             return {"tensor": key, "library": library_of(value)}
+        if isinstance(value, PerRank):
+            key = unused(where)
+            per_rank[key] = value
+            return {"per_rank": key}
         if has_state(value):
             value = value.state_dict()
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
@@ -97,9 +98,12 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
 
 
 def _key(key: Any, where: str) -> Any:
-    if key is None or isinstance(key, (bool, int, float, str)):
+    if isinstance(key, str) or key is None or isinstance(key, int):
         return key
-    raise UsageError(f"{where or 'the tree'} has a key of type {type(key).__name__} (expected str or a number)")
+    if isinstance(key, float) and math.isfinite(key):
+        return key
+    what = repr(key) if isinstance(key, float) else f"of type {type(key).__name__}"
+    raise UsageError(f"{where or 'the tree'} has a key {what} (expected str or a finite number)")
 
 
 def build(
@@ -164,8 +168,13 @@ def build(
 
 def library_of(value: Any) -> str:
     """The library that an array comes from: "numpy", "torch" or "jax"."""
-    kind = type(value.array if isinstance(value, Shard) else value)
-    return _library_of_type(kind)  # type: ignore[arg-type]  # types can be keys
+    kind: Any = type(value.array if isinstance(value, Shard) else value)
+    return _library_of_type(kind)
+
+
+@functools.cache
+def _is_array_type(kind: Any) -> bool:
+    return issubclass(kind, (Shard, np.generic)) or (hasattr(kind, "dtype") and hasattr(kind, "shape"))
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class BackwardPass:
         self._timeout = timeout
         self._on_end = on_end
         self._missing = {
-            id(unit): {id(place.parameter) for place in unit.places if place.parameter.requires_grad} for unit in units
+            id(unit): {id(use) for place in unit.places for use in place.uses if use.requires_grad} for unit in units
         }
         self._sent = 0
 

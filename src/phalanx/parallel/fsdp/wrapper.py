@@ -189,14 +189,17 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _hook_parameter(self, unit: Unit, place: Place) -> None:
         if place.parameter.requires_grad and not place.is_hooked:
             place.is_hooked = True
-            place.parameter.register_post_accumulate_grad_hook(_Fired(self, unit))
+            place.make_sparse()
+            for use in place.uses:
+                use.register_post_accumulate_grad_hook(_Fired(self, unit, place))
 
     def _follow_shards(self) -> None:
         """A shard that the program has frozen or unfrozen says so for the whole parameter."""
         for unit in self._units:
             for place, shard, _ in unit.named_shards():
                 if place.parameter.requires_grad != shard.requires_grad:
-                    place.parameter.requires_grad_(shard.requires_grad)
+                    for use in place.uses:
+                        use.requires_grad_(shard.requires_grad)
                     self._hook_parameter(unit, place)
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
@@ -447,14 +450,16 @@ class FSDP(nn.Module):  # type: ignore[misc]
 class _Fired:
     """A hook of a parameter, called when its gradient is complete."""
 
-    def __init__(self, wrapper: FSDP, unit: Unit) -> None:
+    def __init__(self, wrapper: FSDP, unit: Unit, place: Place) -> None:
         # The parameter has this hook, where no collector of garbage looks: it must not hold what holds the parameter.
         self._wrapper = weakref.ref(wrapper)
         self._unit = weakref.ref(unit)
+        self._place = weakref.ref(place)
 
-    def __call__(self, parameter: torch.Tensor) -> None:
-        wrapper, unit = self._wrapper(), self._unit()
-        if wrapper is not None and unit is not None:
+    def __call__(self, parameter: nn.Parameter) -> None:
+        wrapper, unit, place = self._wrapper(), self._unit(), self._place()
+        if wrapper is not None and unit is not None and place is not None:
+            place.collect(parameter)
             wrapper.fired(unit, parameter)
 
 
