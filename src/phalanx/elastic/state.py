@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -174,7 +175,8 @@ class Snapshot:
             return like
         if kind == "dict":
             known = like if isinstance(like, Mapping) else {}
-            return {key: self._build(item, known.get(key)) for key, item in value}
+            found = {key: self._build(item, known.get(key)) for key, item in value}
+            return type(like)(found) if type(like) in (Counter, OrderedDict) else found
         items = like if isinstance(like, list | tuple) and len(like) == len(value) else [None] * len(value)
         made = [self._build(item, other) for item, other in zip(value, items, strict=True)]
         if kind == "list":

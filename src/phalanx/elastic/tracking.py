@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..checkpoint.local_arrays import held
+from ..checkpoint.local_arrays import bytes_of, held
 from ..checkpoint.tree import take_apart
 from ..errors import UsageError
 
@@ -94,7 +94,7 @@ class StatePart:
             found = held(array)
             if not found.everywhere:
                 raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
-            raw = found.parts[0].memory
+            raw = bytes_of(array)
             memory = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
             leaves[name] = Leaf(found.dtype, found.shape, memory)
         self.leaves = leaves
