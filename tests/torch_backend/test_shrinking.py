@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +113,38 @@ def test_torch_refuses_what_makes_no_sense() -> None:
             with pytest.raises(kind):
                 dist.shrink_group(wrong)
         dist.barrier()
+        return True
+
+    assert all(together(2, body))
+
+
+def test_reconfigure_gives_the_group_other_members() -> None:
+    """As torch 2.14's `_reconfigure` calls it; the method itself is there for every torch."""
+
+    def body(rank: int) -> Any:
+        group = dist.group.WORLD
+        assert group is not None
+        handles: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(handles, group.get_reconfigure_handle())
+        lose(rank, 1)
+        options = SimpleNamespace(uuid=7, handles=[handles[2], handles[0], handles[3]], timeout=timedelta(seconds=30))
+        group.reconfigure(options).wait()
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x)
+        reordered = SimpleNamespace(uuid=8, handles=set(options.handles), timeout=None)
+        group.reconfigure(reordered).wait()
+        dist.barrier()
+        return dist.get_rank(), dist.get_world_size(), x[0].item()
+
+    results = together(4, body, may_die=[1])
+    assert {results[rank][1:] for rank in (0, 2, 3)} == {(3, 5.0)}
+    assert {results[rank][0] for rank in (0, 2, 3)} == {0, 1, 2}
+
+
+def test_a_group_that_is_not_among_the_new_members_is_told() -> None:
+    def body(rank: int) -> Any:
+        with pytest.raises(ValueError, match="not among"):
+            dist.group.WORLD.reconfigure(SimpleNamespace(uuid=1, handles=["phalanx:other"], timeout=None))
         return True
 
     assert all(together(2, body))

@@ -58,13 +58,19 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
     try:
         times = times_of(options.timeout)
         parent = _parent(list(options.global_ranks_in_group))
-        if parent is None:
-            group = _world(options.store, rank, size, times, _chosen(backend_options))
+        chosen = _chosen(backend_options)
+        if getattr(options, "enable_reconfigure", False):  # alone, until `reconfigure` says who the others are
+            group = _world(options.store, 0, 1, times, chosen)
+        elif parent is None:
+            group = _world(options.store, rank, size, times, chosen)
         else:
             group = part_of(parent.group, list(options.global_ranks_in_group), times.operation)
     except PhalanxError as error:
         raise translated(error) from None
-    return PhalanxProcessGroup(group, options.store, str(options.group_id))
+    made = PhalanxProcessGroup(group, options.store, str(options.group_id))
+    if parent is None:
+        made._form = lambda store, rank, size, seconds: _world(store, rank, size, Timeouts(seconds, seconds), chosen)
+    return made
 
 
 def times_of(timeout: Any) -> Timeouts:
