@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ A rank that is alive answers in milliseconds.
 """
 FAREWELL_WAIT = 0.1
 """Seconds in which a rank's goodbye may come after the abort of one that missed it."""
+FEW_NOTES = 64
+"""Lines on changes of the world that are kept for a host that has not asked for them."""
 WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
 
@@ -92,7 +95,8 @@ class Directory:
         job_file: The file by which the ranks found it: removed once all have, before they are told. A rank that is soon
             done and forms the next world must not find it again.
         host: The rank whose process this is a part of, and ends with.
-        elastic: Whether the world outlives its ranks: the loss of one is not its end, and others may join.
+        elastic: The most ranks of a world that outlives them: the loss of one is not its end, and others may join. 0
+            for a world that does not.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -109,7 +113,7 @@ class Directory:
         one_world: bool = False,
         job_file: str | os.PathLike[str] | None = None,
         host: int | None = None,
-        elastic: bool = False,
+        elastic: int = 0,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
@@ -146,7 +150,7 @@ class Directory:
         """When the views that are being asked for are looked at next."""
         self._loss_at: float | None = None
         """When the first rank was lost that the next view of the world will be without."""
-        self._notes: list[say.Note] = []
+        self._notes: deque[say.Note] = deque(maxlen=FEW_NOTES)
         """Changes that came before the host asked for them."""
         self._on_change: Callable[[say.Note], None] = self._notes.append
         self._callbacks: list[Callable[[EndCause], None]] = []
@@ -208,9 +212,8 @@ class Directory:
 
         def add() -> None:
             self._on_change = callback
-            notes, self._notes = self._notes, []
-            for note in notes:
-                callback(note)
+            while self._notes:
+                callback(self._notes.popleft())
 
         self._reactor.call_soon(add)
 
@@ -373,6 +376,9 @@ class Directory:
             self._ask(rank, message)
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
+        elif isinstance(message, say.Regroup) and not message.context and self._is_full():
+            reason = f"the job has as many ranks as it may have ({self._elastic})"
+            self._tell(rank, say.Refused(b"", reason, [], over=True))
         elif isinstance(message, say.Regroup):
             self._carry_out(self._views.ask(rank, message, time.monotonic()))
             self._check_joinable()
@@ -403,7 +409,7 @@ class Directory:
 
     def _roster(self) -> say.Roster:
         members = [entry.member for _, entry in sorted(self._ranks.items()) if entry.member is not None]
-        return say.Roster(members, self._host_rank, self._elastic, self.world_size if self._elastic else 0)
+        return say.Roster(members, self._host_rank, bool(self._elastic), self.world_size if self._elastic else 0)
 
     def _tell_who_is_missing(self) -> None:
         """Tells all, but not at once: the ranks of a large world come in a burst."""
@@ -489,6 +495,11 @@ class Directory:
         """Takes a rank out of the views that are being asked for."""
         self._carry_out(self._views.gone(rank))
         self._check_joinable()
+
+    def _is_full(self) -> bool:
+        """True if no other rank may join."""
+        inside = sum(self._is_alive(rank) and not entry.outside for rank, entry in self._ranks.items())
+        return inside + self._views.arrivals >= self._elastic
 
     def _check_joinable(self) -> None:
         """Turns those away that wait to join, once all others are done or lost."""

@@ -55,7 +55,8 @@ class Setup(Struct, frozen=True):
     job_file: bytes
     """The file by which the ranks find each other, to be removed once they have; empty if there is none."""
     log_level: int
-    elastic: bool = False
+    elastic: int = 0
+    """The most ranks of a world that outlives them; 0 for one that does not."""
 
 
 class AwaitOthers(Struct, frozen=True):

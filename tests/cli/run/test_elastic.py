@@ -130,6 +130,19 @@ def test_ranks_of_another_launcher_join(run: Runner) -> None:
     assert {size for _, size in both.values()} == {4}
 
 
+def test_no_more_ranks_join_than_there_may_be(run: Runner) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = {"PHALANX_TOKEN": "a token for this test only"}
+    text = script(run, 300, pause=0.02)
+    job = run.start("--elastic", "2:2", "--master", f"127.0.0.1:{port}", text, env=token)
+    wait_for(lambda: (run.folder / "began-0").exists(), "the loop")
+    joined = run.start(f"127.0.0.1:{port + 1}", text, env=token, command="join")
+    assert joined.finish() == 3
+    assert "as many ranks as it may have (2)" in joined.out
+    assert job.finish() == 0, job.err
+
+
 def test_a_rank_that_comes_too_late_is_told(run: Runner) -> None:
     """The others are done before a rank that was started for a lost one has begun."""
     job = run("--elastic", "1:2", script(run, 8, {1: (6, KILL)}, pause=0.0))

@@ -182,6 +182,7 @@ def _open_world(
             several_nodes=plan.nodes > 1 or others_may_join,
             on_end=mailbox.world_ended,
             on_change=mailbox.world_changed if plan.elastic is not None else None,
+            elastic=plan.elastic[1] if plan.elastic is not None else 0,
         )
     except ConfigError as error:
         hint = "--directory-port chooses another port"

@@ -84,7 +84,8 @@ class HostedWorld:
     Args:
         bind: Where it listens, and where ranks find it; port 0 takes any.
         on_end: Called once, from another thread.
-        on_change: Called for each change of an elastic world, from another thread. None if the world is not elastic.
+        on_change: Called for each change of an elastic world, from another thread.
+        elastic: The most ranks of a world that outlives them; 0 for one that does not.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -100,13 +101,14 @@ class HostedWorld:
         several_nodes: bool,
         on_end: Callable[[WorldEnd], None],
         on_change: Callable[[Note], None] | None = None,
+        elastic: int = 0,
     ) -> None:
         from phalanx.rendezvous.addresses import directory_host
         from phalanx.rendezvous.hosting.start import HostedDirectory
 
         host = directory_host(bind.host, all_local=not several_nodes)
         self._directory: HostedDirectory = HostedDirectory(
-            world_size, token=token, bind=Address(host, bind.port), options=options, elastic=on_change is not None
+            world_size, token=token, bind=Address(host, bind.port), options=options, elastic=elastic
         )
         self._on_change = on_change
         self._on_end = on_end

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ...types import Address
 from ...wire import hosting as say
 from ...wire.control import Abort, Ended, Note, pack
 from ..control_link import READ_SIZE, ControlLink
+from ..directory import FEW_NOTES
 from ..error_codec import EndCause, keep_end
 from . import bootstrap
 
@@ -65,13 +67,13 @@ class DirectoryProcess:
         one_world: bool,
         job_file: Path | None,
         detached: bool,
-        elastic: bool = False,
+        elastic: int = 0,
     ) -> None:
         self.address = Address(*listener.getsockname()[:2])
         self.launchers = 0
         self.pid: int | None = None
         self._on_end: list[Callable[[EndCause], None]] = []
-        self._notes: list[Note] = []
+        self._notes: deque[Note] = deque(maxlen=FEW_NOTES)
         """Changes that came before the host asked for them."""
         self._on_change: Callable[[Note], None] = self._notes.append
         self._cause: EndCause | None = None
@@ -149,9 +151,8 @@ class DirectoryProcess:
 
         def add() -> None:
             self._on_change = callback
-            notes, self._notes = self._notes, []
-            for note in notes:
-                callback(note)
+            while self._notes:
+                callback(self._notes.popleft())
 
         self._reactor.call_soon(add)
 

@@ -35,7 +35,7 @@ class HostedDirectory:
         rank: The rank that hosts it, which ends with its first world; None for a launcher, whose ranks may form the
             next one when all have left.
         job_file: The file by which the ranks find it, to be removed once all have.
-        elastic: Whether the world outlives its ranks.
+        elastic: The most ranks of a world that outlives them; 0 for one that does not.
 
     Raises:
         ConfigError: The address cannot be listened on, or the TLS files cannot be used.
@@ -51,7 +51,7 @@ class HostedDirectory:
         options: Options,
         rank: int | None = None,
         job_file: Path | None = None,
-        elastic: bool = False,
+        elastic: int = 0,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
