@@ -60,7 +60,7 @@ def make_plan(kills: int, ranks: int, rng: random.Random, spacing: int) -> list[
             {
                 "place": place,
                 "step": 10 + number * spacing + rng.randrange(spacing // 2),
-                "size": max(2, ranks - 3) + int(two),
+                "size": max(3, ranks - 3) + int(two),
                 "victims": 2 if two else 1,
                 "delay": rng.choice([0.0, 0.0, rng.random() * 0.002, rng.random() * 0.02]),
             }

@@ -8,6 +8,7 @@ rank that comes to its place first takes it, by making a file, and dies some mom
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,6 +26,8 @@ from phalanx.elastic import loop, transfer
 
 LENGTH, BATCH, WIDTH, MOST = 500, 24, 4096, 16
 COLUMNS = 2 + MOST + BATCH
+QUIET = 1.0
+"""Seconds between two kills of the plan."""
 
 
 def gradient(weights: Any, batch: Any) -> Any:
@@ -60,7 +63,7 @@ class Killer:
         """Comes to a place."""
         step, size = (self.step.number, self.step.group.world_size) if self.step is not None else (10**9, 10**9)
         for number, kill in enumerate(self.plan):
-            if kill["place"] != place or step < kill["step"] or size < kill["size"]:
+            if kill["place"] != place or step < kill["step"] or size < kill["size"] or self._another_is_fresh(number):
                 continue
             for victim in range(kill["victims"]):
                 try:
@@ -70,6 +73,15 @@ class Killer:
                 epoch = self.step.group.epoch if self.step is not None else -1
                 threading.Thread(target=self._die, args=(number, victim, kill["delay"], epoch), daemon=True).start()
                 return
+
+    def _another_is_fresh(self, number: int) -> bool:
+        """True if another kill was just taken: together they could end all that have the state."""
+        now = time.time()
+        for path in self.folder.glob("kill-*"):
+            with contextlib.suppress(OSError):
+                if int(path.name.split("-")[1]) != number and now - path.stat().st_mtime < QUIET:
+                    return True
+        return False
 
     def _die(self, number: int, victim: int, delay: float, epoch: int) -> None:
         time.sleep(delay)

@@ -79,7 +79,7 @@ class MeshWorld(ControlPlane):
         options: Options,
         meeting: Meeting | None = None,
     ) -> None:
-        super().__init__(launch.rank)
+        super().__init__(launch.rank if launch.joins is None else launch.joins)
         if auth not in ("token", "none"):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
         check_tls(options.tls)
@@ -113,7 +113,7 @@ class MeshWorld(ControlPlane):
         self._acceptor = Acceptor(
             self._reactor,
             listen(bind, range(low, high + 1)),
-            name=f"rank {self.rank}",
+            name="a new rank" if launch.joins == ANY_RANK else f"rank {self.rank}",
             token=meeting.token,
             options=options,
             admit=self._admit,
@@ -122,16 +122,14 @@ class MeshWorld(ControlPlane):
         self._reactor.start()
         if meeting.directory is not None:
             meeting.directory.ready(deadline.remaining())
-        hello = Hello(Role.RANK, self.rank if launch.joins is None else launch.joins, self.size)
+        hello = Hello(Role.RANK, self.rank, self.size)
         host = self.directory_host
         who, missing = ("the directory", []) if host is None else (f"the directory of rank {host}", [host])
         stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who=who, missing=missing)
         self.directory_seen_at = stream.peer_host
-        self._client = ControlClient(self._reactor, stream, hello.rank, options, self)
+        self._client = ControlClient(self._reactor, stream, self.rank, options, self)
         if launch.joins == ANY_RANK:
             self.rank = self._client.number(deadline)
-        elif launch.joins is not None:
-            self.rank = launch.joins
         port = self._acceptor.address.port
         # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
         shares = core is not None and options.transport != "tcp" and options.tls is None
