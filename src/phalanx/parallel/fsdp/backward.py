@@ -31,7 +31,8 @@ class BackwardPass:
         units: In the order in which they are averaged.
         group: All ranks that train together.
         averages: False if gradients are only added up on this rank.
-        on_end: Called when it is over, with True if gradients were averaged.
+        keeps: Whether whole parameters stay, because another backward will need them.
+        on_end: Called when it is over: whether gradients were averaged, and `keeps`.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class BackwardPass:
         group: Group,
         *,
         averages: bool,
+        keeps: bool,
         timeout: float | None,
-        on_end: Callable[[bool], None],
+        on_end: Callable[[bool, bool], None],
     ) -> None:
         self._units = units
         self._group = group
         self._averages = averages
+        self._keeps = keeps
         self._timeout = timeout
         self._on_end = on_end
         self._missing = {
@@ -67,7 +70,7 @@ class BackwardPass:
             Desync: Another rank did not finish its backward; then no rank has new gradients.
         """
         if not self._averages:
-            self._on_end(False)
+            self._on_end(False, self._keeps)
             return
         try:
             while self._sent < len(self._units):
@@ -76,9 +79,9 @@ class BackwardPass:
                 unit.wait()
             failed, used = self._report(False)
         except BaseException:
-            self._on_end(False)
+            self._on_end(False, self._keeps)
             raise
-        self._on_end(True)
+        self._on_end(True, self._keeps)
         if failed:
             for unit in self._units:
                 unit.drop()
@@ -95,7 +98,7 @@ class BackwardPass:
     def give_up(self) -> None:
         """Sends the rest of the sequence, so that the others hear that this rank failed."""
         if not self._averages:
-            self._on_end(False)
+            self._on_end(False, self._keeps)
             return
         with contextlib.suppress(PhalanxError):  # then the group is broken: the others hear that
             while self._sent < len(self._units):
@@ -105,12 +108,13 @@ class BackwardPass:
             self._report(True)
         for unit in self._units:
             unit.drop()
-        self._on_end(True)
+        self._on_end(True, self._keeps)
 
     def _send(self, *, only_zeros: bool = False) -> None:
         unit = self._units[self._sent]
         unit.reduce(only_zeros=only_zeros)
-        unit.release()
+        if not self._keeps:
+            unit.release()
         if self._sent >= _UNDER_WAY:
             self._units[self._sent - _UNDER_WAY].wait()
         self._sent += 1
