@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UnsupportedArray, UsageError
 from .dtypes import item_size
+from .json_text import to_json
 from .local_arrays import Held, HeldPart, bytes_of_many, held, parts_of, rows_of
 from .regions import cut, whole
 from .tensors_file import FileTensor
@@ -23,6 +24,8 @@ class Plan(NamedTuple):
     """The form of a tree, its tensors, and the share of this rank."""
 
     tree: Any
+    text: bytes
+    """The tree as JSON."""
     tensors: dict[str, Held]
     """The tensors of the tree itself: the same on all ranks, but for what they hold of them."""
     own: dict[str, Held]
@@ -49,7 +52,7 @@ def make_plan(tree: Any, rank: int, size: int) -> Plan:
         own.update(_held_of(inner))
     mine = {name: tensor for name, tensor in tensors.items() if not tensor.everywhere}
     share = [_file_tensor(name, tensor, part) for name, tensor in {**mine, **own}.items() for part in parts_of(tensor)]
-    return Plan(form, tensors, own, per_rank, [*_dealt(tensors, rank, size), *share])
+    return Plan(form, to_json(form), tensors, own, per_rank, [*_dealt(tensors, rank, size), *share])
 
 
 def _held_of(leaves: Mapping[str, Any]) -> dict[str, Held]:

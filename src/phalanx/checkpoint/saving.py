@@ -19,7 +19,6 @@ from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
 from .index import Draft, Index, TensorEntry
-from .json_text import to_json
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
@@ -28,7 +27,7 @@ from .tensors_file import NewFile, PieceEntry
 __all__ = ["group_of", "write_checkpoint"]
 
 
-_NOTHING = Plan(None, {}, {}, {}, [])
+_NOTHING = Plan(None, b"", {}, {}, {}, [])
 Pieces = list[tuple[str, PieceEntry]]
 """Pieces in one file, with the names of the tensors that they are of."""
 _DECODER = msgspec.msgpack.Decoder(Pieces)
@@ -117,9 +116,8 @@ class _Vote:
         Raises:
             As `write_checkpoint`.
         """
-        tree = to_json(self._plan.tree)
         ballot = {
-            "tree": _digest(self._plan, tree),
+            "tree": _digest(self._plan),
             "folder": str(self._folder),
             "file": None if self._file is None else self._file.path.name,
             "pieces": None if self._is_first else msgspec.msgpack.encode(self._pieces()),
@@ -133,7 +131,7 @@ class _Vote:
             self._gather(None if self._error is None else _told(self._error))
             outcome = None
         else:
-            outcome = self._decide(ballots, tree, keep)
+            outcome = self._decide(ballots, keep)
         if self._group is not None:
             outcome = self._group.broadcast_object(outcome, 0, timeout=self._timeout)
         assert outcome is not None
@@ -174,7 +172,7 @@ class _Vote:
 
     # -- on the first rank -----------------------------------------------------------------------------------------
 
-    def _decide(self, ballots: list[Any], tree: bytes, keep: int | None) -> dict[str, Any]:
+    def _decide(self, ballots: list[Any], keep: int | None) -> dict[str, Any]:
         """The outcome: the checkpoint is made, or there is a reason why not."""
         problem = _refusal(ballots)
         draft: Draft | None = None
@@ -184,7 +182,7 @@ class _Vote:
                 everyones = [self._pieces(), *[_DECODER.decode(ballot["pieces"]) for ballot in ballots[1:]]]
                 index = _index(self._folder, self._plan, ballots, everyones)
                 files = {ballot["file"] for ballot in ballots}
-                draft = Draft(self._folder, index, tree)
+                draft = Draft(self._folder, index, self._plan.text)
         except (PhalanxError, OSError) as error:
             problem = _error(error)
         problem = self._sync_both(draft) or problem
@@ -298,10 +296,10 @@ def _described(folder: Path, plan: Plan) -> dict[str, str]:
     return words
 
 
-def _digest(plan: Plan, tree: bytes) -> str:
+def _digest(plan: Plan) -> str:
     """Equal if what `_described` says is, and much quicker."""
     tensors = [(name, held.dtype, held.shape) for name, held in plan.tensors.items()]
-    return hashlib.sha256(tree + msgspec.json.encode(tensors)).hexdigest()
+    return hashlib.sha256(plan.text + msgspec.json.encode(tensors)).hexdigest()
 
 
 def _difference(folder: Path, plan: Plan, group: Group) -> Desync:
