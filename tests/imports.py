@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"last_words", "group"},
     {"backends"},
     {"rendezvous"},
-    {"transports"},
+    {"transports", "cuda"},
     {"algorithms"},
     {"wire", "tuning"},
     {"_native", "frames", "untraced"},

@@ -62,7 +62,7 @@ def import_safetensors(file: str | os.PathLike[str], path: str | os.PathLike[str
             tree[name] = target.finish()
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"cannot read {source}: {error!r}", path=str(source)) from error
-    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None, keep=None, timeout=None)
+    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None)
 
 
 def export_dcp(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -97,7 +97,7 @@ def import_dcp(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> 
     tree: dict[str, Any] = {}
     reader = FileSystemReader(os.fspath(folder))
     _load_state_dict(tree, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None, keep=None, timeout=None)
+    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None)
 
 
 def _whole_tree(path: str | os.PathLike[str]) -> Any:

@@ -7,21 +7,15 @@ from typing import Any
 
 import msgspec
 
-from ..errors import UsageError
-
 __all__ = ["to_json"]
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON. Its numbers are finite.
+    """A value as JSON. Its numbers are finite, and its text is Unicode.
 
-    Raises:
-        UsageError: There is text in it that has no bytes.
+    msgspec takes a tenth of the time, but no classes derived from str or int.
     """
     try:
-        try:
-            return msgspec.json.encode(value)
-        except TypeError:  # a class derived from str or int, for which the standard library takes ten times as long
-            return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the text {error.object[:40]!r} cannot be saved: it has half of a surrogate pair") from None
+        return msgspec.json.encode(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":")).encode()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, UnsupportedArray
-from .dtypes import item_size, numpy_dtype, numpy_name, torch_dtype, torch_name
+from .dtypes import item_size, numpy_dtype, numpy_name, torch_dtype, torch_name, width_of
 from .regions import Region, whole
 from .shards import Shard
 from .tensors_file import raw_dtype
@@ -94,7 +94,10 @@ def _dtype_of(array: Any) -> str:
         return _torch_dtype_of(array.dtype, layout, getattr(array, "is_meta", False))
     if isinstance(array, np.ma.MaskedArray):
         raise UnsupportedArray("a masked array cannot be saved (save its data and its mask)")
-    return numpy_name(np.dtype(array.dtype))
+    try:
+        return numpy_name(np.dtype(array.dtype))
+    except TypeError:  # keys of random numbers in JAX
+        raise UnsupportedArray(f"dtype {array.dtype} cannot be saved (expected numbers or bool)") from None
 
 
 @functools.cache
@@ -254,12 +257,15 @@ def target_of(like: Any, dtype: str, shape: tuple[int, ...], name: str) -> Targe
     """The program's own array, which is changed in place where it can be.
 
     Raises:
-        CheckpointError: It does not have the shape that was saved.
+        CheckpointError: It does not have the shape that was saved, or would lose more than digits.
         UnsupportedArray: It cannot be filled.
     """
     expected = tuple(like.shape)
     if expected != shape:
         raise CheckpointError(f"{name!r} was saved with shape {shape}, like has {expected}", tensor=name)
+    mine = _dtype_of(like.array if isinstance(like, Shard) else like)
+    if width_of(mine) < width_of(dtype):
+        raise CheckpointError(f"{name!r} was saved as {dtype}, which {mine} of like cannot hold", tensor=name)
     if isinstance(like, Shard):
         local = like.array if like.shape or not like.region.size else like.array.reshape(-1)
         region = like.region if like.shape else Region((0,), tuple(local.shape))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ..errors import UnsupportedArray, UsageError
 from .dtypes import item_size
-from .json_text import to_json
 from .local_arrays import Held, HeldPart, bytes_of_many, held, parts_of, rows_of
 from .regions import cut, whole
 from .tensors_file import FileTensor
@@ -24,8 +23,6 @@ class Plan(NamedTuple):
     """The form of a tree, its tensors, and the share of this rank."""
 
     tree: Any
-    text: bytes
-    """The tree as JSON."""
     tensors: dict[str, Held]
     """The tensors of the tree itself: the same on all ranks, but for what they hold of them."""
     own: dict[str, Held]
@@ -46,13 +43,13 @@ def make_plan(tree: Any, rank: int, size: int) -> Plan:
     tensors = _held_of(leaves)
     per_rank, own = {}, {}
     for name, value in values.items():
-        per_rank[name], inner, nested = take_apart(value.value, name=f"{name}@{rank}")
+        per_rank[name], inner, nested = take_apart(value.value, name=f"{name}@{rank}", taken=tensors)
         if nested:
             raise UsageError(f"{name}: PerRank inside of PerRank cannot be saved")
         own.update(_held_of(inner))
     mine = {name: tensor for name, tensor in tensors.items() if not tensor.everywhere}
     share = [_file_tensor(name, tensor, part) for name, tensor in {**mine, **own}.items() for part in parts_of(tensor)]
-    return Plan(form, to_json(form), tensors, own, per_rank, [*_dealt(tensors, rank, size), *share])
+    return Plan(form, tensors, own, per_rank, _with_names_of_their_own([*_dealt(tensors, rank, size), *share]))
 
 
 def _held_of(leaves: Mapping[str, Any]) -> dict[str, Held]:
@@ -89,6 +86,21 @@ def _dealt(tensors: Mapping[str, Held], rank: int, size: int) -> list[FileTensor
         tensor = tensors[name]
         share.append(FileTensor(name, name, tensor.dtype, whole(tensor.shape), memory))
     return share
+
+
+def _with_names_of_their_own(share: list[FileTensor]) -> list[FileTensor]:
+    """The same; a part may have been called as another tensor is."""
+    names = {each.name for each in share}
+    if len(names) == len(share):
+        return share
+    found: dict[str, FileTensor] = {}
+    for each in share:
+        name, number = each.name, 1
+        while name in found or (number > 1 and name in names):
+            number += 1
+            name = f"{each.name}#{number}"
+        found[name] = each._replace(name=name)
+    return list(found.values())
 
 
 def _file_tensor(name: str, tensor: Held, part: HeldPart) -> FileTensor:

@@ -19,6 +19,7 @@ from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
 from .index import Draft, Index, TensorEntry
+from .json_text import to_json
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
@@ -27,7 +28,7 @@ from .tensors_file import NewFile, PieceEntry
 __all__ = ["group_of", "write_checkpoint"]
 
 
-_NOTHING = Plan(None, b"", {}, {}, {}, [])
+_NOTHING = Plan(None, {}, {}, {}, [])
 Pieces = list[tuple[str, PieceEntry]]
 """Pieces in one file, with the names of the tensors that they are of."""
 _DECODER = msgspec.msgpack.Decoder(Pieces)
@@ -39,12 +40,19 @@ def group_of(where: Group | Mesh | None) -> Group | None:
 
 
 def write_checkpoint(
-    folder: Path, make: Callable[[], Plan], group: Group | None, *, keep: int | None, timeout: float | None
+    folder: Path,
+    make: Callable[[], Plan],
+    group: Group | None,
+    *,
+    number: int = 0,
+    keep: int | None = None,
+    timeout: float | None = None,
 ) -> None:
     """Writes the share of this rank, and returns when all have voted for the checkpoint and it is there.
 
     Args:
         make: Takes the tree apart. A rank that cannot do that votes, too, so that the others do not wait for it.
+        number: Of this save among those of the group.
 
     Raises:
         CheckpointError: Somebody could not write; on all ranks. What was there before is still there.
@@ -59,15 +67,16 @@ def write_checkpoint(
     try:
         plan = make()
         file = _write_share(folder, path, plan, shows=rank == 0)
-    except (PhalanxError, OSError) as problem:
+    except Exception as problem:  # also what the program's own state_dict raises: the others must hear of it
         error = problem
     try:
-        _Vote(folder, plan, file, error, group, timeout).hold(keep)
-    except (CheckpointError, Desync, UsageError):
+        _Vote(folder, plan, file, error, group, number, timeout).hold(keep)
+    except Exception as problem:
         # All know that there is no checkpoint. After a lost rank nobody does: the first may have made it one, so that
         # the file stays, for the next save to remove.
-        with contextlib.suppress(OSError):
-            path.unlink()
+        if problem is error or isinstance(problem, (CheckpointError, Desync, UsageError)):
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise
     finally:
         if file is not None:
@@ -101,8 +110,10 @@ class _Vote:
         file: NewFile | None,
         error: BaseException | None,
         group: Group | None,
+        number: int,
         timeout: float | None,
     ) -> None:
+        self._number = number
         self._folder = folder
         self._plan = plan
         self._file = file
@@ -116,8 +127,10 @@ class _Vote:
         Raises:
             As `write_checkpoint`.
         """
+        tree = to_json(self._plan.tree)
         ballot = {
-            "tree": _digest(self._plan),
+            "tree": _digest(self._plan, tree),
+            "number": self._number,
             "folder": str(self._folder),
             "file": None if self._file is None else self._file.path.name,
             "pieces": None if self._is_first else msgspec.msgpack.encode(self._pieces()),
@@ -131,13 +144,13 @@ class _Vote:
             self._gather(None if self._error is None else _told(self._error))
             outcome = None
         else:
-            outcome = self._decide(ballots, keep)
+            outcome = self._decide(ballots, tree, keep)
         if self._group is not None:
             outcome = self._group.broadcast_object(outcome, 0, timeout=self._timeout)
         assert outcome is not None
         if outcome["kind"] == "different":
             assert self._group is not None
-            raise _difference(self._folder, self._plan, self._group)
+            raise _difference(_described(self._folder, self._plan, self._number), self._group)
         if outcome["kind"] == "error":
             self._raise(*outcome["error"])
 
@@ -172,7 +185,7 @@ class _Vote:
 
     # -- on the first rank -----------------------------------------------------------------------------------------
 
-    def _decide(self, ballots: list[Any], keep: int | None) -> dict[str, Any]:
+    def _decide(self, ballots: list[Any], tree: bytes, keep: int | None) -> dict[str, Any]:
         """The outcome: the checkpoint is made, or there is a reason why not."""
         problem = _refusal(ballots)
         draft: Draft | None = None
@@ -182,7 +195,7 @@ class _Vote:
                 everyones = [self._pieces(), *[_DECODER.decode(ballot["pieces"]) for ballot in ballots[1:]]]
                 index = _index(self._folder, self._plan, ballots, everyones)
                 files = {ballot["file"] for ballot in ballots}
-                draft = Draft(self._folder, index, self._plan.text)
+                draft = Draft(self._folder, index, tree)
         except (PhalanxError, OSError) as error:
             problem = _error(error)
         problem = self._sync_both(draft) or problem
@@ -227,7 +240,8 @@ def _refusal(ballots: list[Any]) -> dict[str, Any] | None:
     first = ballots[0]
     for ballot in ballots:
         # Hosts may have the same folder under different parents.
-        if ballot["tree"] != first["tree"] or Path(ballot["folder"]).name != Path(first["folder"]).name:
+        alike = ballot["tree"] == first["tree"] and ballot["number"] == first["number"]
+        if not alike or Path(ballot["folder"]).name != Path(first["folder"]).name:
             return {"kind": "different"}
     return None
 
@@ -274,10 +288,11 @@ def _index(folder: Path, plan: Plan, ballots: list[Any], everyones: list[Pieces]
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def _described(folder: Path, plan: Plan) -> dict[str, str]:
+def _described(folder: Path, plan: Plan, number: int) -> dict[str, str]:
     """The words that have to be alike on all ranks, by name."""
     words = {name: f"{held.dtype}{list(held.shape)}" for name, held in plan.tensors.items()}
     words["the folder"] = folder.name
+    words["the number of the save"] = str(number)
 
     def walk(node: Any, where: str) -> None:
         if isinstance(node, dict) and "dict" in node:
@@ -296,22 +311,23 @@ def _described(folder: Path, plan: Plan) -> dict[str, str]:
     return words
 
 
-def _digest(plan: Plan) -> str:
+def _digest(plan: Plan, tree: bytes) -> str:
     """Equal if what `_described` says is, and much quicker."""
     tensors = [(name, held.dtype, held.shape) for name, held in plan.tensors.items()]
-    return hashlib.sha256(plan.text + msgspec.json.encode(tensors)).hexdigest()
+    return hashlib.sha256(tree + msgspec.json.encode(tensors)).hexdigest()
 
 
-def _difference(folder: Path, plan: Plan, group: Group) -> Desync:
+def _difference(mine: dict[str, str], group: Group) -> Desync:
     """Names what differs. All ranks come here, since the first told them to."""
-    mine = _described(folder, plan)
     theirs: dict[str, str] = group.broadcast_object(mine, 0)
     wrong = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
     everyone: list[Any] = group.all_gather_object([[name, mine.get(name, "missing")[:60]] for name in wrong[:3]])
     rank, found = next((rank, found) for rank, found in enumerate(everyone) if found)
     (name, value), *_ = found
     hint = "all ranks save to one folder"
-    if name != "the folder":
+    if name == "the number of the save":
+        hint = "a rank has left one out"
+    elif name != "the folder":
         hint = "what each rank has for itself: px.checkpoint.PerRank or Shard"
     return Desync(
         f"the ranks save different trees: {', '.join(name for name, _ in found)} on rank {group.members[rank]} is not "

@@ -121,6 +121,8 @@ class Unit:
         """Bytes of its whole parameters."""
         self.shards: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
+        self.has_gradients = [False] * len(places)
+        """Of which parameters this rank has given a gradient to the average."""
         self._is_averaged = False
         self._set_up()
 
@@ -154,6 +156,7 @@ class Unit:
         if not any(place.parameter.requires_grad for place in self.places):
             return
         gradients = [None if only_zeros else _dense(place.parameter.grad) for place in self.places]
+        self.has_gradients = [gradient is not None for gradient in gradients]
         for place in self.places:
             if not only_zeros:
                 place.parameter.grad = None
@@ -168,13 +171,18 @@ class Unit:
             self._averaging.wait()
             self._is_averaged = True
 
-    def give_out(self) -> None:
-        """Adds the average to the gradients of the shards."""
+    def give_out(self, used: Sequence[bool]) -> None:
+        """Adds the average to the gradients of the shards.
+
+        Args:
+            used: The parameters of which any rank had a gradient. The others get none, as in one process: an optimizer
+                leaves them alone, which it would not if they had one of zeros.
+        """
         if self._averaging is None:
             return
         rows, self._averaging = self._averaging.rows(), None
-        for shard, gradient in zip(self.shards, rows, strict=True):
-            if shard.requires_grad:
+        for shard, gradient, has_any in zip(self.shards, rows, used, strict=True):
+            if shard.requires_grad and has_any:
                 shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
 
     def drop(self) -> None:
