@@ -16,12 +16,15 @@ import numpy as np
 
 from ...errors import Desync, PhalanxError
 from ...group import Group
+from ...operating_system import give_back_memory
 from .units import Unit
 
 __all__ = ["BackwardPass"]
 
 _UNDER_WAY = 2
 """Averages at the same time. While one is under way, the whole gradients of its unit are in memory."""
+_LARGE_UNIT = 64 << 20
+"""Bytes of a unit from which it is worth to ask the C library for what it keeps."""
 
 
 class BackwardPass:
@@ -55,6 +58,8 @@ class BackwardPass:
             id(unit): {id(use) for place in unit.places for use in place.uses if use.requires_grad} for unit in units
         }
         self._sent = 0
+        if averages and any(unit.size >= _LARGE_UNIT for unit in units):
+            give_back_memory()  # the gradients of the step before, which lay where others do not fit
 
     def mark_ready(self, unit: Unit, parameter: Any) -> None:
         """A gradient is complete."""
@@ -110,8 +115,21 @@ class BackwardPass:
             unit.drop()
         self._on_end(True, self._keeps)
 
+    def _make_room(self, unit: Unit) -> None:
+        """Before the average of a large unit: what the others and backward itself have used is free by now.
+
+        Here a rank has most in memory: the whole gradients of what belongs to no layer, mostly of an embedding, and all
+        shards.
+        """
+        if unit.size >= _LARGE_UNIT:
+            for other in self._units[: self._sent]:
+                other.wait()
+            give_back_memory()
+
     def _send(self, *, only_zeros: bool = False) -> None:
         unit = self._units[self._sent]
+        if self._sent == len(self._units) - 1:
+            self._make_room(unit)
         unit.reduce(only_zeros=only_zeros)
         if not self._keeps:
             unit.release()

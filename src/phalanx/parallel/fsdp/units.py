@@ -167,6 +167,8 @@ class Unit:
         self.ranks = 1 if shards is None else shards.world_size
         shapes = [place.parameter.shape for place in places]
         self.layout = Layout(shapes, self.ranks, large_ones(shapes, self.ranks, self.dtype))
+        self.size = sum(shape.numel() for shape in shapes) * self.dtype.itemsize
+        """Bytes of its whole parameters."""
         self.shards: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
         self.has_gradients = [False] * len(places)
