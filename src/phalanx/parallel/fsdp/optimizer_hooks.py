@@ -29,6 +29,8 @@ class Sharded(Protocol):
         """It has changed them."""
 
 
+_OF_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step of one element depends on others."""
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -63,7 +65,17 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[Sharded]:
                         "rows of it (make it of the parameters() of the FSDP itself)"
                     )
         if any(id(shard) in mine for unit in wrapper._units for shard in unit.shards):
+            _refuse_whole_matrices(optimizer, wrapper)
             yield wrapper
+
+
+def _refuse_whole_matrices(optimizer: torch.optim.Optimizer, wrapper: Sharded) -> None:
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _OF_WHOLE_MATRICES and any(unit.ranks > 1 for unit in wrapper._units):
+            raise UsageError(
+                f"{kind.__name__} computes with whole parameters, of which each rank of an FSDP has some rows (use one "
+                "that looks at each element, as AdamW; or px.parallel.DDP, or strategy='none')"
+            )
 
 
 def _before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
