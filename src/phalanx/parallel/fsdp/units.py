@@ -96,7 +96,7 @@ class AbsentParameter(nn.Parameter):  # type: ignore[misc]
 
     @classmethod
     def of(cls, place: Place) -> AbsentParameter:
-        """What stands for the parameter of a place: it has its shape and dtype, and nothing else."""
+        """A stand-in for the parameter of a place: it has its shape and dtype, and nothing else."""
         whole = place.parameter
         made: AbsentParameter = torch.empty(whole.shape, dtype=whole.dtype, device="meta").as_subclass(cls)
         made.requires_grad_(whole.requires_grad)
@@ -122,7 +122,7 @@ _OF_NO_VALUE = {
     *(getattr(torch.Tensor, name).__get__ for name in ("grad", "is_meta", "ndim", "itemsize", "nbytes")),
     *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.is_complex),
 }
-"""What can be asked of a parameter that is not there."""
+"""Questions that a parameter answers that is not there."""
 
 
 def _may_be_sparse(module: nn.Module) -> bool:
