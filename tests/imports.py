@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"world"},
     {"last_words", "group"},
     {"backends"},
-    {"rendezvous"},
+    {"rendezvous", "slate"},
     {"transports"},
     {"algorithms"},
     {"wire", "tuning"},
