@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"testing", "pytest_plugin"},
     {"phalanx"},
     {"launching"},
+    {"seeing"},
     {"torch_backend", "parallel", "rpc"},
     {"checkpoint"},
     {"world"},

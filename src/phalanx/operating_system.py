@@ -433,7 +433,7 @@ def keepalive_options(seconds: float) -> list[tuple[int, int, int]]:
 
 
 def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, int] | None:
-    """What the kernel has measured of a TCP connection; None where it does not tell. See `transports.stream.LinkState`."""
+    """The numbers of a `transports.stream.LinkState`, as the kernel has measured them; None where it does not tell."""
     if not LINUX:
         return None
     import socket

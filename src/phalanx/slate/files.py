@@ -1,8 +1,8 @@
 """The files of slates: where they lie, what they are called, and when they go.
 
-A slate is `JOB.RANK.PID` in a folder that only this user can enter, in shared memory where there is some. A rank that ends
-well removes its own, or leaves that to the launcher that watches it. What a failure leaves behind is kept until the next one,
-for `phalanx doctor --last`.
+A slate is `JOB.RANK.PID` in a folder that only this user can enter, in shared memory where there is some. A rank that
+ends well removes its own, or leaves that to the launcher that watches it. What a failure leaves behind is kept until
+the next one, for `phalanx doctor --last`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import layout
 
 __all__ = ["SlateFile", "job_of", "listed", "make_file", "remove", "tidy"]
 
-STATE_BYTES = 4096
+TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,14 @@ def make_file(job: str, rank: int) -> tuple[Path, int]:
     Raises:
         OSError, ConfigError: There is no place for it.
     """
-    path = memory_dir() / f"{job}.{rank}.{os.getpid()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    path = Path()
+    for _ in range(TRIES):
+        path = memory_dir() / f"{job}.{rank}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):  # another rank has just removed the empty folder
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            break
+    else:
+        raise FileNotFoundError(path)
     try:
         reserve(fd, layout.SIZE)
     except BaseException:
@@ -95,14 +101,18 @@ def make_file(job: str, rank: int) -> tuple[Path, int]:
 def listed() -> Iterator[SlateFile]:
     """The slates on this machine, of this user."""
     try:
-        names = sorted(os.listdir(memory_dir()))
+        folder = memory_dir()
+        names = sorted(os.listdir(folder))
     except (OSError, ConfigError):
         return
+    if not names:  # it was made just now, to look into it
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     for name in names:
         job, _, rest = name.partition(".")
         rank, _, pid = rest.partition(".")
         if rank.isdigit() and pid.isdigit():
-            yield SlateFile(memory_dir() / name, job, int(rank), int(pid))
+            yield SlateFile(folder / name, job, int(rank), int(pid))
 
 
 def remove(path: Path) -> None:

@@ -4,8 +4,9 @@
 header | records | call sites | groups | peers | remote calls | members | text
 ```
 
-Everything is little-endian and at a fixed place. One process writes, any may read, and no one waits for another. A record
-holds its own number while it is whole. A text in the header is whole if its count is even and did not change meanwhile.
+Everything is little-endian and at a fixed place. One process writes, any may read, and no one waits for another. A
+record holds its own number while it is whole. A text in the header is whole if its count is even and did not change
+meanwhile.
 """
 
 from __future__ import annotations

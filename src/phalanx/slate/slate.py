@@ -65,9 +65,7 @@ class Slate:
         self.watched = is_watched()
         """True if a launcher reads it at the end, and removes it."""
         self._header["sites"] = 1  # the first stands for all that there is no room for
-        self.writer: SlateWriter | PythonWriter = (
-            PythonWriter(self._memory) if core is None else core.SlateWriter(fd)
-        )
+        self.writer: SlateWriter | PythonWriter = PythonWriter(self._memory) if core is None else core.SlateWriter(fd)
 
     def begin(self, job: str, rank: int, world_size: int, host: str, host_id: str, directory: str) -> None:
         """Says whose slate it is. From then on others can read it."""
@@ -123,8 +121,10 @@ class Slate:
 
     # -- remote calls ------------------------------------------------------------------------------------------------
 
-    def add_call(self, name: str, peer: int, total: float, queue: float = 0.0, handler: float = 0.0, ok: bool = True) -> None:
-        """Counts a remote call: one that this rank has made to `peer`, or one that it has served (`peer` -1). In seconds."""
+    def add_call(
+        self, name: str, peer: int, total: float, queue: float = 0.0, handler: float = 0.0, ok: bool = True
+    ) -> None:
+        """Counts a remote call that this rank has made to `peer`, or one that it has served (`peer` -1); in seconds."""
         with self._lock:
             if self._stop.is_set():
                 return

@@ -47,7 +47,7 @@ class PythonWriter:
         self._lock = threading.Lock()  # of this process's threads: a reader never waits for it
 
     def begin(
-        self, group: int, verb: str, site: PlaceInProgram, peer: int, bytes: int, sequence: int, fingerprint: int
+        self, group: int, verb: str, site: PlaceInProgram, peer: int, size: int, sequence: int, fingerprint: int
     ) -> OperationPlace:
         """Notes that an operation begins."""
         with self._lock:
@@ -57,14 +57,14 @@ class PythonWriter:
             record = self._records[self._count % layout.RECORDS]
             record["number"] = 0
             record["began_ns"], record["ended_ns"] = now, 0
-            record["sequence"], record["bytes"], record["fingerprint"] = sequence, bytes, fingerprint
+            record["sequence"], record["bytes"], record["fingerprint"] = sequence, size, fingerprint
             record["group"], record["site"], record["peer"] = group, number, peer
             record["number"] = self._count
             self._header["count"] = self._count
             if sequence:
                 self._groups[group]["fingerprint"] = fingerprint
                 self._groups[group]["sequence"] = sequence
-            return self._count, number, bytes, now
+            return self._count, number, size, now
 
     def end(self, place: OperationPlace) -> None:
         """Notes that it is over."""

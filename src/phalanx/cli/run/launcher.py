@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from phalanx.errors import ConfigError
 from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
 from phalanx.launching.guardian import end_all
+from phalanx.slate.files import job_of
 from phalanx.types import Address
 
 from .events import LauncherMailbox, MailHandler, Signals
+from .monitor import JobMonitor
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
@@ -118,6 +120,7 @@ def _attempt(
                 cores=available,
                 restarts=restarts,
                 max_restarts=plan.max_restarts,
+                watched=True,
                 extra=plan.extra,
             )
             rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
@@ -125,6 +128,7 @@ def _attempt(
                 console.connect(rank.rank, rank.stdout, "stdout"),
                 console.connect(rank.rank, rank.stderr, "stderr"),
             )
+        monitor = JobMonitor(job_of(token, str(world.address)))
         supervisor = Supervisor(
             plan,
             processes,
@@ -135,6 +139,7 @@ def _attempt(
             mailbox=mailbox,
             signals=signals,
             upstream=upstream,
+            monitor=monitor,
         )
         code = supervisor.run()
         if supervisor.failed and restarts < plan.max_restarts:

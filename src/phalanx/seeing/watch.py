@@ -1,0 +1,334 @@
+"""Watches a job: reads its slates again and again, and adds up what they tell."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .blocking import RankState, blocked_text, root_causes, states_of
+from .findings import links_found, stragglers_found
+from .joining import JoinedOperations, join
+from .picture import CallPicture, Finding, LinkPicture, Picture, RankPicture, SitePicture
+from .reading import CallSitePlace, RankSlate
+from .slates import SlateSource
+
+__all__ = ["JobWatch"]
+
+WINDOW = 5.0
+"""Seconds that the rates are about."""
+BLOCKED_AFTER = 0.5
+"""Seconds after which a wait is worth a word."""
+SETTLE = 1
+"""Operations of a group that say nothing about who is slow: the first one waits for programs that start, and sets
+memory up."""
+SITES_SHOWN = 12
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass
+class _SiteSums:
+    """One call site, as far as its operations were joined."""
+
+    waiting: Seconds
+    late: Seconds
+    last: Seconds
+    """How often each rank came last."""
+    operations: float = 0.0
+
+    @classmethod
+    def of(cls, size: int) -> _SiteSums:
+        return cls(np.zeros(size), np.zeros(size), np.zeros(size))
+
+
+@dataclass
+class _Look:
+    """What one look has found, for the rates of the last seconds."""
+
+    at: float
+    waiting: Seconds
+    moving: Seconds
+    bytes: Seconds
+    operations: Seconds
+    links: dict[tuple[int, int], tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, now_ns: int, size: int, slates: Mapping[int, RankSlate]) -> _Look:
+        return cls(now_ns / 1e9, np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size), _links_of(slates))
+
+
+class JobWatch:
+    """Watches one job.
+
+    Args:
+        source: Reads its slates.
+        clock_ns: The clock of the slates.
+    """
+
+    def __init__(self, source: SlateSource, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._source = source
+        self._clock_ns = clock_ns
+        self.slates: dict[int, RankSlate] = {}
+        """The slates, as they were read last. Those of ranks that have gone stay."""
+        self.joined: list[JoinedOperations] = []
+        """The operations that the last look has found ended."""
+        self._done: dict[int, int] = {}
+        self._size = 0
+        self._since_ns = 0
+        self._joined_any = False
+        self._parts: list[Seconds] = []
+        self._looks: deque[_Look] = deque()
+        self._sites: dict[CallSitePlace, _SiteSums] = {}
+        self._first_links: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def look(self) -> Picture | None:
+        """Reads the slates; None as long as there are none."""
+        found = self._source()
+        now_ns = self._clock_ns()
+        self.slates.update(found)
+        for rank, slate in self.slates.items():
+            slate.gone = rank not in found
+        if not self.slates:
+            return None
+        if not self._size:
+            self._begin(now_ns)
+        self.joined = join(self.slates, self._done)
+        look = _Look.of(now_ns, self._size, self.slates)
+        for operations in self.joined:
+            self._add(operations, look)
+        for key, numbers in look.links.items():
+            self._first_links.setdefault(key, numbers)
+        self._looks.append(look)
+        while len(self._looks) > 2 and self._looks[1].at < look.at - WINDOW:
+            self._looks.popleft()
+        return self._picture(now_ns)
+
+    def _begin(self, now_ns: int) -> None:
+        self._size = max(slate.world_size for slate in self.slates.values())
+        self._waits = np.zeros((self._size, self._size))
+        self._late_count = np.zeros(self._size)
+        self._since_ns = now_ns
+        self._looks.append(_Look.of(now_ns, self._size, self.slates))
+
+    # -- adding up ---------------------------------------------------------------------------------------------------
+
+    def _add(self, joined: JoinedOperations, look: _Look) -> None:
+        members = np.array(joined.members)
+        scale = 1.0 / joined.share
+        self._done[joined.group] = int(joined.sequence[-1])
+        if not self._joined_any:  # what comes before the first operation is no time in which anybody could wait
+            self._since_ns = int(joined.arrived.min())
+            self._joined_any = True
+        look.bytes[members] += float(joined.bytes.sum()) * scale
+        look.operations[members] += len(joined.sequence) * scale
+        kept = joined.sequence > SETTLE
+        if not kept.any():
+            return
+        waited, late, last = joined.waited[kept] / 1e9, joined.late[kept] / 1e9, joined.last[kept]
+        look.waiting[members] += waited.sum(axis=0) * scale
+        look.moving[members] += joined.moved[kept].sum(axis=0) / 1e9 * scale
+        for column, rank in enumerate(members):
+            mine = last == column
+            self._waits[members, rank] += waited[mine].sum(axis=0) * scale
+        for part in np.array_split(late, max(1, min(64, len(late) // 5))):
+            row = np.zeros(self._size)
+            row[members] = part.sum(axis=0) * scale
+            self._parts.append(row)
+        if len(self._parts) > 4096:  # of a job of days, two parts become one
+            self._parts = [a + b for a, b in zip(self._parts[::2], self._parts[1::2], strict=False)]
+        self._late_count[members] += (late > 0).sum(axis=0) * scale
+        self._add_sites(joined, kept, waited, late, last, members, scale)
+
+    def _add_sites(
+        self, joined: JoinedOperations, kept: Any, waited: Any, late: Any, last: Any, members: Any, scale: float
+    ) -> None:
+        rows = [place for place, keep in zip(joined.sites, kept, strict=True) if keep]
+        places = list(dict.fromkeys(rows))
+        which = np.array([places.index(place) for place in rows]) if len(places) < 32 else np.zeros(len(rows), int)
+        for number, place in enumerate(places):
+            mine = which == number
+            sums = self._sites.get(place)
+            if sums is None:
+                sums = self._sites[place] = _SiteSums.of(self._size)
+            sums.waiting[members] += waited[mine].sum(axis=0) * scale
+            sums.late[members] += late[mine].sum(axis=0) * scale
+            sums.last[members] += np.bincount(last[mine], minlength=len(members)) * scale
+            sums.operations += float(mine.sum()) * scale
+
+    # -- the picture -------------------------------------------------------------------------------------------------
+
+    def _picture(self, now_ns: int) -> Picture:
+        states = states_of(self.slates, now_ns)
+        first = next(iter(self.slates.values()))
+        span = max(1e-3, self._looks[-1].at - self._looks[0].at)
+        recent = list(self._looks)[1:]
+        sums = [sum((getattr(look, name) for look in recent), np.zeros(self._size)) for name in _RATES]
+        running = any(slate.alive and slate.state == 0 and not slate.gone for slate in self.slates.values())
+        end_ns = now_ns if running else max(slate.beat_ns for slate in self.slates.values())
+        observed = max(1e-3, (end_ns - self._since_ns) / 1e9)
+        links = self._links(span)
+        return Picture(
+            job=first.text("job"),
+            program=first.text("program"),
+            world_size=self._size,
+            elapsed=max(0.0, (end_ns - min(slate.began_ns for slate in self.slates.values())) / 1e9),
+            observed=observed,
+            running=running,
+            ranks=[_rank_picture(self.slates[rank], states[rank], span, sums) for rank in sorted(states)],
+            sites=self._site_pictures(),
+            waits=self._waits.round(6).tolist(),
+            links=links,
+            calls=_calls_of(self.slates),
+            findings=self._findings(states, links, observed),
+            clock_error=max(slate.error_ns for slate in self.slates.values()) / 1e9,
+        )
+
+    def _site_pictures(self) -> list[SitePicture]:
+        totals: dict[CallSitePlace, list[tuple[int, int, float]]] = {}
+        for slate in self.slates.values():
+            for place, row in list(zip(slate.sites, slate.site_table, strict=False))[1:]:
+                if row["count"]:
+                    totals.setdefault(place, []).append(
+                        (int(row["count"]), int(row["bytes"]), float(row["total_ns"]) / 1e9)
+                    )
+        found = []
+        for place, rows in totals.items():
+            sums = self._sites.get(place)
+            last = int(sums.late.argmax()) if sums is not None and sums.late.any() else -1
+            ranks = max(1, len(rows))
+            found.append(
+                SitePicture(
+                    place.verb,
+                    place.where,
+                    place.file,
+                    place.line,
+                    max(row[0] for row in rows),
+                    max(row[1] for row in rows),
+                    sum(row[2] for row in rows) / ranks,
+                    float(sums.waiting.mean()) if sums is not None else 0.0,
+                    last,
+                    float(sums.late[last]) if sums is not None and last >= 0 else 0.0,
+                    float(sums.last[last] / max(1.0, sums.operations)) if sums is not None and last >= 0 else 0.0,
+                )
+            )
+        return sorted(found, key=lambda site: -site.seconds)[:SITES_SHOWN]
+
+    def _links(self, span: float) -> list[LinkPicture]:
+        """The links in the last seconds."""
+        before, now = self._looks[0].links, self._looks[-1].links
+        found = []
+        for (source, target), (sent, busy, held) in sorted(now.items()):
+            sent_before, busy_before, held_before = before.get((source, target), (0, 0, 0))
+            carried = max(0, sent - sent_before)
+            active = max(0, busy - busy_before - (held - held_before)) / 1e6
+            row = next(row for row in self.slates[source].peers if row["rank"] == target)
+            found.append(
+                LinkPicture(
+                    source,
+                    target,
+                    carried / span,
+                    min(1.0, active / span),
+                    carried / active if active > 0 else 0.0,
+                    int(row["round_trip_us"]) / 1e6,
+                    int(row["lost"]),
+                )
+            )
+        return found
+
+    def _findings(self, states: Mapping[int, RankState], links: list[LinkPicture], observed: float) -> list[Finding]:
+        found = _blocked(states)
+        where = {rank: self._where_late(rank) for rank in range(self._size)}
+        found += stragglers_found(self._parts, self._late_count, observed, where)
+        if not any(finding.kind == "straggler" for finding in found):
+            carried = {
+                key: float(numbers[0] - self._first_links.get(key, (0, 0, 0))[0])
+                for key, numbers in self._looks[-1].links.items()
+            }
+            span = max(1e-3, self._looks[-1].at - self._looks[0].at)
+            moving = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / span
+            found += links_found(links, carried, moving)
+        return found
+
+    def _where_late(self, rank: int) -> str:
+        late = [(float(sums.late[rank]), str(place)) for place, sums in self._sites.items()]
+        return max(late, default=(0.0, "an unknown place"))[1]
+
+
+_RATES = ("waiting", "moving", "bytes", "operations")
+
+
+def _rank_picture(slate: RankSlate, state: RankState, span: float, sums: list[Any]) -> RankPicture:
+    waiting, moving, moved, operations = (float(each[slate.rank]) for each in sums)
+    if state.site is not None and state.waits_for and slate.alive:
+        waiting += min(span, state.seconds)
+    return RankPicture(
+        rank=slate.rank,
+        pid=slate.pid,
+        host=slate.text("host"),
+        state=state.state,
+        operation=state.name,
+        line=state.line,
+        seconds=round(state.seconds, 3),
+        waits_for=state.waits_for,
+        waiting=min(1.0, waiting / span),
+        moving=min(1.0, moving / span),
+        bytes_per_second=moved / span,
+        operations_per_second=operations / span,
+        memory=slate.memory,
+    )
+
+
+def _blocked(states: Mapping[int, RankState]) -> list[Finding]:
+    """Who blocks whom, if ranks have been waiting for a while."""
+    waiting = [state for state in states.values() if state.waits_for and state.seconds >= BLOCKED_AFTER]
+    found = []
+    for state in states.values():
+        for other in state.differs_from:
+            if other > state.rank and other in states:
+                text = f"{state}, but {states[other]}: they have called different operations"
+                found.append(Finding("mismatch", text, [state.rank, other], state.seconds, state.line))
+    if waiting:
+        roots, circle = root_causes(states)
+        if roots or circle:
+            where = states[roots[0]].line if roots and roots[0] in states else ""
+            text = blocked_text(states, roots, circle)
+            found.append(Finding("blocked", text, roots or circle, max(state.seconds for state in waiting), where))
+    return found
+
+
+def _links_of(slates: Mapping[int, RankSlate]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    return {
+        (rank, int(row["rank"])): (int(row["sent"]), int(row["busy_us"]), int(row["held_us"]))
+        for rank, slate in slates.items()
+        for row in slate.peers
+    }
+
+
+def _calls_of(slates: Mapping[int, RankSlate]) -> list[CallPicture]:
+    """Remote calls: what the caller has measured, less what the server has."""
+    served = {
+        (rank, bytes(row["name"])): row for rank, slate in slates.items() for row in slate.calls if row["peer"] < 0
+    }
+    found = []
+    for rank, slate in slates.items():
+        for row in slate.calls:
+            if row["peer"] < 0:
+                continue
+            count = int(row["count"])
+            other = served.get((int(row["peer"]), bytes(row["name"])))
+            queue = handler = 0.0
+            if other is not None:
+                queue, handler = (float(other[name]) / int(other["count"]) / 1e9 for name in ("queue_ns", "handler_ns"))
+            total = float(row["total_ns"]) / count / 1e9
+            name = bytes(row["name"]).decode(errors="replace")
+            wire = max(0.0, total - queue - handler)
+            found.append(
+                CallPicture(name, rank, int(row["peer"]), count, int(row["failed"]), total, queue, handler, wire)
+            )
+    return sorted(found, key=lambda call: -call.seconds * call.count)[:20]
