@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <array>
 #include <cstdint>
@@ -40,6 +41,15 @@ public:
     void end(const Place& place, std::int64_t now) noexcept {
         if (place.number != 0) writer_.end(place.number, place.site, place.bytes, place.began_ns, now);
     }
+
+    // The slate as an array, which keeps this object.
+    static nb::object memory(nb::handle self) {
+        auto* writer = nb::inst_ptr<SlateWriter>(self);
+        return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(writer->mapping_.at(), {slate::bytes}, self));
+    }
+
+    // Nobody reads it any more. It may still be written to.
+    void retire() noexcept { mapping_.forget(); }
 
 private:
     using Key = std::tuple<const void*, int, const char*>;

@@ -15,7 +15,6 @@ from phalanx.seeing.reading import RankSlate
 from phalanx.slate import files, layout
 from phalanx.slate.slate import Slate, open_slate
 from phalanx.slate.writing import PythonWriter
-from phalanx.transports.shared_memory import map_memory
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +40,8 @@ def test_operations_are_noted(own_folder: Path, kind: str) -> None:
     if kind == "core" and _native.core is None:
         pytest.skip("there is no core")
     path, fd = files.make_file("job", 0)
-    memory = map_memory(fd, layout.SIZE)
-    memory[layout.COUNT_AT + 8] = 1  # as Slate does: the first site stands for all others
-    writer = PythonWriter(memory) if kind == "python" else _native.core.SlateWriter(fd)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1  # as Slate does: the first site stands for all others
     site = call_site.find()
     first = writer.begin(1, "all_reduce", site, -1, 64, 5, 77)
     second = writer.begin(1, "send", site, 1, 32, 0, 0)
@@ -68,9 +66,8 @@ def test_the_ring_goes_round(kind: str) -> None:
     if kind == "core" and _native.core is None:
         pytest.skip("there is no core")
     path, fd = files.make_file("job", 0)
-    memory = map_memory(fd, layout.SIZE)
-    memory[layout.COUNT_AT + 8] = 1
-    writer = PythonWriter(memory) if kind == "python" else _native.core.SlateWriter(fd)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1
     site = call_site.find()
     old = writer.begin(1, "recv", site, 0, 0, 0, 0)
     for sequence in range(1, layout.RECORDS + 10):

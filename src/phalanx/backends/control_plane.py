@@ -207,6 +207,10 @@ class ControlPlane:
         words = f"{last.operation} of another group"
         return OperationStatus(words, here.sequence, here.fingerprint, last.site, True, last.seconds)
 
+    def slate_contents(self) -> bytes | None:
+        """What this rank has noted for others to read; None if it does not."""
+        return None if self.slate is None else self.slate.contents()
+
     def _note_failure(self) -> None:
         if self.slate is not None:
             self.slate.fail()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .picture import Finding, LinkPicture
+from .picture import JobFinding, LinkPicture
 
 __all__ = ["links_found", "stragglers_found"]
 
@@ -37,7 +37,7 @@ Seconds = npt.NDArray[np.float64]
 
 def stragglers_found(
     parts: Sequence[Seconds], counts: Seconds, observed: float, where: Mapping[int, str]
-) -> list[Finding]:
+) -> list[JobFinding]:
     """The ranks that the others wait for.
 
     Args:
@@ -50,7 +50,7 @@ def stragglers_found(
         return []
     table = np.stack(parts)
     late = table.sum(axis=0)
-    found: list[Finding] = []
+    found: list[JobFinding] = []
     for rank in map(int, np.argsort(-late)):  # the worst first: the next are not compared with it
         seconds = float(late[rank])
         named = [finding.ranks[0] for finding in found]
@@ -65,14 +65,16 @@ def stragglers_found(
             text = (
                 f"rank {rank} made the others wait {_seconds(seconds)} of {_seconds(observed)}, mostly in {where[rank]}"
             )
-            found.append(Finding("straggler", text, [rank], seconds, where[rank]))
+            found.append(JobFinding("straggler", text, [rank], seconds, where[rank]))
         elif largest >= ONCE and largest > 0.5 * seconds:
             text = f"rank {rank} was late once, by {_seconds(largest)}, in {where[rank]}"
-            found.append(Finding("once", text, [rank], largest, where[rank]))
+            found.append(JobFinding("once", text, [rank], largest, where[rank]))
     return found
 
 
-def links_found(links: Sequence[LinkPicture], carried: Mapping[tuple[int, int], float], moving: float) -> list[Finding]:
+def links_found(
+    links: Sequence[LinkPicture], carried: Mapping[tuple[int, int], float], moving: float
+) -> list[JobFinding]:
     """The links that are slow.
 
     Args:
@@ -82,7 +84,7 @@ def links_found(links: Sequence[LinkPicture], carried: Mapping[tuple[int, int], 
     known = [link for link in links if carried.get((link.source, link.target), 0) >= ENOUGH and link.rate > 0]
     if moving < MOVING:
         return []
-    found: dict[frozenset[int], Finding] = {}
+    found: dict[frozenset[int], JobFinding] = {}
     for link in sorted(known, key=lambda link: link.rate):
         if link.busy < BUSY:
             continue
@@ -98,7 +100,7 @@ def links_found(links: Sequence[LinkPicture], carried: Mapping[tuple[int, int], 
             f"the link from rank {link.source} to rank {link.target} is slow: {_rate(link.rate)}{beside}, with data on "
             f"its way {link.busy:.0%} of the time; no rank is late"
         )
-        found.setdefault(frozenset(ends), Finding("link", text, [link.source, link.target], 0.0))
+        found.setdefault(frozenset(ends), JobFinding("link", text, [link.source, link.target], 0.0))
     return list(found.values())
 
 

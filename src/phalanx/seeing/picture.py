@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CallPicture", "Finding", "LinkPicture", "Picture", "RankPicture", "SitePicture", "to_plain"]
+__all__ = ["CallPicture", "JobFinding", "LinkPicture", "Picture", "RankPicture", "SitePicture", "to_plain"]
 
 
 class RankPicture(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class CallPicture(msgspec.Struct, frozen=True):
     wire: float
 
 
-class Finding(msgspec.Struct, frozen=True):
+class JobFinding(msgspec.Struct, frozen=True):
     """Something that is wrong."""
 
     kind: str
@@ -112,7 +112,7 @@ class Picture(msgspec.Struct, frozen=True):
     """Seconds that the rank of the row has waited for the rank of the column."""
     links: list[LinkPicture]
     calls: list[CallPicture]
-    findings: list[Finding]
+    findings: list[JobFinding]
     clock_error: float
     """Seconds by which the clocks of other hosts may be off."""
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .blocking import RankState, blocked_text, root_causes, states_of
 from .findings import links_found, stragglers_found
 from .joining import JoinedOperations, join
-from .picture import CallPicture, Finding, LinkPicture, Picture, RankPicture, SitePicture
+from .picture import CallPicture, JobFinding, LinkPicture, Picture, RankPicture, SitePicture
 from .reading import CallSitePlace, RankSlate
 from .slates import SlateSource
 
@@ -114,7 +114,9 @@ class JobWatch:
         self._waits = np.zeros((self._size, self._size))
         self._late_count = np.zeros(self._size)
         self._since_ns = now_ns
-        self._looks.append(_Look.of(now_ns, self._size, self.slates))
+        # Before the first look there was the start of the job.
+        started = min(slate.began_ns for slate in self.slates.values())
+        self._looks.append(_Look.of(min(now_ns, started), self._size, {}))
 
     # -- adding up ---------------------------------------------------------------------------------------------------
 
@@ -125,14 +127,15 @@ class JobWatch:
         if not self._joined_any:  # what comes before the first operation is no time in which anybody could wait
             self._since_ns = int(joined.arrived.min())
             self._joined_any = True
-        look.bytes[members] += float(joined.bytes.sum()) * scale
-        look.operations[members] += len(joined.sequence) * scale
+        lately = joined.ended.max(axis=1) >= (look.at - WINDOW) * 1e9
+        look.bytes[members] += float(joined.bytes[lately].sum()) * scale
+        look.operations[members] += lately.sum() * scale
         kept = joined.sequence > SETTLE
         if not kept.any():
             return
         waited, late, last = joined.waited[kept] / 1e9, joined.late[kept] / 1e9, joined.last[kept]
-        look.waiting[members] += waited.sum(axis=0) * scale
-        look.moving[members] += joined.moved[kept].sum(axis=0) / 1e9 * scale
+        look.waiting[members] += joined.waited[kept & lately].sum(axis=0) / 1e9 * scale
+        look.moving[members] += joined.moved[kept & lately].sum(axis=0) / 1e9 * scale
         for column, rank in enumerate(members):
             mine = last == column
             self._waits[members, rank] += waited[mine].sum(axis=0) * scale
@@ -166,13 +169,13 @@ class JobWatch:
     def _picture(self, now_ns: int) -> Picture:
         states = states_of(self.slates, now_ns)
         first = next(iter(self.slates.values()))
-        span = max(1e-3, self._looks[-1].at - self._looks[0].at)
+        span = self._span
         recent = list(self._looks)[1:]
         sums = [sum((getattr(look, name) for look in recent), np.zeros(self._size)) for name in _RATES]
         running = any(slate.alive and slate.state == 0 and not slate.gone for slate in self.slates.values())
         end_ns = now_ns if running else max(slate.beat_ns for slate in self.slates.values())
         observed = max(1e-3, (end_ns - self._since_ns) / 1e9)
-        links = self._links(span)
+        links = self._links()
         return Picture(
             job=first.text("job"),
             program=first.text("program"),
@@ -219,8 +222,14 @@ class JobWatch:
             )
         return sorted(found, key=lambda site: -site.seconds)[:SITES_SHOWN]
 
-    def _links(self, span: float) -> list[LinkPicture]:
-        """The links in the last seconds."""
+    @property
+    def _span(self) -> float:
+        """Seconds that the rates are about."""
+        return min(WINDOW, max(1e-3, self._looks[-1].at - self._looks[0].at))
+
+    def _links(self) -> list[LinkPicture]:
+        """The links in the last seconds; at first, since the job has begun."""
+        span = max(1e-3, self._looks[-1].at - self._looks[0].at)
         before, now = self._looks[0].links, self._looks[-1].links
         found = []
         for (source, target), (sent, busy, held) in sorted(now.items()):
@@ -241,7 +250,7 @@ class JobWatch:
             )
         return found
 
-    def _findings(self, states: Mapping[int, RankState], links: list[LinkPicture], observed: float) -> list[Finding]:
+    def _findings(self, states: Mapping[int, RankState], links: list[LinkPicture], observed: float) -> list[JobFinding]:
         found = _blocked(states)
         where = {rank: self._where_late(rank) for rank in range(self._size)}
         found += stragglers_found(self._parts, self._late_count, observed, where)
@@ -250,8 +259,7 @@ class JobWatch:
                 key: float(numbers[0] - self._first_links.get(key, (0, 0, 0))[0])
                 for key, numbers in self._looks[-1].links.items()
             }
-            span = max(1e-3, self._looks[-1].at - self._looks[0].at)
-            moving = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / span
+            moving = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / self._span
             found += links_found(links, carried, moving)
         return found
 
@@ -284,7 +292,7 @@ def _rank_picture(slate: RankSlate, state: RankState, span: float, sums: list[An
     )
 
 
-def _blocked(states: Mapping[int, RankState]) -> list[Finding]:
+def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
     """Who blocks whom, if ranks have been waiting for a while."""
     waiting = [state for state in states.values() if state.waits_for and state.seconds >= BLOCKED_AFTER]
     found = []
@@ -292,13 +300,13 @@ def _blocked(states: Mapping[int, RankState]) -> list[Finding]:
         for other in state.differs_from:
             if other > state.rank and other in states:
                 text = f"{state}, but {states[other]}: they have called different operations"
-                found.append(Finding("mismatch", text, [state.rank, other], state.seconds, state.line))
+                found.append(JobFinding("mismatch", text, [state.rank, other], state.seconds, state.line))
     if waiting:
         roots, circle = root_causes(states)
         if roots or circle:
             where = states[roots[0]].line if roots and roots[0] in states else ""
             text = blocked_text(states, roots, circle)
-            found.append(Finding("blocked", text, roots or circle, max(state.seconds for state in waiting), where))
+            found.append(JobFinding("blocked", text, roots or circle, max(state.seconds for state in waiting), where))
     return found
 
 

@@ -19,7 +19,6 @@ from ..background_thread import BackgroundThread
 from ..config import is_watched
 from ..errors import ConfigError
 from ..operating_system import process_started, resident_memory
-from ..transports.shared_memory import map_memory
 from ..transports.stream import LinkState
 from . import layout
 from .files import make_file, remove, tidy
@@ -48,7 +47,8 @@ class Slate:
     def __init__(self, path: Path, fd: int, links: Callable[[], Iterable[tuple[int, LinkState]]]) -> None:
         self._path = path
         self._pid = os.getpid()
-        self._memory = map_memory(fd, layout.SIZE)
+        self.writer: SlateWriter | PythonWriter = PythonWriter(fd) if core is None else core.SlateWriter(fd)
+        self._memory = self.writer.memory
         self._header: Any = np.frombuffer(self._memory, layout.HEADER, 1)[0]
         self._groups = np.frombuffer(self._memory, layout.GROUP, layout.GROUPS, layout.GROUPS_AT)
         self._peers = np.frombuffer(self._memory, layout.PEER, layout.PEERS, layout.PEERS_AT)
@@ -62,10 +62,11 @@ class Slate:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failed = False
+        self._contents = b""
+        """Those of a slate that was closed."""
         self.watched = is_watched()
         """True if a launcher reads it at the end, and removes it."""
         self._header["sites"] = 1  # the first stands for all that there is no room for
-        self.writer: SlateWriter | PythonWriter = PythonWriter(self._memory) if core is None else core.SlateWriter(fd)
 
     def begin(self, job: str, rank: int, world_size: int, host: str, host_id: str, directory: str) -> None:
         """Says whose slate it is. From then on others can read it."""
@@ -94,6 +95,8 @@ class Slate:
         """Its number on the slate; 0 if there is no room."""
         listed = ",".join(map(str, members)).encode()
         with self._lock:
+            if self._contents:
+                return 0
             at = self._member_texts.get(listed)
             if at is None:
                 at = self._members_used
@@ -117,7 +120,8 @@ class Slate:
         """Gives the place of a group back."""
         if number and not self._stop.is_set() and os.getpid() == self._pid:
             with self._lock:
-                self._groups[number]["size"] = 0
+                if not self._contents:
+                    self._groups[number]["size"] = 0
 
     # -- remote calls ------------------------------------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class Slate:
     ) -> None:
         """Counts a remote call that this rank has made to `peer`, or one that it has served (`peer` -1); in seconds."""
         with self._lock:
-            if self._stop.is_set():
+            if self._contents:
                 return
             at = self._call_rows.get((name, peer))
             if at is None:
@@ -178,7 +182,8 @@ class Slate:
 
     def contents(self) -> bytes:
         """The slate now, for a reader on another host."""
-        return bytes(self._memory[: layout.SIZE])
+        with self._lock:
+            return self._contents or bytes(self._memory)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -196,6 +201,9 @@ class Slate:
             self._beat()
         with self._lock:
             self._header["state"] = layout.FAILED if self._failed else layout.CLOSED
+            self._contents = bytes(self._memory)
+            del self._memory, self._header, self._groups, self._peers, self._calls, self._members
+            self.writer.retire()
         if not self.watched and not self._failed:
             remove(self._path)
 

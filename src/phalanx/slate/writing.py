@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import CodeType
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..transports.shared_memory import map_memory
 from . import layout
 
 __all__ = ["OperationPlace", "PlaceInProgram", "PythonWriter"]
@@ -33,10 +35,15 @@ class PythonWriter:
     """Notes operations.
 
     Args:
-        memory: The slate.
+        fd: The slate.
     """
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, fd: int) -> None:
+        mapped = map_memory(fd, layout.SIZE)
+        self.memory: Any = np.frombuffer(mapped, np.uint8)
+        self._mapped = mapped
+        self._retired = False
+        memory = self.memory
         self._header = np.frombuffer(memory, layout.HEADER, 1)[0]
         self._records = np.frombuffer(memory, layout.RECORD, layout.RECORDS, layout.RECORDS_AT)
         self._sites = np.frombuffer(memory, layout.SITE, layout.SITES, layout.SITES_AT)
@@ -52,6 +59,8 @@ class PythonWriter:
         """Notes that an operation begins."""
         with self._lock:
             now = time.monotonic_ns()
+            if self._retired:
+                return 0, 0, 0, now
             number = self._site_of(verb, site)
             self._count += 1
             record = self._records[self._count % layout.RECORDS]
@@ -70,6 +79,8 @@ class PythonWriter:
         """Notes that it is over."""
         number, at, size, began = place
         with self._lock:
+            if self._retired or not number:
+                return
             now = time.monotonic_ns()
             record = self._records[number % layout.RECORDS]
             if record["number"] == number:
@@ -79,6 +90,14 @@ class PythonWriter:
             site["bytes"] += size
             site["total_ns"] += now - began
             site["longest_ns"] = max(int(site["longest_ns"]), now - began)
+
+    def retire(self) -> None:
+        """Nobody reads it any more: gives the memory back, once no one else holds an array of it."""
+        with self._lock:
+            self._retired = True
+            del self.memory, self._header, self._records, self._sites, self._groups, self._text
+            with contextlib.suppress(BufferError):
+                self._mapped.close()
 
     def _site_of(self, verb: str, site: PlaceInProgram) -> int:
         key = (verb, site.code, site.line)

@@ -272,7 +272,7 @@ class Supervisor:
         elif verdict.failed:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
         if self._monitor is not None:
-            for line in self._monitor.close(failed=verdict.failed):
+            for line in self._monitor.close(failed=code != 0):
                 self._say(line)
         if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
             return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE
