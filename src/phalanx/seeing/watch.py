@@ -193,15 +193,17 @@ class JobWatch:
         )
 
     def _site_pictures(self) -> list[SitePicture]:
-        totals: dict[CallSitePlace, list[tuple[int, int, float]]] = {}
-        for slate in self.slates.values():
+        # A place may be there twice: noted by the core, and by Python.
+        totals: dict[CallSitePlace, dict[int, list[float]]] = {}
+        for rank, slate in self.slates.items():
             for place, row in list(zip(slate.sites, slate.site_table, strict=False))[1:]:
                 if row["count"]:
-                    totals.setdefault(place, []).append(
-                        (int(row["count"]), int(row["bytes"]), float(row["total_ns"]) / 1e9)
-                    )
+                    sums_here = totals.setdefault(place, {}).setdefault(rank, [0.0, 0.0, 0.0])
+                    for at, name in enumerate(("count", "bytes", "total_ns")):
+                        sums_here[at] += float(row[name])
         found = []
-        for place, rows in totals.items():
+        for place, by_rank in totals.items():
+            rows = list(by_rank.values())
             sums = self._sites.get(place)
             last = int(sums.late.argmax()) if sums is not None and sums.late.any() else -1
             ranks = max(1, len(rows))
@@ -211,9 +213,9 @@ class JobWatch:
                     place.where,
                     place.file,
                     place.line,
-                    max(row[0] for row in rows),
-                    max(row[1] for row in rows),
-                    sum(row[2] for row in rows) / ranks,
+                    int(max(row[0] for row in rows)),
+                    int(max(row[1] for row in rows)),
+                    sum(row[2] for row in rows) / 1e9 / ranks,
                     float(sums.waiting.mean()) if sums is not None else 0.0,
                     last,
                     float(sums.late[last]) if sums is not None and last >= 0 else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +19,8 @@ __all__ = ["as_text", "follow", "render"]
 WIDTH = 120
 """Columns of a picture that is printed to a file."""
 RANKS_SHOWN = 64
+WORTH_SHOWING = 10_000
+"""Bytes per second from which the links are shown."""
 COLOURS = {
     "blocked": "bold red",
     "mismatch": "bold red",
@@ -63,7 +66,7 @@ def render(picture: Picture) -> Group:
     parts += [Text(""), _ranks(picture)]
     if picture.sites:
         parts += [Text(""), _sites(picture)]
-    if any(link.bytes_per_second for link in picture.links):
+    if any(link.bytes_per_second >= WORTH_SHOWING for link in picture.links):
         parts += [Text(""), _links(picture)]
     if picture.calls:
         parts += [Text(""), _calls(picture)]
@@ -74,7 +77,8 @@ def _head(picture: Picture) -> Text:
     seen = len(picture.ranks)
     ranks = f"{picture.world_size} ranks" if seen == picture.world_size else f"{seen} of {picture.world_size} ranks"
     clock = f", clocks within {picture.clock_error * 1e3:.1f} ms" if picture.clock_error else ""
-    text = Text(f"{picture.program or 'a job'}", style="bold")
+    script, _, arguments = picture.program.partition(" ")
+    text = Text(f"{Path(script).name or 'a job'} {arguments[:40]}".strip(), style="bold")
     text.append(f"   job {picture.job}, {ranks}, {picture.elapsed:.1f} s{clock}", style="dim")
     return text
 
