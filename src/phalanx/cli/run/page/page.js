@@ -112,7 +112,7 @@ function links(picture) {
 function matrix(picture) {
   const size = Math.min(picture.world_size, 32);
   const body = table("matrix", ["", ...Array.from({ length: size }, (_, i) => ">" + i)]);
-  const most = Math.max(0.001, ...picture.waits.flat());
+  const most = Math.max(0.1, ...picture.waits.flat());
   for (let i = 0; i < size; i++) {
     const row = body.insertRow();
     const head = document.createElement("th");
