@@ -13,6 +13,8 @@ from phalanx.group.tracking import call_site
 from phalanx.operating_system import process_started
 from phalanx.seeing.reading import RankSlate
 from phalanx.slate import files, layout
+from phalanx.slate import slate as slate_module
+from phalanx.slate.calls import CallCounts
 from phalanx.slate.slate import Slate, open_slate
 from phalanx.slate.writing import PythonWriter
 
@@ -113,18 +115,28 @@ def test_groups_beyond_the_table_are_not_shown() -> None:
     slate.close()
 
 
-def test_remote_calls_are_counted() -> None:
+def test_remote_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = CallCounts()
+    monkeypatch.setattr(slate_module, "CALLS", counts)
     slate = opened()
-    slate.add_call("add", 1, 0.5)
-    slate.add_call("add", 1, 0.25, ok=False)
-    slate.add_call("add", -1, 0.0, queue=0.125, handler=0.5)
+    counts.add("add", 1, True, 0.5)
+    counts.add("add", 1, False, 0.25)
+    counts.add("add", -1, True, 0.625, queue=0.125, handler=0.5)
+    slate._beat()
     found = RankSlate(slate.contents()).calls
     assert [(bytes(row["name"]), row["peer"], row["count"], row["failed"]) for row in found] == [
         (b"add", 1, 2, 1),
         (b"add", -1, 1, 0),
     ]
-    assert found["total_ns"].tolist() == [750_000_000, 0]
+    assert found["total_ns"].tolist() == [750_000_000, 625_000_000]
     assert found["queue_ns"].tolist() == [0, 125_000_000]
+    for number in range(200):
+        counts.add(f"f{number}", 0, True, 0.1)
+    slate._beat()
+    found = RankSlate(slate.contents()).calls
+    assert len(found) == layout.CALLS
+    assert bytes(found[-1]["name"]) == b"others"
+    assert found[-1]["count"] == 139
     slate.close()
 
 

@@ -46,8 +46,20 @@ class RankState:
     def doing(self) -> str:
         """What it does, to follow "rank 3"."""
         if self.state == "lost":
-            return f"is gone; it was last seen at {self.line}"
-        if self.state in ("closed", "failed"):
+            inside = (
+                f"in {self.name} at {self.line} for {self.seconds:.1f} s"
+                if self.site is not None
+                else f"at {self.line}"
+            )
+            after = f", after {self.last}" if self.site is None and self.last else ""
+            return f"is gone; it was last seen {inside}{after}"
+        if self.state == "failed":
+            return (
+                "has failed"
+                + (f" after {self.last}" if self.last else "")
+                + (f", at {self.place}" if self.place else "")
+            )
+        if self.state == "closed":
             return "has left the world" + (f" after {self.last}" if self.last else "")
         stop = {"stopped": "is stopped (SIGSTOP), ", "silent": "does not answer (its interpreter is busy or stuck), "}
         words = stop.get(self.state, "")

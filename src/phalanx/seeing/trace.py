@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import numpy as np
+
 from .joining import JoinedOperations
 from .reading import RankSlate
 
@@ -38,6 +40,8 @@ class TraceFile:
         self._file.write("[\n")
         self._seen: dict[int, int] = {}
         """The number of the last record of each rank that is in the file."""
+        self._running: dict[int, set[int]] = {}
+        """The numbers of those that had not ended when they were seen."""
         self._origin: int | None = None
         self._arrows = 0
         self._first = True
@@ -91,6 +95,13 @@ class TraceFile:
         records = slate.records
         seen = self._seen.get(slate.rank, 0)
         fresh = records[records["number"] > seen]
+        running = self._running.setdefault(slate.rank, set())
+        for record in records[np.isin(records["number"], list(running)) | (records["number"] > seen)]:
+            if record["ended_ns"]:
+                running.discard(int(record["number"]))
+                self._add_record(slate, record)
+            else:
+                running.add(int(record["number"]))
         if not len(fresh):
             return
         missed = int(fresh["number"][0]) - seen - 1
@@ -98,12 +109,7 @@ class TraceFile:
             at = self._time(fresh["began_ns"][0])
             words = f"{missed} operations were not seen"
             self._write({"ph": "i", "s": "p", "pid": slate.rank, "tid": 0, "ts": at, "name": words, "cat": "missed"})
-        for record in fresh:
-            if not record["ended_ns"]:
-                break  # it runs: this and what comes after are written when it has ended
-            seen = int(record["number"])
-            self._add_record(slate, record)
-        self._seen[slate.rank] = seen
+        self._seen[slate.rank] = int(fresh["number"][-1])
 
     def _add_record(self, slate: RankSlate, record: Any) -> None:
         site = slate.site(int(record["site"]))

@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..operating_system import process_started, resident_memory
 from ..transports.stream import LinkState
 from . import layout
+from .calls import CALLS
 from .files import make_file, remove, tidy
 from .writing import PythonWriter
 
@@ -56,7 +57,6 @@ class Slate:
         self._members = np.frombuffer(self._memory, np.uint8, layout.MEMBERS_BYTES, layout.MEMBERS_AT)
         self._member_texts: dict[bytes, int] = {}
         self._members_used = 0
-        self._call_rows: dict[tuple[str, int], int] = {}
         self._links = links
         self._where: Callable[[], str] = lambda: ""
         self._lock = threading.Lock()
@@ -123,28 +123,6 @@ class Slate:
                 if not self._contents:
                     self._groups[number]["size"] = 0
 
-    # -- remote calls ------------------------------------------------------------------------------------------------
-
-    def add_call(
-        self, name: str, peer: int, total: float, queue: float = 0.0, handler: float = 0.0, ok: bool = True
-    ) -> None:
-        """Counts a remote call that this rank has made to `peer`, or one that it has served (`peer` -1); in seconds."""
-        with self._lock:
-            if self._contents:
-                return
-            at = self._call_rows.get((name, peer))
-            if at is None:
-                at = min(len(self._call_rows), layout.CALLS - 1)  # the last row is for all that come later
-                if at < layout.CALLS - 1:
-                    self._call_rows[name, peer] = at
-                self._calls[at]["name"], self._calls[at]["peer"] = name.encode(errors="replace")[:55], peer
-            call = self._calls[at]
-            call["count"] += 1
-            call["failed"] += not ok
-            call["total_ns"] += int(total * 1e9)
-            call["queue_ns"] += int(queue * 1e9)
-            call["handler_ns"] += int(handler * 1e9)
-
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def watch_program(self, where: Callable[[], str]) -> None:
@@ -164,6 +142,7 @@ class Slate:
             header["place_count"] += 1
         header["memory"] = resident_memory()
         self._note_links()
+        self._note_calls()
         header["beat_ns"] = time.monotonic_ns()
 
     def _note_links(self) -> None:
@@ -179,6 +158,14 @@ class Slate:
             row["round_trip_us"] = min(s.round_trip_us for s in states)
             row["lost"] = sum(s.lost for s in states)
             row["sockets"] = len(states)
+
+    def _note_calls(self) -> None:
+        for row, ((name, peer), numbers) in zip(self._calls, list(CALLS.rows.items()), strict=False):
+            count, failed, total, queue, handler = numbers
+            row["name"], row["peer"] = name.encode(errors="replace")[:55], peer
+            row["failed"], row["total_ns"] = int(failed), int(total * 1e9)
+            row["queue_ns"], row["handler_ns"] = int(queue * 1e9), int(handler * 1e9)
+            row["count"] = int(count)
 
     def contents(self) -> bytes:
         """The slate now, for a reader on another host."""
