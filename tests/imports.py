@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "phalanx"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"testing", "pytest_plugin"},
+    {"testing", "pytest_plugin", "notebook"},
     {"phalanx"},
     {"launching"},
     {"seeing"},
