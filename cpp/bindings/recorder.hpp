@@ -54,10 +54,16 @@ public:
 
     Record& begin(const char* verb, CallSite site) {
         Record& record = records_[count_++ % kept];
-        record = Record{};
         record.verb = verb;
         record.site = std::move(site);
+        record.rank = -1;
+        record.op = "";
+        record.tag = 0;
+        record.dtype = -1;
+        record.dims = 0;  // so that the shape need not be cleared
+        record.sequence = record.fingerprint = record.bytes = 0;
         record.began_ns = monotonic_ns();
+        record.ended_ns = 0;
         return record;
     }
 

@@ -56,7 +56,7 @@ class ControlPlane:
         self.forked = False
         """True in a forked child, whose locks may be held by threads that exist only in the parent."""
         self.slate: Slate | None = None
-        """What this rank notes for other processes to read; None where it does not."""
+        """The notes of this rank that other processes can read; None where it makes none."""
         self.directory_host: int | None = None
         """The rank that hosts the directory, if a rank does: it is lost when the directory does not answer."""
 
@@ -208,7 +208,7 @@ class ControlPlane:
         return OperationStatus(words, here.sequence, here.fingerprint, last.site, True, last.seconds)
 
     def slate_contents(self) -> bytes | None:
-        """What this rank has noted for others to read; None if it does not."""
+        """The contents of this rank's slate; None if it has none."""
         return None if self.slate is None else self.slate.contents()
 
     def _note_failure(self) -> None:

@@ -47,7 +47,7 @@ class GroupCore:
         self._context = backend.next_context("group")
         self._control = backend.control
         notes = Notes.of(self._control.slate, self._context, backend.rank, backend.world_ranks, whereabouts)
-        """What other processes see of this group."""
+        """The notes on this group that other processes can read."""
         self._recorder: Recorder | None = None if core is None else core.Recorder(*notes.for_recorder())
         """Records of the operations on the fast paths."""
         self._journal = Journal(self._recorder, notes)

@@ -48,7 +48,7 @@ class ControlEvents(Protocol):
         """The status of this rank in a group (None for any), or at its collective of that number."""
 
     def slate_contents(self) -> bytes | None:
-        """What this rank has noted for others to read; None if it does not."""
+        """The contents of this rank's slate; None if it has none."""
 
 
 class KnownStatuses:

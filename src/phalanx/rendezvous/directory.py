@@ -130,7 +130,7 @@ class Directory:
         self._watchers: set[ControlLink] = set()
         """Those who look at what the ranks do."""
         self._looks: dict[int, tuple[ControlLink, int]] = {}
-        """Who asked for the slates, and under which number of its own."""
+        """For each question about the slates the link of the watcher, and the watcher's own number for it."""
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
         self._one_world = one_world

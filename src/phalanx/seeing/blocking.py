@@ -1,4 +1,4 @@
-"""Who waits for whom just now, and who is at the end of the chain. No I/O."""
+"""Finds who waits for whom just now, and who is at the end of the chain. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT_AFTER = 2.0
 
 @dataclass
 class RankState:
-    """What a rank does just now."""
+    """The state of a rank just now."""
 
     rank: int
     state: str
@@ -44,7 +44,7 @@ class RankState:
 
     @property
     def doing(self) -> str:
-        """What it does, to follow "rank 3"."""
+        """The state in words, to follow "rank 3"."""
         if self.state == "lost":
             inside = (
                 f"in {self.name} at {self.line} for {self.seconds:.1f} s"
@@ -70,7 +70,7 @@ class RankState:
 
 
 def states_of(slates: Mapping[int, RankSlate], now_ns: int) -> dict[int, RankState]:
-    """What each rank does, and whom it waits for."""
+    """The state of each rank, with the ranks that it waits for."""
     found = {rank: _state_of(slate, now_ns) for rank, slate in slates.items()}
     for rank, slate in slates.items():
         if found[rank].site is not None and found[rank].state != "closed":
@@ -159,7 +159,7 @@ def root_causes(states: Mapping[int, RankState]) -> tuple[list[int], list[int]]:
 
 
 def blocked_text(states: Mapping[int, RankState], roots: list[int], circle: list[int]) -> str:
-    """Who blocks whom, in words."""
+    """Says in words who blocks whom."""
     waiting = sorted(rank for rank, state in states.items() if state.waits_for and rank not in roots)
     if circle:
         return "; ".join(f"{states[rank]}, waiting for {_ranks(states[rank].waits_for)}" for rank in circle)

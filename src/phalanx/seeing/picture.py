@@ -10,7 +10,7 @@ __all__ = ["CallPicture", "JobFinding", "LinkPicture", "Picture", "RankPicture",
 
 
 class RankPicture(msgspec.Struct, frozen=True):
-    """What one rank does."""
+    """One rank: its operation, its line, and the ranks that it waits for."""
 
     rank: int
     pid: int
@@ -90,7 +90,7 @@ class JobFinding(msgspec.Struct, frozen=True):
     """blocked, straggler, once, link, or mismatch."""
     text: str
     ranks: list[int]
-    """Who is to blame; of a link, its two ends."""
+    """The ranks to blame; of a link, its two ends."""
     seconds: float
     where: str = ""
 

@@ -116,7 +116,7 @@ class RankSlate:
 
     @property
     def site_table(self) -> npt.NDArray[Any]:
-        """What was counted at each call site."""
+        """The counters of each call site."""
         count = min(max(1, int(self.header["sites"])), layout.SITES)
         return np.frombuffer(self.data, layout.SITE, count, layout.SITES_AT)
 

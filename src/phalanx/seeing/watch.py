@@ -49,7 +49,7 @@ class _SiteSums:
 
 @dataclass
 class _Look:
-    """What one look has found, for the rates of the last seconds."""
+    """The sums of one look, for the rates of the last seconds."""
 
     at: float
     waiting: Seconds
@@ -295,7 +295,7 @@ def _rank_picture(slate: RankSlate, state: RankState, span: float, sums: list[An
 
 
 def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
-    """Who blocks whom, if ranks have been waiting for a while."""
+    """Finds who blocks whom, if ranks have been waiting for a while."""
     waiting = [state for state in states.values() if state.waits_for and state.seconds >= BLOCKED_AFTER]
     found = []
     for state in states.values():

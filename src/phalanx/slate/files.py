@@ -59,7 +59,7 @@ class SlateFile:
 
     @property
     def state(self) -> int:
-        """What the rank has said of itself."""
+        """The state that the rank has noted."""
         data = self.read()
         return layout.CLOSED if data is None else int.from_bytes(data[28:32], "little")
 

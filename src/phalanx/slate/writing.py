@@ -92,7 +92,7 @@ class PythonWriter:
             site["longest_ns"] = max(int(site["longest_ns"]), now - began)
 
     def retire(self) -> None:
-        """Nobody reads it any more: gives the memory back, once no one else holds an array of it."""
+        """Gives the memory back, once no array of it is left. Later operations are not noted."""
         with self._lock:
             self._retired = True
             del self.memory, self._header, self._records, self._sites, self._groups, self._text

@@ -44,7 +44,7 @@ CACHED = 256 << 10
 
 
 class LinkState(NamedTuple):
-    """What the kernel has measured of a connection."""
+    """The kernel's measurements of a connection."""
 
     sent: int
     """Bytes that the other side has acknowledged."""

@@ -47,7 +47,7 @@ class Notes:
         return cls(slate, slate.add_group(context, rank, members), members)
 
     def for_recorder(self) -> tuple[SlateWriter | None, int]:
-        """What the core's recorder needs to note its operations itself."""
+        """The arguments with which the core's recorder notes its operations itself."""
         if self._slate is None or isinstance(self._slate.writer, PythonWriter):
             return None, 0
         return self._slate.writer, self._number

@@ -103,7 +103,7 @@ class PageServer:
         )
 
     def text(self, name: str) -> bytes:
-        """What is shown now."""
+        """The text that is shown now."""
         with self._news:
             return self._texts[name]
 

@@ -1,4 +1,4 @@
-"""What the page shows: the picture, and a timeline of the last seconds."""
+"""The contents of the page: the picture, and a timeline of the last seconds."""
 
 from __future__ import annotations
 
