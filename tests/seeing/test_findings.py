@@ -60,17 +60,15 @@ def link(source: int, target: int, rate: float, busy: float) -> LinkPicture:
 
 def test_a_link_far_below_the_others_is_named() -> None:
     links = [link(0, 1, 2e9, 0.2), link(1, 2, 1e7, 0.9), link(2, 3, 2e9, 0.2), link(3, 0, 2.1e9, 0.2)]
-    carried = {(one.source, one.target): 1e8 for one in links}
-    [found] = links_found(links, carried, 0.8)
+    [found] = links_found(links, 10.0, 0.8)
     assert (found.kind, found.ranks) == ("link", [1, 2])
     assert "10 MB/s, others 2 GB/s" in found.text
-    assert links_found(links, carried, 0.1) == [], "nobody waits for the data"
-    assert links_found(links, {}, 0.8) == [], "too little was sent to know"
+    assert links_found(links, 10.0, 0.1) == [], "nobody waits for the data"
+    assert links_found(links, 1e-4, 0.8) == [], "too little was sent to know"
 
 
 def test_the_only_link_is_named_if_it_is_slow_and_busy() -> None:
     both = [link(0, 1, 1.2e7, 0.95), link(1, 0, 1.2e7, 0.95)]
-    carried = {(0, 1): 1e8, (1, 0): 1e8}
-    [found] = links_found(both, carried, 0.9)
+    [found] = links_found(both, 10.0, 0.9)
     assert set(found.ranks) == {0, 1}
-    assert links_found([link(0, 1, 1e10, 0.95), link(1, 0, 1e10, 0.95)], carried, 0.9) == []
+    assert links_found([link(0, 1, 1e10, 0.95), link(1, 0, 1e10, 0.95)], 10.0, 0.9) == []

@@ -18,7 +18,9 @@ def test_the_last_to_arrive_made_the_others_wait() -> None:
     [joined] = join(slates, {})
     assert joined.last.tolist() == [2, 1]
     assert (joined.waited / MS).tolist() == [[9, 7, 0], [5, 0, 4]]
-    assert (joined.late / MS).tolist() == [[0, 0, 7], [0, 4, 0]], "later than the one in the middle"
+    assert (joined.late / MS).tolist() == [[0, 0, 0], [0, 4, 0]], (
+        "later than the one in the middle; of the first who knows"
+    )
     assert (joined.moved / MS).tolist() == [[1, 1, 1], [6, 6, 6]]
     assert joined.sites[0].where == "train.py:88 in main"
     assert joined.share == 1.0
@@ -32,6 +34,29 @@ def test_operations_that_run_somewhere_or_were_joined_before_are_left_out() -> N
     [joined] = join(slates, {99: 1})
     assert joined.sequence.tolist() == [2]
     assert join(slates, {99: 2}) == []
+
+
+def test_a_rank_that_was_held_up_is_not_to_blame() -> None:
+    """Rank 2 gets its part of the first operation later, over a slow link, and so comes late to the second."""
+    slates = {
+        0: slate(0, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        1: slate(1, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        2: slate(2, [Op(1, 0, 20), Op(2, 22, 31)], members=(0, 1, 2)),
+    }
+    [joined] = join(slates, {})
+    assert (joined.waited / MS).tolist()[1] == [10, 10, 0]
+    assert not joined.late.any()
+
+
+def test_neither_is_one_that_waited_in_another_operation() -> None:
+    recv = "recv\0/home/me/train.py\0main\x0090"
+    slates = {
+        0: slate(0, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        1: slate(1, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        2: slate(2, [Op(1, 0, 10), Op(0, 11, 26, recv, peer=0), Op(2, 30, 31)], members=(0, 1, 2)),
+    }
+    [joined] = join(slates, {})
+    assert (joined.late / MS).tolist()[1] == [0, 0, 3], "5 ms of its own, where the others had 2"
 
 
 def test_a_root_that_did_not_wait_is_not_kept_waiting() -> None:

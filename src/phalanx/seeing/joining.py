@@ -42,7 +42,7 @@ class JoinedOperations:
     waited: Times
     """How long each waited for it."""
     late: Times
-    """How much later than most each came, as far as somebody waited for that long."""
+    """How much later than most each came, as far as somebody waited for that long, and its own program was why."""
     share: float
     """The share of the operations that is here: the rest was overtaken before it was read."""
 
@@ -90,14 +90,17 @@ def _join_group(
     tables = []
     for rank, slate in zip(here, slates, strict=True):
         records = slate.records
-        mine = records[(records["group"] == numbers[rank]) & (records["sequence"] > done) & (records["ended_ns"] > 0)]
+        # With the one before, to know when each rank was free again.
+        mine = records[
+            (records["group"] == numbers[rank]) & (records["sequence"] >= max(1, done)) & (records["ended_ns"] > 0)
+        ]
         # One that was interrupted and ran again is there twice: the last counts.
         _, first = np.unique(mine["sequence"][::-1], return_index=True)
         tables.append(mine[::-1][first])
     common = tables[0]["sequence"]
     for table in tables[1:]:
         common = np.intersect1d(common, table["sequence"], assume_unique=True)
-    if not len(common):
+    if not len(common) or common[-1] <= done:
         return None
     rows = [table[np.searchsorted(table["sequence"], common)] for table in tables]
     alike = np.all([row["fingerprint"] == rows[0]["fingerprint"] for row in rows], axis=0)
@@ -112,13 +115,52 @@ def _join_group(
     waited = np.maximum(np.minimum(ended, met) - arrived, 0)
     most = np.sort(arrived, axis=1)[:, (len(here) - 1) // 2 : (len(here) - 1) // 2 + 1]
     late = np.minimum(np.maximum(arrived - most, 0), waited.max(axis=1, keepdims=True))
+    late = np.minimum(late, _own_delay(slates, arrived, ended, rows[0]["sequence"]))
     from_root = np.array([place.verb in FROM_ROOT for place in places])
     late[from_root[:, None] & (np.arange(len(here)) != last[:, None])] = 0
     sequence = rows[0]["sequence"].astype(np.int64)
-    share = len(sequence) / max(len(sequence), int(sequence[-1]) - done)
+    new = sequence > done
+    share = new.sum() / max(new.sum(), int(sequence[-1]) - done)
     return JoinedOperations(
-        group_id, here, sequence, arrived, ended, rows[0]["bytes"].astype(np.int64), places, last, waited, late, share
+        group_id,
+        here,
+        sequence[new],
+        arrived[new],
+        ended[new],
+        rows[0]["bytes"].astype(np.int64)[new],
+        [place for place, keep in zip(places, new, strict=True) if keep],
+        last[new],
+        waited[new],
+        late[new],
+        float(share),
     )
+
+
+def _own_delay(slates: list[RankSlate], arrived: Times, ended: Times, sequence: Any) -> Times:
+    """How much more time than most each rank spent in its own program since its last operation, on its own clock.
+
+    A rank that was held up in an operation, by a slow link or by another rank, is late to the next one through no fault
+    of its own. And the clock of another host may be wrong; a span of time on it is not.
+    """
+    own = np.zeros_like(arrived)
+    for column, slate in enumerate(slates):
+        times, spent = _time_in_operations(slate)
+        until = spent[np.searchsorted(times, arrived[1:, column], "right")]
+        since = spent[np.searchsorted(times, ended[:-1, column], "right")]
+        own[1:, column] = np.maximum(arrived[1:, column] - ended[:-1, column] - (until - since), 0)
+    follows = np.concatenate([[False], np.diff(sequence.astype(np.int64)) == 1])
+    usual = np.sort(own, axis=1)[:, (own.shape[1] - 1) // 2 :][:, :1]
+    return np.where(follows[:, None], np.maximum(own - usual, 0), 0)
+
+
+def _time_in_operations(slate: RankSlate) -> tuple[Times, Times]:
+    """The ends of a rank's operations, and the time that it had spent in operations by then (from 0)."""
+    records = slate.records
+    done = records[records["ended_ns"] > 0]
+    done = done[np.argsort(done["began_ns"], kind="stable")]
+    ends = np.maximum.accumulate(done["ended_ns"]) if len(done) else done["ended_ns"]
+    begins = np.maximum(done["began_ns"], np.concatenate([[0], ends[:-1]])) if len(done) else done["began_ns"]
+    return ends, np.concatenate([[0], np.cumsum(np.maximum(ends - begins, 0))]).astype(np.int64)
 
 
 def _last(

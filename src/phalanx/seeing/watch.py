@@ -27,9 +27,14 @@ BLOCKED_AFTER = 0.5
 SETTLE = 1
 """Operations of a group that say nothing about who is slow: the first one waits for programs that start, and sets
 memory up."""
+PAUSE = 1.0
+"""Seconds without an operation that count as a part of the work; a longer pause is something else."""
 SITES_SHOWN = 12
 
 Seconds = npt.NDArray[np.float64]
+_Links = dict[tuple[int, int], tuple[int, int, int]]
+"""Between two ranks: bytes sent, and microseconds with data on its way, in all and while the other side did not
+read."""
 
 
 @dataclass
@@ -56,7 +61,7 @@ class _Look:
     moving: Seconds
     bytes: Seconds
     operations: Seconds
-    links: dict[tuple[int, int], tuple[int, int, int]]
+    links: _Links
 
     @classmethod
     def of(cls, now_ns: int, size: int, slates: Mapping[int, RankSlate]) -> _Look:
@@ -81,11 +86,15 @@ class JobWatch:
         self._done: dict[int, int] = {}
         self._size = 0
         self._since_ns = 0
+        self._last_end = 0.0
         self._joined_any = False
         self._parts: list[Seconds] = []
         self._looks: deque[_Look] = deque()
         self._sites: dict[CallSitePlace, _SiteSums] = {}
-        self._first_links: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._active = 0.0
+        """Seconds in which there were operations, but for longer pauses between them."""
+        self._moving = 0.0
+        """Seconds that a rank has spent moving data, on average."""
 
     def look(self) -> Picture | None:
         """Reads the slates; None as long as there are none."""
@@ -102,8 +111,6 @@ class JobWatch:
         look = _Look.of(now_ns, self._size, self.slates)
         for operations in self.joined:
             self._add(operations, look)
-        for key, numbers in look.links.items():
-            self._first_links.setdefault(key, numbers)
         self._looks.append(look)
         while len(self._looks) > 2 and self._looks[1].at < look.at - WINDOW:
             self._looks.popleft()
@@ -127,6 +134,10 @@ class JobWatch:
         if not self._joined_any:  # what comes before the first operation is no time in which anybody could wait
             self._since_ns = int(joined.arrived.min())
             self._joined_any = True
+        ends = joined.ended.max(axis=1) / 1e9
+        if len(joined.members) == self._size:
+            self._active += float(np.minimum(np.diff(ends, prepend=self._last_end or ends[0]), PAUSE).clip(0).sum())
+            self._last_end = float(ends[-1])
         lately = joined.ended.max(axis=1) >= (look.at - WINDOW) * 1e9
         look.bytes[members] += float(joined.bytes[lately].sum()) * scale
         look.operations[members] += lately.sum() * scale
@@ -136,6 +147,7 @@ class JobWatch:
         waited, late, last = joined.waited[kept] / 1e9, joined.late[kept] / 1e9, joined.last[kept]
         look.waiting[members] += joined.waited[kept & lately].sum(axis=0) / 1e9 * scale
         look.moving[members] += joined.moved[kept & lately].sum(axis=0) / 1e9 * scale
+        self._moving += float(joined.moved[kept].sum()) / 1e9 * scale / self._size
         for column, rank in enumerate(members):
             mine = last == column
             self._waits[members, rank] += waited[mine].sum(axis=0) * scale
@@ -175,7 +187,8 @@ class JobWatch:
         running = any(slate.alive and slate.state == 0 and not slate.gone for slate in self.slates.values())
         end_ns = now_ns if running else max(slate.beat_ns for slate in self.slates.values())
         observed = max(1e-3, (end_ns - self._since_ns) / 1e9)
-        links = self._links()
+        link_span = max(1e-3, self._looks[-1].at - self._looks[0].at)
+        links = self._links(self._looks[0].links, link_span)
         return Picture(
             job=first.text("job"),
             program=first.text("program"),
@@ -188,7 +201,7 @@ class JobWatch:
             waits=self._waits.round(6).tolist(),
             links=links,
             calls=_calls_of(self.slates),
-            findings=self._findings(states, links, observed),
+            findings=self._findings(states, links, link_span, observed),
             clock_error=max(slate.error_ns for slate in self.slates.values()) / 1e9,
         )
 
@@ -229,12 +242,10 @@ class JobWatch:
         """Seconds that the rates are about."""
         return min(WINDOW, max(1e-3, self._looks[-1].at - self._looks[0].at))
 
-    def _links(self) -> list[LinkPicture]:
-        """The links in the last seconds; at first, since the job has begun."""
-        span = max(1e-3, self._looks[-1].at - self._looks[0].at)
-        before, now = self._looks[0].links, self._looks[-1].links
+    def _links(self, before: _Links, span: float) -> list[LinkPicture]:
+        """The links since they had these numbers, so many seconds ago."""
         found = []
-        for (source, target), (sent, busy, held) in sorted(now.items()):
+        for (source, target), (sent, busy, held) in sorted(self._looks[-1].links.items()):
             sent_before, busy_before, held_before = before.get((source, target), (0, 0, 0))
             carried = max(0, sent - sent_before)
             active = max(0, busy - busy_before - (held - held_before)) / 1e6
@@ -252,18 +263,17 @@ class JobWatch:
             )
         return found
 
-    def _findings(self, states: Mapping[int, RankState], links: list[LinkPicture], observed: float) -> list[JobFinding]:
+    def _findings(
+        self, states: Mapping[int, RankState], links: list[LinkPicture], span: float, observed: float
+    ) -> list[JobFinding]:
         found = _blocked(states)
         where = {rank: self._where_late(rank) for rank in range(self._size)}
-        found += stragglers_found(self._parts, self._late_count, observed, where)
-        if not any(finding.kind == "straggler" for finding in found):
-            carried = {
-                key: float(numbers[0] - self._first_links.get(key, (0, 0, 0))[0])
-                for key, numbers in self._looks[-1].links.items()
-            }
-            moving = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / self._span
-            found += links_found(links, carried, moving)
-        return found
+        found += stragglers_found(self._parts, self._late_count, observed, where, self._active or None)
+        if any(finding.kind == "straggler" for finding in found):
+            return found
+        lately = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / self._span
+        slow = links_found(links, span, lately)
+        return found + (slow or links_found(self._links({}, observed), observed, self._moving / observed))
 
     def _where_late(self, rank: int) -> str:
         late = [(float(sums.late[rank]), str(place)) for place, sums in self._sites.items()]
@@ -312,7 +322,7 @@ def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
     return found
 
 
-def _links_of(slates: Mapping[int, RankSlate]) -> dict[tuple[int, int], tuple[int, int, int]]:
+def _links_of(slates: Mapping[int, RankSlate]) -> _Links:
     return {
         (rank, int(row["rank"])): (int(row["sent"]), int(row["busy_us"]), int(row["held_us"]))
         for rank, slate in slates.items()
