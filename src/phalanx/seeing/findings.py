@@ -14,14 +14,14 @@ __all__ = ["links_found", "stragglers_found"]
 
 WORTH = 0.02
 """The share of the time that the others must have lost."""
-SURE = 4.5
+SURE = 5.0
 """A straggler's lateness beyond that of the others, in so many times its standard error. Chance does not get there, and
 one long wait does not either: its error is as large as itself."""
 RARE = 4.0
 """Times the usual delay from which one counts as rare, and no more than that."""
 LEAST = 300e-6
 """Seconds by which it was late on average; less is the scheduler's doing."""
-PARTS = 8
+PARTS = 12
 """Parts that the time must have before anything is called chronic."""
 ONCE = 1.0
 """Seconds from which being late once is worth a word."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -59,7 +60,8 @@ def as_text(picture: Picture) -> str:
 def render(picture: Picture) -> Group:
     """The picture for rich."""
     parts: list[RenderableType] = [_head(picture)]
-    parts += [Text(f"  {finding.text}", style=COLOURS.get(finding.kind, "")) for finding in picture.findings]
+    for finding in picture.findings:
+        parts.append(Padding(Text(finding.text, style=COLOURS.get(finding.kind, "")), (0, 0, 0, 2)))
     if not picture.findings:
         calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
         parts.append(Text(f"  {calm}", style="green"))
