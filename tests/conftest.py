@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PHALANX_TUNING"] = "off"  # the constants; tests of the calibration say otherwise
     # Threads of OpenMP spin while they wait for each other: on processors that all tests share, that is most of a sum.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, whose arrays Phalanx refuses
+    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU: tests/gpu has its own
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # a script starts what runs in the background this way
             signal.signal(number, usual)

@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"last_words", "group"},
     {"backends"},
     {"rendezvous", "slate"},
-    {"transports"},
+    {"transports", "cuda"},
     {"algorithms"},
     {"wire", "tuning"},
     {"_native", "frames", "untraced"},

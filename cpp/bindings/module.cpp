@@ -71,6 +71,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_machine(m);
     phalanx::bind_reduce(m);
     phalanx::bind_ring(m);
+    phalanx::bind_mpi_messages(m);
     phalanx::bind_frame_pipe(m);
     phalanx::bind_segment(m);
     phalanx::bind_fast_path(m);

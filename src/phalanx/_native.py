@@ -130,8 +130,14 @@ def plain_arrays() -> PlainArrays:
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader, _bfloat16)
     return arrays
+
+
+def _bfloat16() -> np.dtype[Any] | None:
+    """The dtype of that name in ml_dtypes; None if the one that was found is another package's."""
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    return None if ml_dtypes is None else np.dtype(ml_dtypes.bfloat16)
 
 
 _TENSOR_DTYPES: Final = [

@@ -28,6 +28,7 @@ __all__ = [
     "core_quota",
     "cores_of_set",
     "die_with_parent",
+    "give_back_memory",
     "hold_port",
     "host_identity",
     "hung_up",
@@ -148,6 +149,18 @@ def _prctl(option: int, value: int) -> bool:
         return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)) == 0
     except (ImportError, AttributeError, OSError):
         return False
+
+
+def give_back_memory() -> None:
+    """Gives pages that were freed, and that the C library keeps, back to the system. Only glibc knows how."""
+    if not LINUX:
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+    except (ImportError, AttributeError, OSError):
+        return  # another C library
 
 
 def process_table(variable: str) -> list[tuple[int, int, int, str]]:

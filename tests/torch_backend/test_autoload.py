@@ -36,7 +36,7 @@ def test_it_imports_nothing_but_itself() -> None:
     )
     modules, devices, available = json.loads(done.stdout)
     assert modules == ["phalanx", "phalanx.torch_backend"]
-    assert devices == ["cpu"]
+    assert devices == ["cpu", "cuda"]
     assert available
 
 

@@ -14,8 +14,9 @@ from ..frames import user_stack
 from ..system_limits import naming_limits, out_of_resources
 from ..wire.control import OperationStatus
 from .core import GroupCore
+from .data.arrays import has_gpu_arrays
 from .engines.base import Engine, EngineSetup
-from .engines.choose import choose_engine, device_fast_path
+from .engines.choose import choose_engine, device_fast_path, engine_for_devices
 from .fast_path import AnyFastPath, DeviceFastPath, FastPathMaker
 from .outcomes import DeadlinePassed, FingerprintMismatch
 from .running_collective import Peers, RunningCollective
@@ -39,6 +40,8 @@ class CollectiveRunner(GroupCore):
 
     _worker: CollectiveWorker | None = None
     _engine: Engine | None = None
+    _device_engine: Engine | None = None
+    """The engine above it, once the program has used an array on a GPU."""
     _fast_path: AnyFastPath | None = None
     """The fast path of calls on plain arrays, once the engine has opened one."""
 
@@ -84,7 +87,12 @@ class CollectiveRunner(GroupCore):
             self._closers.append(engine.close)
             self._use_fast_path(engine.open_fast_path(self._fast_path_maker))
             self._engine = engine
-        return self._engine
+        if not has_gpu_arrays():
+            return self._engine
+        if self._device_engine is None:
+            self._device_engine = engine_for_devices(self._engine)
+            self._closers.append(self._device_engine.close)
+        return self._device_engine
 
     def _use_fast_path(self, fast_path: AnyFastPath | None) -> None:
         if fast_path is None:

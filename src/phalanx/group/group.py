@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -117,21 +117,38 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
+    @overload
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike = ..., *, device: None = ...
+    ) -> npt.NDArray[Any]: ...
+    @overload
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = ..., *, device: Any) -> Any: ...
+
     @hides_frames
-    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-        """A new NumPy array in memory that the members on this host share: collectives need not copy it.
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, device: Any = None) -> Any:
+        """A new array in memory that the members on this host share: collectives need not copy it.
 
         Its values are arbitrary. The memory is given back when the array is collected. Where no memory can be shared,
         or there is no more room (`Options.segment_heap`), it is an ordinary array. The memory is set up by the group's
         first collective; if there was none yet, this call is one, and all members make it.
 
+        Args:
+            device: `"cuda"` or `"cuda:1"`: a tensor on that GPU, or an array of CuPy if torch is not imported, in
+                memory that the other ranks can open whatever the library's own allocator does. Without it, an array of
+                NumPy.
+
         Raises:
-            UsageError: The shape is not one, or arrays of the dtype cannot be sent.
+            UsageError: The shape is not one, arrays of the dtype cannot be sent, or there is no such device.
+            BackendUnavailable: This machine has no GPU.
             As `barrier`.
         """
         self._check()
         wanted = dtype_of(dtype)
         lengths = as_shape(shape, wanted.itemsize)
+        if device is not None and str(device) != "cpu":
+            from ..cuda.memory import empty_on_gpu  # most programs have no GPU
+
+            return empty_on_gpu(lengths, wanted, str(device))
         if self._engine is None:
             self.barrier()
         size = math.prod(lengths) * wanted.itemsize
@@ -182,7 +199,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 self._control.announce_leaving()
             self._release()
             self._closers.clear()
-            self._fast_path = self._engine = None  # gives the segment back
+            self._fast_path = self._engine = self._device_engine = None  # gives the segment back
             if self._owns_backend:
                 self._backend.close()
         if isinstance(self._health.cause, Desync) and not self._told:

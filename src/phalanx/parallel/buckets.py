@@ -1,8 +1,9 @@
 """Buckets: gradients travel together in a few long runs of memory.
 
-A bucket holds parameters of one dtype, in the reverse of their order in the model: roughly the order in which backward
-finishes them. Its memory is never a gradient itself, so nothing that the program does to gradients can disturb an
-operation under way. Where the group has a segment, buckets lie in it, and the ranks reduce them where they are.
+A bucket holds parameters of one dtype and device, in the reverse of their order in the model: roughly the order in
+which backward finishes them. Its memory is never a gradient itself, so nothing that the program does to gradients can
+disturb an operation under way. Where the group has a segment, buckets of the CPU lie in it, and the ranks reduce them
+where they are.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ class Bucket:
         for parameter in self.parameters:
             starts.append(length)
             length += max(1, -(-parameter.numel() // step)) * step
-        self._flat = _memory(group, length * item).view(dtype)
+        device = self.parameters[0].device
+        if device.type == "cpu":
+            self._flat = _memory(group, length * item).view(dtype)
+        else:
+            self._flat = torch.zeros(length, dtype=dtype, device=device)
         self._views = [
             self._flat[start : start + parameter.numel()].view(parameter.shape)
             for start, parameter in zip(starts, self.parameters, strict=True)
@@ -118,15 +123,15 @@ def _memory(group: Group, nbytes: int) -> torch.Tensor:
 def make_buckets(parameters: Sequence[torch.nn.Parameter], group: Group, bucket_bytes: int) -> list[Bucket]:
     """Cuts parameters into buckets; the last parameters of the model come first."""
     order: list[list[torch.nn.Parameter]] = []
-    last: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-    room: dict[torch.dtype, int] = {}
+    last: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
     for parameter in reversed(parameters):
-        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
-        if dtype not in last or room[dtype] < size:
-            last[dtype], room[dtype] = [], bucket_bytes
-            order.append(last[dtype])
-        last[dtype].append(parameter)
-        room[dtype] -= size
+        kind, size = (parameter.dtype, parameter.device), parameter.numel() * parameter.element_size()
+        if kind not in last or room[kind] < size:
+            last[kind], room[kind] = [], bucket_bytes
+            order.append(last[kind])
+        last[kind].append(parameter)
+        room[kind] -= size
     buckets: list[Bucket] = []
     for run in order:
         buckets.append(Bucket(run, group, sum(len(bucket.parameters) for bucket in buckets)))

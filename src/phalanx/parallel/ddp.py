@@ -92,8 +92,8 @@ class DDP(nn.Module):  # type: ignore[misc]
         for name, parameter in self.module.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UsageError(f"parameter {name!r} has no shape yet (call the module once before you wrap it)")
-            if parameter.device.type != "cpu":
-                raise UsageError(f"parameter {name!r} is on {parameter.device} (expected the CPU)")
+            if parameter.device.type not in ("cpu", "cuda"):
+                raise UsageError(f"parameter {name!r} is on {parameter.device} (expected the CPU or a GPU of CUDA)")
         for name, parameter in trained.items():
             if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
                 raise UsageError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import Desync
 from ..group import Group
-from ..group.data.arrays import adapt
+from ..group.data.arrays import adapt_on_host
 
 __all__ = ["check_alike", "fingerprint", "verify"]
 
@@ -20,7 +20,7 @@ SHOWN = 5
 
 def fingerprint(array: Any) -> str:
     """A short hash of an array's dtype, shape and bytes."""
-    adapted = adapt(array, write=False)
+    adapted = adapt_on_host(array, write=False)
     data = np.ascontiguousarray(adapted.array)
     found = hashlib.blake2b(f"{adapted.description}".encode(), digest_size=12)
     found.update(data.reshape(-1).view(np.uint8).data)

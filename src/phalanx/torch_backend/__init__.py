@@ -21,7 +21,7 @@ def autoload() -> None:
     if distributed is None or not distributed.is_available():
         return
     if NAME not in distributed.Backend.backend_list:
-        distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     if "phalanx.group" in sys.modules:  # a group may be there already, made before torch was
         from ..untraced import leave_calls_alone
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import SLICE, GroupBase, OperationRequest
+from .base import SLICE, GroupBase
+from .request import OperationRequest
 from .tensor_lists import check_alike, joined, places
 from .tensors import TensorMemory, fill, in_place, plain, source
 from .visible import visible

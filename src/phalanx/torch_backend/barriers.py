@@ -11,7 +11,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from ..deadline import Deadline
 from ..errors import PhalanxError
-from .base import GroupBase, OperationRequest
+from .base import GroupBase
+from .request import OperationRequest
 from .visible import visible
 
 __all__ = ["TorchBarriers"]

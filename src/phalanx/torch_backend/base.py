@@ -8,35 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from ..deadline import Deadline
-from ..errors import UnsupportedArray, UsageError
+from ..errors import UnsupportedArray
 from ..group import Group
 from . import devices
 from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .fast_calls import calls_of
+from .request import OperationRequest
 from .runner import Runner
 from .tensor_lists import Places
-from .work import FinishedWork, Job, seconds_of
+from .work import FinishedWork, Job
 
-__all__ = ["SLICE", "GroupBase", "OperationRequest", "only"]
+__all__ = ["SLICE", "GroupBase"]
 
-_KINDS: dict[type, tuple[bool, bool]] = {
-    c10d.AllreduceOptions: (True, False),
-    c10d.AllreduceCoalescedOptions: (True, False),
-    c10d.ReduceOptions: (True, True),
-    c10d.ReduceScatterOptions: (True, False),
-    c10d.BroadcastOptions: (False, True),
-    c10d.GatherOptions: (False, True),
-    c10d.ScatterOptions: (False, True),
-    c10d.AllgatherOptions: (False, False),
-    c10d.AllToAllOptions: (False, False),
-    c10d.BarrierOptions: (False, False),
-}
-"""torch's options: whether they name a reduction, and whether they name a root."""
-_SAYS_WHEN = hasattr(c10d.AllreduceOptions(), "asyncOp")
-"""Whether this torch says which calls are asynchronous. Older ones do not: they wait for all of them."""
 _LONG = 1 << 62
 """The size of an operation whose size is unknown."""
 _KEPT = 32 << 20
@@ -44,34 +29,6 @@ _KEPT = 32 << 20
 SLICE = 4 << 20
 """Bytes of a tensor that are joined with those of others at a time: few enough to keep the memory for it, and enough to
 make the cost of a call small."""
-
-
-class OperationRequest:
-    """The arguments of an operation, which torch gives in an options object or one by one."""
-
-    __slots__ = ("later", "op", "root", "seconds")
-
-    def __init__(self, options: Any = None, *, timeout: Any = None, op: Any = None, root: int = 0) -> None:
-        kind = _KINDS.get(type(options))
-        self.root = root
-        if kind is not None:
-            says_op, says_root = kind
-            self.later = options.asyncOp if _SAYS_WHEN else True
-            limit = options.timeout
-            self.seconds = None if limit.days < 0 else seconds_of(limit)
-            self.op = options.reduceOp if says_op else None
-            if says_root:
-                self.root = options.rootRank
-            return
-        self.later = True
-        self.seconds = seconds_of(timeout)
-        self.op = op
-        if isinstance(options, int):
-            self.root = options
-        elif options is not None:
-            self.op = options
-        if self.op is None:
-            self.op = dist.ReduceOp.SUM
 
 
 class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed here
@@ -180,16 +137,3 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if self.device_groups[kind] is None:
             raise UnsupportedArray(f"the group for tensors on {device} is still being made")
         return self.device_groups[kind]
-
-
-def only(tensors: Any, what: str) -> Any:
-    """The one tensor of a list: the lists are from a time when a process had several devices.
-
-    Raises:
-        UsageError: There is another number of them.
-    """
-    if isinstance(tensors, (list, tuple)):
-        if len(tensors) != 1:
-            raise UsageError(f"{what}: got {len(tensors)} tensors (expected 1: a process takes part with one)")
-        return tensors[0]
-    return tensors

@@ -1,4 +1,4 @@
-"""Tensors that are not on the CPU: `init_process_group("cpu:phalanx,cuda:nccl")`.
+"""Tensors that are not on the CPU: Phalanx's own on a GPU, or those of `init_process_group("cpu:phalanx,cuda:nccl")`.
 
 torch makes the backends of such a group one after another, and stops at one that is a whole group, as Phalanx's is. So
 those for the other devices are made here, by torch, when the first tensor comes that needs one.
@@ -13,6 +13,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UnsupportedArray
+from .cuda_calls import CudaCalls
 from .group_interface import TorchGroup
 from .visible import OLDER_NAMES
 
@@ -20,10 +21,13 @@ __all__ = ["device_types", "group_for", "operation_of"]
 
 
 def _backends(group: TorchGroup) -> dict[str, str]:
-    """The backend's name for each type of device, as the user asked for it."""
+    """The backend's name for each type of device but the CPU, as the user asked for it."""
     config = c10d._world.pg_backend_config.get(group, "")
     pairs = (entry.partition(":") for entry in str(config).split(",") if ":" in entry)
-    return {device: name for device, _, name in pairs if device != "cpu" and name != "phalanx"}
+    found = {device: name for device, _, name in pairs if device != "cpu"}
+    if found.get("cuda") == "phalanx" and not torch.cuda.is_available():
+        del found["cuda"]  # what torch makes of the name alone, also where there is no GPU
+    return found
 
 
 def device_types(group: TorchGroup) -> list[Any]:
@@ -33,16 +37,18 @@ def device_types(group: TorchGroup) -> list[Any]:
 
 
 def group_for(group: TorchGroup, device: Any) -> Any:
-    """A group of the same ranks for another device, made by torch.
+    """The operations of the same ranks on another device: Phalanx's own, or those of a group that torch makes.
 
     Raises:
         UnsupportedArray: The user has asked for no backend for that device.
     """
     name = _backends(group).get(device.type)
-    if name is None:
+    if name == "phalanx" and device.type == "cuda":
+        return CudaCalls(group)
+    if name is None or name == "phalanx":
         raise UnsupportedArray(
-            f"a tensor on {device} cannot be sent by the backend 'phalanx', which is for CPU tensors (for both, make "
-            f"the group with backend='cpu:phalanx,{device.type}:nccl')"
+            f"a tensor on {device} cannot be sent by this group, which was made for CPU tensors (for tensors on a GPU "
+            "make it with backend='phalanx' or 'cpu:phalanx,cuda:nccl')"
         )
     members = group.group.members
     made, _ = c10d._new_process_group_helper(

@@ -1,7 +1,8 @@
 """Operations of `torch.ops._c10d_functional` that C++ cannot hand to a group that is written in Python.
 
-Compiled programs use them. torch implements them for all devices at once, through a backend in C++. These are for CPU
-tensors, which torch looks for first; they do the same for every group, through its methods in Python.
+Compiled programs use them. torch implements them for all devices at once, through a backend in C++. These are for
+tensors of the CPU and of a GPU, which torch looks for first; they do the same for every group, through its methods in
+Python.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def register() -> Any:
         ("reduce_scatter_tensor_out", _reduce_scatter_tensor_out),
     ):
         if hasattr(torch.ops._c10d_functional, name):
-            library.impl(name, function, "CPU")
+            for device in ("CPU", "CUDA"):
+                library.impl(name, function, device)
     return library
 
 

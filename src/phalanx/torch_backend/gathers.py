@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .base import SLICE, OperationRequest, only
+from .base import SLICE
 from .reductions import TorchReductions
+from .request import OperationRequest, only
 from .tensor_lists import Places, adjacent, check_alike, joined, places
 from .tensors import fill, in_place, plain, source
 from .visible import visible

@@ -8,8 +8,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..types import Op
-from .base import SLICE, GroupBase, OperationRequest, only
+from .base import SLICE, GroupBase
 from .reduce_ops import Combining, combining
+from .request import OperationRequest, only
 from .sparse import all_reduce_sparse
 from .tensor_lists import check_alike, joined, places
 from .tensors import TensorMemory, as_tensor, in_place, is_sparse, plain, source

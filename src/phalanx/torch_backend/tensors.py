@@ -149,8 +149,8 @@ def check_sendable(tensor: Any) -> None:
     """
     if not tensor.is_cpu:
         raise UnsupportedArray(
-            f"a tensor on {tensor.device} cannot be sent by the backend 'phalanx', which is for CPU tensors (for both, "
-            "make the group with backend='cpu:phalanx,cuda:nccl')"
+            f"a tensor on {tensor.device} cannot be sent here, where tensors of the CPU are expected (pass all tensors "
+            "of a call on one device)"
         )
     if tensor.layout is not STRIDED:
         raise UnsupportedArray(f"a tensor of layout {tensor.layout} cannot be sent (only all_reduce takes it)")

@@ -27,6 +27,12 @@ def seconds_of(timeout: Any) -> float | None:
     return min(seconds, LONGEST) if seconds > 0 else None
 
 
+def _future_of(tensors: Any) -> Any:
+    """A future whose value may hold these tensors: torch wants to know the GPUs that they are on."""
+    devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+    return torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
+
+
 class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
     """An operation that went well before the call returned."""
 
@@ -57,7 +63,7 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
 
     def get_future(self) -> Any:
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = _future_of(self._tensors)
             self._future.set_result(list(self._tensors))
         return self._future
 
@@ -126,7 +132,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         with self._lock:
             known, ended = self._future, self._ended
             if known is None:
-                self._promise = torch.futures.Future()
+                self._promise = _future_of(self._tensors)
                 self._future = self._promise.then(self._value)
         if known is None and ended:
             self._promise.set_result(None)

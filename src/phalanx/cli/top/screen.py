@@ -60,8 +60,7 @@ def as_text(picture: Picture) -> str:
 def render(picture: Picture) -> Group:
     """The picture for rich."""
     parts: list[RenderableType] = [_head(picture)]
-    for finding in picture.findings:
-        parts.append(Padding(Text(finding.text, style=COLOURS.get(finding.kind, "")), (0, 0, 0, 2)))
+    parts += [Padding(Text(found.text, style=COLOURS.get(found.kind, "")), (0, 0, 0, 2)) for found in picture.findings]
     if not picture.findings:
         calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
         parts.append(Text(f"  {calm}", style="green"))

@@ -1,4 +1,4 @@
-"""Arrays of every library as contiguous NumPy memory, and back.
+"""Arrays of every library as contiguous memory, and back: NumPy's, or that of a GPU where it is.
 
 Nothing is imported here: an array of torch or JAX can only come from a program that has imported it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -15,12 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arguments import shown
-from ...errors import ProtocolError, UnsupportedArray
-from ...wire.dtypes import count_bytes, describe_dtype, parse_dtype
+from ...errors import PhalanxError, ProtocolError, UnsupportedArray
+from ...wire.dtypes import TENSOR_ITEMSIZES, count_bytes, describe_dtype, parse_dtype
 
 __all__ = ["Adapted", "Description", "adapt", "make"]
 
 BFLOAT16 = "bfloat16"
+ON_GPU = ".cuda"
+"""Follows the name of a library in the description of an array that lies on a GPU."""
+_STORAGE = {BFLOAT16: np.dtype(np.uint16)} | {
+    name: np.dtype(np.uint8) for name in TENSOR_ITEMSIZES if name.startswith("float8")
+}
+"""The dtypes that NumPy lacks, and what they lie in memory as."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
@@ -50,11 +56,11 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
         return found
 
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype that NumPy can hold; bfloat16 travels as 16-bit integers."""
-        return np.dtype(np.uint16) if self.dtype == BFLOAT16 else parse_dtype(self.dtype)
+        """The dtype that NumPy can hold; those that it lacks travel as integers of their size."""
+        return _STORAGE.get(self.dtype) or parse_dtype(self.dtype)
 
     def __str__(self) -> str:
-        name = self.dtype if self.dtype == BFLOAT16 else self.numpy_dtype().name
+        name = self.dtype if self.dtype in _STORAGE else self.numpy_dtype().name
         return f"{name}{self.shape}"
 
 
@@ -63,24 +69,38 @@ _decoder = msgspec.msgpack.Decoder(Description)
 
 
 class Adapted:
-    """An array as contiguous NumPy memory.
+    """An array as contiguous memory: of NumPy, or a `DeviceArray` that only engines can look into.
 
     `finish()` gives what the caller gets back: their own array, changed in place, or where that cannot be written to, a
-    new one of the same kind.
+    new one of the same kind. `empty(shape)` makes another one on the same GPU; None if it lies on the host.
     """
 
-    __slots__ = ("array", "dtype", "finish", "library")
+    __slots__ = ("array", "dtype", "empty", "finish", "library")
 
-    def __init__(self, array: npt.NDArray[Any], dtype: str, library: str, finish: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        array: Any,
+        dtype: str,
+        library: str,
+        finish: Callable[[], Any],
+        empty: Callable[[tuple[int, ...]], Adapted] | None = None,
+    ) -> None:
         self.array = array
         self.dtype = dtype
         self.library = library
         self.finish = finish
+        self.empty = empty
+
+    @property
+    def kind(self) -> str:
+        """The dtype and where it lies, which all ranks of a collective have in common."""
+        return self.dtype if self.empty is None else f"{self.dtype} on a GPU"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its length in each dim."""
-        return self.array.shape
+        found: tuple[int, ...] = self.array.shape
+        return found
 
     @property
     def description(self) -> Description:
@@ -99,21 +119,22 @@ def memory_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 def adapt(x: Any, *, write: bool) -> Adapted:
-    """Makes contiguous NumPy memory of `x`, without a copy where that is possible.
+    """Makes contiguous memory of `x`, without a copy where that is possible.
 
-    Anything with a buffer, DLPack or the CUDA array interface is an array; what lies on a device is refused here.
+    Anything with a buffer, DLPack or the CUDA array interface is an array.
 
     Args:
         write: True if the memory will be written to.
 
     Raises:
-        UnsupportedArray: It is not an array, or one on a device or of a dtype that cannot be sent.
+        UnsupportedArray: It is not an array, or one on a device that is not CUDA's or of a dtype that cannot be sent.
+        BackendUnavailable: It lies on a GPU, and this machine has no driver for it.
     """
     if isinstance(x, np.ndarray):
         return _adapt_numpy(x, x, "numpy", write)
     library = type(x).__module__.partition(".")[0]
     if library == "torch" or isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ())):
-        return _adapt_torch(x, write)
+        return _adapt_device(x, write) if getattr(x, "is_cuda", False) else _adapt_torch(x, write)
     if library in ("jax", "jaxlib"):
         return _adapt_jax(x, write)
     if isinstance(x, np.generic):
@@ -121,11 +142,80 @@ def adapt(x: Any, *, write: bool) -> Adapted:
         if write:  # a scalar cannot be written to: the array is a copy of it
             adapted.finish = lambda: adapted.array.view(x.dtype)[()]
         return adapted
-    return _adapt_numpy(_foreign(x), x, "numpy", write)
+    found = _foreign(x)
+    return _adapt_device(x, write) if found is None else _adapt_numpy(found, x, "numpy", write)
 
 
-def adapt_out(out: Any) -> Adapted:
-    """As `adapt`, for an argument `out`, which is there to be written to.
+def adapt_on_host(x: Any, *, write: bool) -> Adapted:
+    """As `adapt`, in the memory of the host: an array on a GPU is copied now, and back by `finish` if it is written.
+
+    For what does not reach an engine as it is: messages, and verbs that look at the values.
+    """
+    adapted = adapt(x, write=write)
+    if adapted.empty is None:
+        return adapted
+    from ...cuda import host_copies  # most programs have no GPU
+
+    device, finish = adapted.array, adapted.finish
+    host = host_copies.read(device)
+
+    def write_back() -> Any:
+        host_copies.write(device, host)
+        return finish()
+
+    return Adapted(host, adapted.dtype, adapted.library, write_back if write else finish)
+
+
+def on_gpu(array: Any) -> bool:
+    """True if the memory of an adapted array lies on a GPU."""
+    return not isinstance(array, np.ndarray)
+
+
+def share_memory(one: Any, other: Any) -> bool:
+    """True if two adapted arrays may have memory in common."""
+    if on_gpu(one) or on_gpu(other):
+        return on_gpu(one) and on_gpu(other) and bool(one.overlaps(other))
+    return np.may_share_memory(one, other)
+
+
+def address_of(array: Any) -> int:
+    """Where the memory of an adapted array begins."""
+    return int(array.address if on_gpu(array) else array.__array_interface__["data"][0])
+
+
+def copy_values(to: Any, values: npt.NDArray[Any]) -> None:
+    """Copies values of the host to an adapted array of as many elements."""
+    if not on_gpu(to):
+        to.reshape(-1)[:] = values.reshape(-1)
+        return
+    from ...cuda import host_copies
+
+    host_copies.write(to, values)
+
+
+def has_gpu_arrays() -> bool:
+    """True once this process has used an array that lies on a GPU."""
+    return "phalanx.cuda.arrays" in sys.modules
+
+
+@cache
+def _device_arrays() -> Any:
+    from ...cuda import arrays  # most programs have no GPU
+
+    return arrays
+
+
+def _adapt_device(x: Any, write: bool) -> Adapted:
+    return _adapted(_device_arrays().device_array(x, write=write))
+
+
+def _adapted(found: Any) -> Adapted:
+    library = f"{found.library}{ON_GPU}"
+    return Adapted(found.array, found.dtype, library, found.finish, lambda shape: _adapted(found.empty(shape)))
+
+
+def adapt_out(out: Any, *, on_host: bool = False) -> Adapted:
+    """As `adapt` or `adapt_on_host`, for an argument `out`, which is there to be written to.
 
     Raises:
         UnsupportedArray: As `adapt`; or it is a list of arrays.
@@ -135,14 +225,14 @@ def adapt_out(out: Any) -> Adapted:
             f"out is a {type(out).__name__}, but the result is one array, with the parts of the ranks one after the "
             "other (leave out= away: the call returns it)"
         )
-    return adapt(out, write=True)
+    return adapt_on_host(out, write=True) if on_host else adapt(out, write=True)
 
 
-def _foreign(x: Any) -> npt.NDArray[Any]:
-    """The memory of an object of any other type, by the protocols that it speaks.
+def _foreign(x: Any) -> npt.NDArray[Any] | None:
+    """The memory of an object of any other type, by the protocols that it speaks; None if it lies on a GPU.
 
     Raises:
-        UnsupportedArray: It speaks none, or lies on a device.
+        UnsupportedArray: It speaks none, or lies on another device.
     """
     kind = type(x)
     try:
@@ -150,9 +240,11 @@ def _foreign(x: Any) -> npt.NDArray[Any]:
             device = int(x.__dlpack_device__()[0])
             if device == _DLPACK_CPU:
                 return np.from_dlpack(x)
+            if device in _DLPACK_CUDA and hasattr(kind, "__cuda_array_interface__"):
+                return None
             raise UnsupportedArray(f"this {kind.__name__} lies on a device (DLPack type {device}), {_ON_DEVICE}")
         if hasattr(kind, "__cuda_array_interface__"):
-            raise UnsupportedArray(f"this {kind.__name__} lies on a GPU, {_ON_DEVICE}")
+            return None
         view = memoryview(x)
     except UnsupportedArray:
         raise
@@ -181,7 +273,7 @@ _INSTEAD = {
     dict: "send_object, all_gather_object and their kin take dicts",
     str: "send_object, all_gather_object and their kin take text",
 }
-_DLPACK_CPU = 1
+_DLPACK_CPU, _DLPACK_CUDA = 1, (2, 13)
 _ON_DEVICE = "which this backend cannot send (copy it to the CPU first)"
 
 
@@ -265,7 +357,7 @@ def _adapt_torch(x: Any, write: bool) -> Adapted:
     if not isinstance(x, torch.Tensor):
         raise UnsupportedArray(f"{type(x).__name__} is not an array (expected a torch.Tensor)")
     if x.device.type != "cpu":
-        raise UnsupportedArray(f"a tensor on {x.device} cannot be sent by this backend (move it with .cpu())")
+        raise UnsupportedArray(f"a tensor on {x.device} cannot be sent (move it with .cpu())")
     if x.layout != torch.strided or x.is_quantized or x.is_nested:
         raise UnsupportedArray("a sparse, nested or quantized tensor cannot be sent (make it dense first)")
     try:
@@ -298,13 +390,19 @@ def _adapt_jax(x: Any, write: bool) -> Adapted:
             "jax.experimental.io_callback)"
         )
     try:
-        on_device = any(device.platform != "cpu" for device in x.devices())
-        array = None if on_device else np.asarray(x)
+        places = {device.platform for device in x.devices()}
+        if places & {"cuda", "gpu"} and len(x.devices()) == 1:
+            return _adapt_device(x, write)
+        array = np.asarray(x) if places == {"cpu"} else None
+    except PhalanxError:
+        raise
     except Exception as error:  # not an array, a value that is being traced, or an array that was deleted
         words = str(error).split("\n", 1)[0]
         raise UnsupportedArray(f"this {type(x).__name__} of JAX cannot be sent: {words}") from None
     if array is None:
-        raise UnsupportedArray("a JAX array on a device cannot be sent by this backend (jax.device_get it first)")
+        raise UnsupportedArray(
+            "a JAX array on a device that is not CUDA's, or on several, cannot be sent (jax.device_get it first)"
+        )
     adapted = _adapt_numpy(array, array, "jax", write)
     if write:
         copy, dtype = adapted.array, array.dtype
@@ -316,6 +414,12 @@ def _adapt_jax(x: Any, write: bool) -> Adapted:
 
 def make(description: Description, array: npt.NDArray[Any]) -> Any:
     """The array that a message described, of the sender's library where this rank can have it."""
+    library, on_device, _ = description.library.partition(ON_GPU)
+    if on_device:
+        made = _device_arrays().make_on_device(library, array, description.dtype) if library in sys.modules else None
+        if made is not None:
+            return made
+        description = Description(description.dtype, description.shape, library)
     if description.library == "torch":
         return _make_torch(description, array)
     if description.library == "jax" and "jax" in sys.modules:
@@ -328,21 +432,22 @@ def _make_torch(description: Description, array: npt.NDArray[Any]) -> Any:
         import torch
     except ImportError:
         return _named(description, array)
-    if description.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if description.dtype in _STORAGE:
+        bits = array.view(np.int16) if array.itemsize == 2 else array
+        return torch.from_numpy(bits).view(getattr(torch, description.dtype))
     return torch.from_numpy(array)
 
 
 def _named(description: Description, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if description.dtype != BFLOAT16:
+    if description.dtype not in _STORAGE:
         return array
     try:
         import ml_dtypes
     except ImportError:
         raise UnsupportedArray(
-            "received a bfloat16 array, which NumPy lacks (pip install ml_dtypes, or pass out=)"
+            f"received a {description.dtype} array, which NumPy lacks (pip install ml_dtypes, or pass out=)"
         ) from None
-    return array.view(ml_dtypes.bfloat16)
+    return array.view(getattr(ml_dtypes, description.dtype))
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...errors import UsageError
-from .arrays import Adapted
+from .arrays import Adapted, address_of, share_memory
 
 __all__ = ["check_gathered", "check_parts", "check_scattered", "exchanged"]
 
-Array = npt.NDArray[Any]
+Array = Any
+"""The memory of an adapted array."""
 
 
 def check_gathered(verb: str, x: Array, out: Array, rank: int, before: int | None = None) -> None:
@@ -29,7 +27,7 @@ def check_gathered(verb: str, x: Array, out: Array, rank: int, before: int | Non
     Raises:
         UsageError: They overlap otherwise.
     """
-    if np.may_share_memory(x, out) and _offset(out, x) != (rank * x.nbytes if before is None else before):
+    if share_memory(x, out) and _offset(out, x) != (rank * x.nbytes if before is None else before):
         raise _refused(verb, out, x, "x", f"x may be exactly part {rank} of out, this rank's own,")
 
 
@@ -42,9 +40,9 @@ def check_parts(verb: str, x: Array, out: Array, size: int) -> int | None:
     Raises:
         UsageError: They overlap otherwise.
     """
-    if not np.may_share_memory(x, out):
+    if not share_memory(x, out):
         return None
-    part, rest = divmod(_offset(x, out), out.nbytes)
+    part, rest = divmod(_offset(x, out), int(out.nbytes))
     if rest or not 0 <= part < size:
         raise _refused(verb, x, out, "out", "out may be exactly one of the parts of x")
     return part
@@ -56,7 +54,7 @@ def check_scattered(verb: str, x: Array, out: Array, rank: int, before: int) -> 
     Raises:
         UsageError: They overlap otherwise.
     """
-    if np.may_share_memory(x, out) and _offset(x, out) != before:
+    if share_memory(x, out) and _offset(x, out) != before:
         raise _refused(verb, x, out, "out", f"out may be exactly part {rank} of x, this rank's own,")
 
 
@@ -70,16 +68,16 @@ def exchanged(verb: str, source: Adapted, out: Array) -> Adapted:
         UsageError: They overlap otherwise.
     """
     x = source.array
-    if not np.may_share_memory(x, out):
+    if not share_memory(x, out):
         return source
     if _offset(x, out) or x.nbytes != out.nbytes:
         raise _refused(verb, x, out, "out", "out may be exactly x")
-    return Adapted(x.copy(), source.dtype, source.library, source.finish)
+    return Adapted(x.copy(), source.dtype, source.library, source.finish, source.empty)
 
 
 def _offset(outer: Array, inner: Array) -> int:
     """Bytes from where one array begins to where another does."""
-    return int(inner.__array_interface__["data"][0]) - int(outer.__array_interface__["data"][0])
+    return address_of(inner) - address_of(outer)
 
 
 def _refused(verb: str, outer: Array, inner: Array, name: str, valid: str) -> UsageError:

@@ -68,6 +68,8 @@ class Reduction:
         self.name = name_of(op)
         self.dtype = BFLOAT16 if array.dtype == BFLOAT16 else None
         """The name of the elements' type, where the memory cannot say it."""
+        if array.dtype.startswith("float8"):
+            raise UnsupportedOp(f"{array.dtype} cannot be reduced, only moved (convert it to float32 or bfloat16)")
         possible = valid_ops(self.dtype or array.array.dtype)
         if self.name not in possible:
             shown = self.dtype or array.array.dtype.name

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import UsageError
 from .arrays import Adapted, Description, adapt_out, make
@@ -16,12 +15,12 @@ __all__ = ["divided_shape", "misfit", "new_array", "stacked_shape", "target_for"
 Shape = tuple[int, ...]
 
 
-def stacked_shape(array: npt.NDArray[Any], size: int) -> Shape:
+def stacked_shape(array: Any, size: int) -> Shape:
     """The shape of `size` such arrays put together; a scalar becomes a vector."""
     return (size * array.shape[0], *array.shape[1:]) if array.ndim else (size,)
 
 
-def divided_shape(array: npt.NDArray[Any], size: int) -> Shape:
+def divided_shape(array: Any, size: int) -> Shape:
     """The shape of one of `size` equal parts.
 
     Raises:
@@ -36,7 +35,9 @@ def divided_shape(array: npt.NDArray[Any], size: int) -> Shape:
 
 
 def new_array(like: Adapted, shape: Shape) -> Adapted:
-    """A new array of the same library and dtype."""
+    """A new array of the same library and dtype, and on the same GPU."""
+    if like.empty is not None:
+        return like.empty(shape)
     array = np.empty(shape, like.array.dtype)
     description = Description(like.dtype, list(shape), like.library)
     return Adapted(array, like.dtype, like.library, lambda: make(description, array))
@@ -47,18 +48,23 @@ def misfit(out: Description, part: Description, src: int) -> UsageError:
     return UsageError(f"out is {out}, but rank {src} scattered {part}")
 
 
-def target_for(out: Any, like: Adapted, shape: Shape) -> Adapted:
+def target_for(out: Any, like: Adapted, shape: Shape, *, anywhere: bool = False) -> Adapted:
     """The target for a result of this shape: `out`, or a new array of the same library and dtype.
 
     Args:
         out: An array, also one that is adapted already.
+        anywhere: True if `out` may lie on a GPU and `like` on the host, or the reverse.
 
     Raises:
-        UsageError: `out` has another dtype or number of elements.
+        UsageError: `out` has another dtype or number of elements, or lies in another place.
     """
     if out is None:
         return new_array(like, shape)
     target = out if isinstance(out, Adapted) else adapt_out(out)
+    if not anywhere and (target.empty is None) != (like.empty is None):
+        places = ("on a GPU", "on the host")
+        mine, theirs = (places[one.empty is None] for one in (target, like))
+        raise UsageError(f"out lies {mine}, but x lies {theirs} (expected both in one place)")
     if target.dtype != like.dtype or target.array.size != math.prod(shape):
         wanted = Description(like.dtype, list(shape), like.library)
         raise UsageError(f"out is {target.description}, but the result is {wanted}")

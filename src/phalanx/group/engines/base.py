@@ -113,6 +113,11 @@ class Engine(ABC):
         self.rank = rank
         self.size = size
 
+    @property
+    def for_host(self) -> Engine:
+        """The engine of arrays in the memory of the host, which this may be itself."""
+        return self
+
     # -- the fast path, where the engine has one -----------------------------------------------------------------------
 
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:

@@ -12,7 +12,7 @@ from . import hosts, network, segment
 from .base import Engine, EngineSetup, RunCollective
 from .segment_setup import memory_groups
 
-__all__ = ["choose_engine", "device_fast_path"]
+__all__ = ["choose_engine", "device_fast_path", "engine_for_devices"]
 
 Start = Callable[[EngineSetup], Engine | None]
 
@@ -28,6 +28,13 @@ def choose_engine(setup: EngineSetup) -> Engine:
         if engine is not None:
             return engine
     raise AssertionError("the network suits every group")
+
+
+def engine_for_devices(host: Engine) -> Engine:
+    """The engine of arrays on a GPU, for a group that has that engine for arrays of the host."""
+    from .cuda.engine import DeviceEngine  # most programs have no GPU
+
+    return DeviceEngine(host)
 
 
 def device_fast_path(backend: LaneBackend, run: RunCollective) -> DeviceFastPath | None:

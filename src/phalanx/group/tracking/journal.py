@@ -224,8 +224,9 @@ def _on(dtype: str, shape: tuple[int, ...]) -> str:
         return ""
     if "[" in dtype:  # a list of arrays, or what their rows have in common
         return f" of {dtype if len(dtype) <= LONGEST_LIST else dtype[:LONGEST_LIST] + '…'}"
-    name = dtype if dtype == BFLOAT16 else np.dtype(dtype).name
-    return f" of {name}{list(shape)}"
+    kind, place, where = dtype.partition(" on ")
+    name = np.dtype(kind).name if kind[0] in "<|>=" else kind
+    return f" of {name}{list(shape)}{place}{where}"
 
 
 def describe(status: OperationStatus | None) -> str:

@@ -11,7 +11,7 @@ from ..._native import widened
 from ...frames import hides_frames
 from ...types import ArrayT
 from ..collective_runner import CollectiveRunner
-from ..data.arrays import adapt
+from ..data.arrays import adapt, adapt_on_host
 from ..data.reduction import Reduction
 from ..data.shapes import new_array
 from ..engines.base import Engine
@@ -86,7 +86,7 @@ class Extremes(CollectiveRunner):
 
     def _find(self, verb: str, x: Any, timeout: float | None, async_op: bool) -> Any:
         self._check()
-        source = adapt(x, write=False)
+        source = adapt_on_host(x, write=False)
         reduction = Reduction("min" if verb == "argmin" else "max", source)
         found = new_array(source, source.shape)
         found.array[...] = source.array

@@ -13,7 +13,7 @@ from ...arguments import as_counts
 from ...errors import UsageError
 from ...frames import hide_frames
 from ...types import AnyArray, ArrayT, Counts, OutT, TensorT
-from ..data.arrays import Adapted, Description, adapt, adapt_out, make
+from ..data.arrays import Adapted, Description, adapt, adapt_out, copy_values, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
 from ..engines.base import Engine, Parts
@@ -97,7 +97,7 @@ class Gathers(UnevenGathers):
                 engine.broadcast(running, target.array.reshape(-1), src)
                 return target.finish()
 
-            call = CollectiveCall("broadcast", dtype=target.dtype, shape=target.shape, root=src)
+            call = CollectiveCall("broadcast", dtype=target.kind, shape=target.shape, root=src)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
@@ -182,7 +182,7 @@ class Gathers(UnevenGathers):
                 engine.all_gather(running, source.array.reshape(-1), target.array.reshape(-1), counts)
                 return target.finish()
 
-            call = CollectiveCall("all_gather", dtype=source.dtype, shape=source.shape)
+            call = CollectiveCall("all_gather", dtype=source.kind, shape=source.shape)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
@@ -290,7 +290,7 @@ class Gathers(UnevenGathers):
                 engine.gather(running, source.array.reshape(-1), everything, dst, [source.array.size] * self.world_size)
                 return target.finish() if target is not None else None
 
-            call = CollectiveCall("gather", dtype=source.dtype, shape=source.shape, root=dst)
+            call = CollectiveCall("gather", dtype=source.kind, shape=source.shape, root=dst)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
@@ -423,12 +423,12 @@ class Gathers(UnevenGathers):
                     shape = divided_shape(source.array, self.world_size)
                     words = Description(source.dtype, list(shape), source.library).pack()
                     parts = Parts(source.array.reshape(-1), source.dtype, words)
-                told: list[tuple[Description, npt.NDArray[Any]]] = []
+                told: list[tuple[Description, Any]] = []
 
-                def receive(words: bytes) -> npt.NDArray[Any]:
+                def receive(words: bytes) -> Any:
                     description = Description.parse(words, None)
                     kind, size = description.dtype, math.prod(description.shape)
-                    part = np.empty(description.shape, description.numpy_dtype())
+                    part: Any = np.empty(description.shape, description.numpy_dtype())
                     # Another rank's part of x, in place, may be read by that rank until all are done.
                     if (
                         target is not None
@@ -446,7 +446,7 @@ class Gathers(UnevenGathers):
                 if target.dtype != description.dtype or target.array.size != part.size:
                     raise misfit(target.description, description, src)
                 if part is not target.array:
-                    target.array.reshape(-1)[:] = part.reshape(-1)
+                    copy_values(target.array, part)
                 return target.finish()
 
             call = CollectiveCall("scatter", root=src)
@@ -553,7 +553,7 @@ class Gathers(UnevenGathers):
                     engine.all_to_all(running, sent.array.reshape(-1), target.array.reshape(-1), sizes)
                     return target.finish()
 
-                call = CollectiveCall("all_to_all", dtype=sent.dtype, shape=sent.shape)
+                call = CollectiveCall("all_to_all", dtype=sent.kind, shape=sent.shape)
                 return self._run(call, even, timeout, async_op)
 
             sending = as_counts(send_counts, self.world_size, "send_counts")
@@ -581,7 +581,7 @@ class Gathers(UnevenGathers):
                     raise misfit
                 return target.finish()
 
-            call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.dtype}{list(rest)}")
+            call = CollectiveCall("all_to_all(counts)", dtype=f"{sent.kind}{list(rest)}")
             return self._run(call, uneven, timeout, async_op)
         except BaseException as error:
             hide_frames(error)

@@ -17,7 +17,7 @@ from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
-from ..data.arrays import adapt, adapt_out
+from ..data.arrays import adapt_on_host, adapt_out
 from ..data.overlap import exchanged
 from ..data.typed import ObjectType
 from ..members import as_member
@@ -55,7 +55,7 @@ class PointToPoint(GroupCore):
         """Sends an array; returns once its memory may be changed again.
 
         Args:
-            x: NumPy, torch (CPU), JAX (CPU), bytes, bytearray or memoryview.
+            x: NumPy, torch, JAX, CuPy, bytes, bytearray or memoryview. On a GPU it goes by the memory of the host.
             dst: The receiver.
             tag: The receiver gets messages of one tag in the order in which they were sent.
             async_op: Return a `Work` at once; leave `x` alone until it is done.
@@ -67,13 +67,13 @@ class PointToPoint(GroupCore):
         """
         try:
             fast = self._fast_messages
-            if fast is not None and timeout is None and not async_op:
+            if fast is not None and not async_op:
                 try:
-                    answer = fast.send(x, dst, tag)
+                    answer = fast.send(x, dst, tag, timeout)
                     if answer is True:
                         return None
                     if answer is not False:
-                        self._go_on_sending(x, dst, tag, *answer)
+                        self._go_on_sending(x, dst, tag, timeout, *answer)
                         return None
                 except BaseException:
                     self._take_back()
@@ -161,14 +161,14 @@ class PointToPoint(GroupCore):
         """
         try:
             fast = self._fast_messages
-            if fast is not None and timeout is None and not async_op:
+            if fast is not None and not async_op:
                 try:
-                    answer = fast.recv(out, src, tag)
+                    answer = fast.recv(out, src, tag, timeout)
                     if answer is True:
                         return out
                     if answer is not False:
                         assert src is not None
-                        return self._go_on_receiving(out, src, tag, *answer)
+                        return self._go_on_receiving(out, src, tag, timeout, *answer)
                 except BaseException:
                     self._take_back()
                     raise
@@ -251,11 +251,11 @@ class PointToPoint(GroupCore):
         """
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
-        adapted = adapt(x, write=False)
+        adapted = adapt_on_host(x, write=False)
         self._check_size(adapted.array.nbytes)
         sink: NewArraySink | ArraySink = NewArraySink(self._naming)
         if out is not None:
-            target = adapt_out(out)
+            target = adapt_out(out, on_host=True)
             adapted = exchanged("sendrecv", adapted, target.array)
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
@@ -439,8 +439,10 @@ class PointToPoint(GroupCore):
 
     # -- what the fast path could not finish in time (see `_core.FastMessages`) ---------------------------------------
 
-    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: PendingTransfer | None, waited: float) -> None:
-        deadline = self._deadline(None)
+    def _go_on_sending(
+        self, x: Any, dst: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
+    ) -> None:
+        deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
             self._send_array(x, dst, tag, deadline, False)
@@ -448,8 +450,10 @@ class PointToPoint(GroupCore):
             self._complete(self._journal.begin(_to("send", dst, tag), dst), [operation], deadline, [dst])
             last_handed_over()
 
-    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: PendingTransfer | None, waited: float) -> Any:
-        deadline = self._deadline(None)
+    def _go_on_receiving(
+        self, out: Any, src: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
+    ) -> Any:
+        deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
             return self._receive_array(out, src, tag, deadline, False)
@@ -466,13 +470,13 @@ class PointToPoint(GroupCore):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work[None] | None:
-        adapted = adapt(x, write=False)
+        adapted = adapt_on_host(x, write=False)
         self._check_size(adapted.array.nbytes)
         description, payload = adapted.description.pack(), [adapted.bytes]
         return self._send(_to("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op)
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out), self._naming)
+        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out, on_host=True), self._naming)
         return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:

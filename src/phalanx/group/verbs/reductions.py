@@ -68,7 +68,7 @@ class Reductions(CollectiveRunner):
                 engine.all_reduce(running, target.array.reshape(-1), reduction)
                 return target.finish()
 
-            call = CollectiveCall("all_reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name)
+            call = CollectiveCall("all_reduce", dtype=target.kind, shape=target.shape, reduction=reduction.name)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
@@ -113,11 +113,15 @@ class Reductions(CollectiveRunner):
         targets = [adapt(x, write=True) for x in given]
         by_dtype: dict[str, list[Adapted]] = {}
         for target in targets:
-            by_dtype.setdefault(target.dtype, []).append(target)
+            by_dtype.setdefault(target.kind, []).append(target)
         reductions = {dtype: Reduction(op, group[0]) for dtype, group in by_dtype.items()}
 
         def body(engine: Engine, running: RunningCollective) -> list[Any]:
             for dtype, group in by_dtype.items():
+                if group[0].empty is not None:  # on a GPU it costs less to reduce them one by one than to copy them
+                    for target in group:
+                        engine.all_reduce(running, target.array.reshape(-1), reductions[dtype])
+                    continue
                 together = np.concatenate([target.array.reshape(-1) for target in group])
                 engine.all_reduce(running, together, reductions[dtype])
                 start = 0
@@ -127,7 +131,9 @@ class Reductions(CollectiveRunner):
                     start = stop
             return [target.finish() for target in targets]
 
-        layout = ", ".join(f"{target.description}" for target in targets)
+        layout = ", ".join(
+            f"{target.description} {target.library}" if target.empty else f"{target.description}" for target in targets
+        )
         call = CollectiveCall("all_reduce_many", dtype=layout, reduction=name, detail=f"{len(targets)} arrays")
         return self._run(call, body, timeout, async_op)
 
@@ -176,7 +182,7 @@ class Reductions(CollectiveRunner):
                 engine.reduce(running, target.array.reshape(-1), dst, reduction)
                 return target.finish()
 
-            call = CollectiveCall("reduce", dtype=target.dtype, shape=target.shape, reduction=reduction.name, root=dst)
+            call = CollectiveCall("reduce", dtype=target.kind, shape=target.shape, reduction=reduction.name, root=dst)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)
@@ -261,7 +267,7 @@ class Reductions(CollectiveRunner):
                 engine.reduce_scatter(running, parts.reshape(-1), target.array.reshape(-1), reduction)
                 return target.finish()
 
-            call = CollectiveCall("reduce_scatter", dtype=source.dtype, shape=source.shape, reduction=reduction.name)
+            call = CollectiveCall("reduce_scatter", dtype=source.kind, shape=source.shape, reduction=reduction.name)
             return self._run(call, body, timeout, async_op)
         except BaseException as error:
             hide_frames(error)

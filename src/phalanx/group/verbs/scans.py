@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 from ...frames import hides_frames
 from ...types import ArrayT, Op
 from ..collective_runner import CollectiveRunner
-from ..data.arrays import adapt
+from ..data.arrays import adapt_on_host
 from ..data.reduction import Reduction
 from ..engines.base import Engine
 from ..running_collective import RunningCollective
@@ -81,7 +81,7 @@ class Scans(CollectiveRunner):
 
     def _scan(self, verb: str, x: Any, op: Op, timeout: float | None, async_op: bool) -> Any:
         self._check()
-        target = adapt(x, write=True)
+        target = adapt_on_host(x, write=True)
         reduction = Reduction(op, target)
         exclusive = verb == "exscan"
         combined = self.rank if exclusive else self.rank + 1

@@ -11,7 +11,7 @@ import numpy as np
 from ...arguments import as_counts
 from ...errors import UnsupportedOp, UsageError
 from ..collective_runner import CollectiveRunner
-from ..data.arrays import Adapted, Description, adapt, adapt_out
+from ..data.arrays import Adapted, Description, adapt, adapt_out, share_memory
 from ..data.overlap import check_gathered, check_scattered
 from ..data.shapes import new_array, target_for
 from ..engines.base import DESCRIPTION_SLOT, Engine
@@ -57,9 +57,9 @@ class UnevenGathers(CollectiveRunner):
             given = target_for(given, source, (sum(known), *rest))
             before = sum(known[: self.rank]) * math.prod(rest) * source.array.itemsize
             check_gathered(verb, source.array, given.array, self.rank, before)
-        elif given is not None and np.may_share_memory(source.array, given.array):
+        elif given is not None and share_memory(source.array, given.array):
             # Where its place in out is, turns out later: then out is written to, and x must not be.
-            source = Adapted(source.array.copy(), source.dtype, source.library, source.finish)
+            source = Adapted(source.array.copy(), source.dtype, source.library, source.finish, source.empty)
 
         def body(engine: Engine, running: RunningCollective) -> Any:
             _check_engine(engine, verb)
@@ -78,6 +78,8 @@ class UnevenGathers(CollectiveRunner):
             return None if target is None else target.finish()
 
         layout = str(Description(source.dtype, list(rest), ""))
+        if source.empty is not None:
+            layout += " on a GPU"
         if known is not None:
             layout += f" with counts {known}"
         return self._run(CollectiveCall(verb, layout, root=dst, detail="counts"), body, timeout, async_op)
@@ -113,7 +115,7 @@ class UnevenGathers(CollectiveRunner):
             words, told = _read(slot)
             row = Description.parse(words, None)
             like = Adapted(np.empty(0, row.numpy_dtype()), row.dtype, row.library, lambda: None)
-            target, problem = _target(given, like, (told[self.rank], *row.shape))
+            target, problem = _target(given, like, (told[self.rank], *row.shape), anywhere=True)
             sizes = [count * math.prod(row.shape) for count in told]
             everything = None if source is None else source.array.reshape(-1)
             engine.scatter(running, everything, target.array.reshape(-1), src, sizes)
@@ -151,10 +153,12 @@ def _check_engine(engine: Engine, verb: str) -> None:
         raise UnsupportedOp(f"{verb}: the parts of ferrotorch's ranks have one length (leave counts out)")
 
 
-def _target(given: Adapted | None, like: Adapted, shape: tuple[int, ...]) -> tuple[Adapted, UsageError | None]:
+def _target(
+    given: Adapted | None, like: Adapted, shape: tuple[int, ...], *, anywhere: bool = False
+) -> tuple[Adapted, UsageError | None]:
     """The target for a result of this shape, and the error to raise once the others have what they wait for."""
     try:
-        return target_for(given, like, shape), None
+        return target_for(given, like, shape, anywhere=anywhere), None
     except UsageError as error:
         return new_array(like, shape), error
 

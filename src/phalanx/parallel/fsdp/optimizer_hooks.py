@@ -29,6 +29,8 @@ class Sharded(Protocol):
         """It has changed them."""
 
 
+_OF_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step of one element depends on others."""
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -55,15 +57,25 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[Sharded]:
     mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for wrapper in list(_watched):
         for place in (place for unit in wrapper._units for place in unit.places):
-            original = place.original()
-            for whole, when in ((place.parameter, "of the module inside"), (original, "made before it was wrapped")):
+            inside = [(use, "of the module inside") for use in place.uses]
+            for whole, when in [*inside, (place.original(), "made before it was wrapped")]:
                 if whole is not None and id(whole) in mine and isinstance(whole, nn.Parameter):
                     raise UsageError(
                         f"the optimizer has the whole parameter {place.name!r} of an FSDP ({when}), not this rank's "
                         "rows of it (make it of the parameters() of the FSDP itself)"
                     )
         if any(id(shard) in mine for unit in wrapper._units for shard in unit.shards):
+            _refuse_whole_matrices(optimizer, wrapper)
             yield wrapper
+
+
+def _refuse_whole_matrices(optimizer: torch.optim.Optimizer, wrapper: Sharded) -> None:
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _OF_WHOLE_MATRICES and any(unit.ranks > 1 for unit in wrapper._units):
+            raise UsageError(
+                f"{kind.__name__} computes with whole parameters, of which each rank of an FSDP has some rows (use one "
+                "that looks at each element, as AdamW; or px.parallel.DDP, or strategy='none')"
+            )
 
 
 def _before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -18,10 +18,11 @@ from ...group import Group, Mesh
 from ...group.tracking import call_site
 from .. import replicas
 from ..autograd_nodes import EndOfBackward, nodes_of
+from ..ddp import DDP
 from . import optimizer_hooks
 from .backward import BackwardPass
 from .optimizer_state import OptimizerState
-from .units import GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
+from .units import AbsentParameter, GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
 
 __all__ = ["FSDP"]
 
@@ -29,6 +30,8 @@ call_site.add_library(f"{Path(torch.__file__).parent}/")
 
 Strategy = Literal["full", "grads", "hybrid", "none"]
 STRATEGIES = ("full", "grads", "hybrid", "none")
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""Containers: only what is in them has a forward."""
 
 
 class FSDP(nn.Module):  # type: ignore[misc]
@@ -114,6 +117,9 @@ class FSDP(nn.Module):  # type: ignore[misc]
     # -- set up --------------------------------------------------------------------------------------------------------
 
     def _check(self, units: Sequence[type[nn.Module]] | None) -> None:
+        for name, part in self.module.named_modules():
+            if isinstance(part, (FSDP, DDP)):
+                raise UsageError(f"{name or 'the module'} is wrapped already (expected a module without FSDP and DDP)")
         named = dict(self.module.named_parameters())
         if not any(parameter.requires_grad for parameter in named.values()):
             raise UsageError("the module has no parameters that require gradients")
@@ -189,14 +195,20 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _hook_parameter(self, unit: Unit, place: Place) -> None:
         if place.parameter.requires_grad and not place.is_hooked:
             place.is_hooked = True
-            place.parameter.register_post_accumulate_grad_hook(_Fired(self, unit))
+            place.make_sparse()
+            for use in place.uses:
+                use.register_post_accumulate_grad_hook(_Fired(self, unit, place))
 
     def _follow_shards(self) -> None:
-        """A shard that the program has frozen or unfrozen says so for the whole parameter."""
+        """A shard that the program has frozen or unfrozen says so for the whole parameter, and that for the shard."""
         for unit in self._units:
             for place, shard, _ in unit.named_shards():
                 if place.parameter.requires_grad != shard.requires_grad:
-                    place.parameter.requires_grad_(shard.requires_grad)
+                    # One of them is as it was; the program has changed the other.
+                    place.trains = not place.trains
+                    shard.requires_grad_(place.trains)
+                    for use in place.uses:
+                        use.requires_grad_(place.trains)
                     self._hook_parameter(unit, place)
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
@@ -234,33 +246,43 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if not (self._stepped or (self._due and torch.is_grad_enabled())):
             return
         self._due = self._stepped = False
+        self._refuse_late_ones()
         for unit in self._units:
             unit.refresh()
         if self._shards is not None:  # nobody computes before all have made their step
             self._shards.barrier(timeout=self._timeout)
 
+    def _refuse_late_ones(self) -> None:
+        """Refuses parameters that the module got after it was wrapped: nobody would average or save them."""
+        known = {id(use) for unit in self._units for place in unit.places for use in place.uses}
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) not in known and not isinstance(parameter, AbsentParameter):
+                raise UsageError(f"parameter {name!r} was added or replaced after FSDP(...) (do that before)")
+
     def _watch(self, output: Any, averages: bool) -> None:
         def reached(_grads: Any) -> None:
             if self._pass is None:
                 self._gather_rest()
-                self._begin(averages)
+                # A graph of this backward is made, as for a penalty of gradients: another one will need the parameters.
+                self._begin(averages, keeps=torch.is_grad_enabled())
 
         for node in {id(node): node for node in nodes_of(output, set())}.values():
             node.register_prehook(reached)
 
-    def _new_pass(self, averages: bool) -> BackwardPass:
+    def _new_pass(self, averages: bool, keeps: bool = False) -> BackwardPass:
         layers = [unit for unit in self._units if unit.module is not None]
         rest = [unit for unit in self._units if unit.module is None]
         return BackwardPass(
             [*reversed(layers), *rest],
             self.group,
             averages=averages,
+            keeps=keeps,
             timeout=self._timeout,
             on_end=self._ended,
         )
 
-    def _begin(self, averages: bool) -> None:
-        self._pass = self._new_pass(averages)
+    def _begin(self, averages: bool, keeps: bool) -> None:
+        self._pass = self._new_pass(averages, keeps)
         torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self._pass))
 
     def fired(self, unit: Unit, parameter: Any) -> None:
@@ -268,12 +290,13 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if self._pass is not None:
             self._pass.mark_ready(unit, parameter)
 
-    def _ended(self, averaged: bool) -> None:
+    def _ended(self, averaged: bool, keeps: bool) -> None:
         self._pass = None
-        self._awaits_backward = False
         self._due = self._due or averaged
-        for unit in self._units:
-            unit.release()
+        if not keeps:
+            self._awaits_backward = False
+            for unit in self._units:
+                unit.release()
 
     def _gather_rest(self) -> None:
         for unit in self._units:
@@ -312,11 +335,19 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients of all shards together so that their norm is at most `max_norm`. All ranks call it.
 
+        Args:
+            norm_type: The p of the norm, more than 0; infinity for the largest element.
+
         Returns:
             The norm before, the same on all ranks.
+
+        Raises:
+            UsageError: There is no such norm.
         """
+        if not norm_type > 0:
+            raise UsageError(f"norm_type={norm_type!r} is not valid (expected a number of more than 0, or infinity)")
         gradients = [shard.grad for shard in self.parameters() if shard.grad is not None]
-        norms = [torch.linalg.vector_norm(each.double(), norm_type) for each in gradients]
+        norms = [torch.linalg.vector_norm(_longest(each), norm_type) for each in gradients]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
         total = mine.double().reshape(1)
         if self._shards is not None:
@@ -346,7 +377,12 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of the shards, and what `no_sync` has left."""
         super().zero_grad(set_to_none)
-        self.module.zero_grad(set_to_none)
+        for place in (place for unit in self._units for place in unit.places):
+            for use in place.uses:
+                if set_to_none:
+                    use.grad = None
+                elif use.grad is not None:
+                    use.grad.detach_().zero_()
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Parameters as `px.checkpoint.Shard`, buffers as they are: for `px.checkpoint.save`, which writes each once.
@@ -384,7 +420,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
         """
         buffers = self._buffers_to_keep()
         places = [each for unit in self._units for each in unit.named_shards()]
-        named = {name: (shard, first) for place, shard, first in places for name in place.names}
+        named = {name: (place, shard, first) for place, shard, first in places for name in place.names}
         # Of a parameter with several names, one is enough.
         missing = sorted(place.name for place, _, _ in places if not {*place.names} & {*state_dict})
         missing += sorted({*buffers} - {*state_dict})
@@ -392,13 +428,19 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if strict and (missing or unknown):
             words = [f"it has no {name}" for name in missing[:1]] + [f"{name} is not known" for name in unknown[:1]]
             raise UsageError(f"the state does not fit the module: {', '.join(words)}")
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []  # all of it is looked at before anything is changed
+        for name, value in state_dict.items():
+            if name in named:
+                place, shard, first = named[name]
+                found.append((shard, rows_for(tuple(place.parameter.shape), shard, first, value, name)))
+            elif name in buffers:
+                tensor = torch.as_tensor(value)
+                if tensor.shape != buffers[name].shape:
+                    raise _misfit(name, tensor.shape, buffers[name].shape)
+                found.append((buffers[name], tensor))
         with torch.no_grad():
-            for name, value in state_dict.items():
-                if name in named:
-                    shard, first = named[name]
-                    shard.copy_(rows_for(shard, first, value, name))
-                elif name in buffers:
-                    buffers[name].copy_(value)
+            for mine, new in found:
+                mine.copy_(new)
         self._stepped = True
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 
@@ -447,31 +489,48 @@ class FSDP(nn.Module):  # type: ignore[misc]
 class _Fired:
     """A hook of a parameter, called when its gradient is complete."""
 
-    def __init__(self, wrapper: FSDP, unit: Unit) -> None:
+    def __init__(self, wrapper: FSDP, unit: Unit, place: Place) -> None:
         # The parameter has this hook, where no collector of garbage looks: it must not hold what holds the parameter.
         self._wrapper = weakref.ref(wrapper)
         self._unit = weakref.ref(unit)
+        self._place = weakref.ref(place)
 
-    def __call__(self, parameter: torch.Tensor) -> None:
-        wrapper, unit = self._wrapper(), self._unit()
-        if wrapper is not None and unit is not None:
+    def __call__(self, parameter: nn.Parameter) -> None:
+        wrapper, unit, place = self._wrapper(), self._unit(), self._place()
+        if wrapper is not None and unit is not None and place is not None:
+            place.collect(parameter)
             wrapper.fired(unit, parameter)
 
 
-def rows_for(shard: torch.Tensor, first: int, value: Any, name: str) -> torch.Tensor:
-    """The rows of a shard out of a whole tensor, or a shard as it is.
+def rows_for(shape: tuple[int, ...], shard: torch.Tensor, first: int, value: Any, name: str) -> torch.Tensor:
+    """The rows of a shard out of a whole tensor, or of a shard that has just these.
+
+    Args:
+        shape: Of the whole parameter.
 
     Raises:
-        UsageError: It has another shape.
+        UsageError: It has another shape, or other rows.
     """
     tensor = value.array if isinstance(value, Shard) else torch.as_tensor(value)
-    if tensor.shape == shard.shape and (isinstance(value, Shard) or first == 0):
-        return tensor
-    whole = tensor if tensor.dim() else tensor.view(1)
-    rows = whole[first : first + shard.shape[0]]
-    if isinstance(value, Shard) or rows.shape != shard.shape:
-        raise UsageError(f"{name} has shape {tuple(tensor.shape)}, of which {tuple(shard.shape)} cannot be taken")
-    return rows
+    of_whole = tuple(value.shape) if isinstance(value, Shard) else tuple(tensor.shape)
+    if of_whole != shape:
+        raise _misfit(name, of_whole, shape)
+    if not isinstance(value, Shard):
+        return (tensor if shape else tensor.view(1))[first : first + shard.shape[0]]
+    if tensor.shape != shard.shape or (shape and value.offset[0] != first):
+        raise UsageError(
+            f"{name} has the rows of another rank, or of another number of ranks (px.checkpoint loads them; or give "
+            "the whole tensor)"
+        )
+    return tensor
+
+
+def _misfit(name: str, found: Sequence[int], expected: Sequence[int]) -> UsageError:
+    return UsageError(f"{name} has shape {tuple(found)} (expected {tuple(expected)})")
+
+
+def _longest(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
 def _groups(where: Group | Mesh, strategy: str) -> tuple[Group | None, Group | None]:
@@ -505,6 +564,8 @@ def _layers(module: nn.Module, kinds: tuple[type[nn.Module], ...] | None) -> Ite
     """The outermost layers that are units of their own, in the order in which they are registered."""
     for child in module.children():
         is_unit = isinstance(child, kinds) if kinds is not None else isinstance(module, (nn.ModuleList, nn.Sequential))
+        if isinstance(child, _NEVER_CALLED):  # nobody would gather it
+            is_unit = False
         if is_unit and next(child.parameters(), None) is not None:
             yield child
         else:

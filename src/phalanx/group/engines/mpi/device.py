@@ -1,7 +1,7 @@
 """Arrays in the memory of a GPU, straight into an MPI that takes them (a CUDA-aware one). No GPU library is imported.
 
-Only synchronous calls with the group's own timeout come here: they are what training loops make. Everything else
-refuses such arrays, as on any other backend.
+Only synchronous calls with the group's own timeout come here: they are what training loops make. Everything else goes
+through the memory of the host, as on any other backend.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class MpiDeviceFastPath:
     ) -> None:
         _wait_for_device(x)
         call = CollectiveCall(verb, device.dtype.str, device.shape, reduction, root)
-        self._run_collective(call, lambda engine, running: body(cast("MpiEngine", engine), running))
+        self._run_collective(call, lambda engine, running: body(cast("MpiEngine", engine.for_host), running))
 
 
 def _check_pair(source: _Device, target: _Device, fits: bool) -> None:

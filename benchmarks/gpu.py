@@ -1,0 +1,196 @@
+"""Collectives among ranks that share one GPU: Phalanx beside Gloo on CUDA tensors and torch's symmetric memory.
+
+    python benchmarks/gpu.py [--ranks 2 4] [--sizes 4 65536 1048576 67108864 268435456] [--verbs all_reduce ...]
+        [--contenders phalanx torch-phalanx gloo symmetric] [--seconds 0.3] [--load]
+
+Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
+timed. `--load` keeps a kernel of each rank running on another stream. NCCL refuses two ranks on one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+VERBS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+CONTENDERS = ["phalanx", "torch-phalanx", "gloo", "symmetric"]
+SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
+
+
+def main() -> None:
+    """Runs each contender in processes of its own, one after another."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--verbs", nargs="+", default=["all_reduce"], choices=VERBS)
+    parser.add_argument("--contenders", nargs="+", default=["phalanx", "gloo", "symmetric"], choices=CONTENDERS)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--load", action="store_true")
+    arguments = parser.parse_args()
+    click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs per call")
+    for ranks in arguments.ranks:
+        for contender in arguments.contenders:
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(rank_of, (ranks, contender, arguments, folder), nprocs=ranks)
+                with open(f"{folder}/0.json", encoding="utf-8") as file:
+                    rows = json.load(file)
+            for verb, size, median, calls in rows:
+                shown = f"{median * 1e6:12,.1f}" if median else "           -"
+                click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({calls} calls)")
+
+
+def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) -> None:
+    """One rank; rank 0 leaves the results in the folder."""
+    torch.cuda.set_device(0)
+    backend = {"torch-phalanx": "phalanx"}.get(contender, "gloo")
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    close = dist.barrier
+    if contender == "phalanx":
+        import phalanx as px
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
+        port = [None]
+        if rank == 0:
+            import socket
+
+            with socket.create_server(("127.0.0.1", 0)) as found:
+                port[0] = found.getsockname()[1]
+        dist.broadcast_object_list(port)
+        os.environ["MASTER_PORT"] = str(port[0])
+        group = px.init()
+        calls, close = of_group(group), group.close
+    else:
+        calls = of_symmetric() if contender == "symmetric" else of_torch()
+    stop = Load() if arguments.load else None
+    rows = []
+    for verb in arguments.verbs:
+        for size in arguments.sizes:
+            if verb not in calls:
+                rows.append((verb, size, 0.0, 0))
+                continue
+            rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, stop)))
+    if rank == 0:
+        with open(f"{folder}/0.json", "w", encoding="utf-8") as file:
+            json.dump(rows, file)
+    torch.cuda.synchronize()
+    if contender == "phalanx":
+        close()
+    dist.destroy_process_group()
+
+
+class Load:
+    """Keeps the multiprocessors busy."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._x = torch.randn(4096, 4096, device="cuda")
+
+    def add(self) -> None:
+        """Puts some more on its stream."""
+        with torch.cuda.stream(self._stream):
+            for _ in range(3):
+                self._x = (self._x @ self._x).clamp_(-1, 1)
+
+
+def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: float, load: Load | None) -> Any:
+    """`size` is the bytes of the larger of the two arrays; of each of them where they are alike."""
+    count = max(1, size // 4)
+    large = ranks * max(1, count // ranks)
+    x = torch.full((large,), rank + 1.0, device="cuda")
+    part = torch.full((large // ranks,), rank + 1.0, device="cuda")
+    out = torch.empty_like(x)
+    args = {"all_gather": (out, part), "reduce_scatter": (part, x), "all_to_all": (out, x)}.get(verb, (x,))
+    call = call(*args)
+    call()
+    torch.cuda.synchronize()
+    total = ranks * (ranks + 1) / 2
+    result = {"all_gather": out[-1], "reduce_scatter": part[-1], "all_to_all": out[-1]}.get(verb, x[-1]).item()
+    expected = {"all_gather": ranks, "all_to_all": ranks, "broadcast": 1.0}.get(verb, total)
+    assert result == expected, f"{verb}: {result} (expected {expected})"
+    x.zero_()
+    times: list[float] = []
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    rounds = 8
+    while True:
+        for _ in range(rounds):
+            if load is not None:
+                load.add()
+            before = time.perf_counter()
+            call()
+            torch.cuda.current_stream().synchronize()  # not all of the GPU, which other processes use
+            times.append(time.perf_counter() - before)
+        over = torch.tensor([time.perf_counter() - begin > seconds or len(times) > 3000], dtype=torch.int32)
+        dist.all_reduce(over, dist.ReduceOp.MAX)
+        if over.item():
+            break
+    torch.cuda.synchronize()
+    median = torch.tensor([statistics.median(times)])
+    dist.all_reduce(median, dist.ReduceOp.MAX)
+    return median.item(), len(times)
+
+
+def of_group(group: Any) -> dict[str, Any]:
+    """The verbs of a group of Phalanx."""
+    return {
+        "all_reduce": lambda x: lambda: group.all_reduce(x),
+        "all_gather": lambda out, x: lambda: group.all_gather(x, out),
+        "reduce_scatter": lambda out, x: lambda: group.reduce_scatter(x, "sum", out),
+        "broadcast": lambda x: lambda: group.broadcast(x, 0),
+        "all_to_all": lambda out, x: lambda: group.all_to_all(x, out),
+    }
+
+
+def of_torch() -> dict[str, Any]:
+    """The functions of torch.distributed, on the backend of the default group."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return {
+        "all_reduce": lambda x: lambda: dist.all_reduce(x),
+        "all_gather": lambda out, x: lambda: gather(out, x),
+        "reduce_scatter": lambda out, x: lambda: scatter(out, x),
+        "broadcast": lambda x: lambda: dist.broadcast(x, 0),
+        "all_to_all": lambda out, x: lambda: dist.all_to_all_single(out, x),
+    }
+
+
+def of_symmetric() -> dict[str, Any]:
+    """What torch's symmetric memory has, with several ranks on one GPU allowed."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    name = dist.group.WORLD.group_name
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    symmetric.enable_symm_mem_for_group(name)
+
+    def all_reduce(x: Any) -> Any:
+        shared = symmetric.empty(x.numel(), dtype=x.dtype, device=x.device)
+        symmetric.rendezvous(shared, name)
+        shared.copy_(x)
+
+        def call() -> None:
+            torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", name)
+
+        def first() -> None:
+            call()
+            x.copy_(shared)
+            first.done = True  # type: ignore[attr-defined]
+
+        return lambda: call() if hasattr(first, "done") else first()
+
+    return {"all_reduce": all_reduce}
+
+
+if __name__ == "__main__":
+    main()

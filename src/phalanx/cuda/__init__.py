@@ -1,0 +1,4 @@
+"""NVIDIA's GPUs: the driver, arrays in the memory of a GPU, and the kernels of the collectives.
+
+Nothing here is imported, and no library is opened, until a program passes an array that lies on a GPU.
+"""

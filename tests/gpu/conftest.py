@@ -1,0 +1,17 @@
+"""What a test has put in the place of the driver is taken away after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from phalanx.cuda.driver import use_driver
+from phalanx.group.engines.cuda import pace
+
+
+@pytest.fixture(autouse=True)
+def own_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pace, "SLICE", pace.SLICE)
+    yield
+    use_driver(None)

@@ -1,0 +1,249 @@
+"""Every verb on arrays of a GPU, with the stand-in for the driver: the same results as on the host, by every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.gpu.fake import DriverArray, FakeDriver, install
+
+import phalanx as px
+from phalanx import _native
+from phalanx.errors import Desync, UnsupportedOp, UsageError
+from phalanx.testing import run_ranks
+
+LONG = 40_000
+"""Elements that are worth a kernel."""
+WAYS = {
+    "executor": ("mesh", {}, "auto"),
+    "no handles": ("mesh", {"exports": False}, "auto"),
+    "tcp": ("mesh", {}, "tcp"),
+}
+
+
+def on_ranks(n: int, body: Any, way: str, *args: Any) -> list[Any]:
+    backend, options, transport = WAYS[way]
+
+    def started(group: px.Group, *given: Any) -> Any:
+        fake = install(**options)
+        result = body(group, fake, *given)
+        group.barrier()
+        return result
+
+    return run_ranks(n, started, *args, backend=backend, options=px.Options(transport=transport))
+
+
+def values(rank: int, count: int, dtype: Any = np.float32) -> Any:
+    return (np.random.default_rng(rank).random(count) * 100).astype(dtype)
+
+
+def all_verbs(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
+    rank, size = group.rank, group.world_size
+    wrong = []
+
+    def check(what: str, found: Any, expected: Any) -> None:
+        if not np.array_equal(found.numpy() if isinstance(found, DriverArray) else found, expected):
+            wrong.append(what)
+
+    every = [values(r, count * size) for r in range(size)]
+    for op in ("sum", "mean", "prod", "min", "max"):
+        x, host = DriverArray(every[rank]), every[rank].copy()
+        assert group.all_reduce(x, op) is x
+        check(f"all_reduce {op}", x, group.all_reduce(host, op))
+    x = DriverArray(every[rank])
+    group.reduce(x, 1)
+    check("reduce", x, group.reduce(every[rank].copy(), 1))
+    x = DriverArray(every[rank])
+    group.broadcast(x, 1)
+    check("broadcast", x, every[1])
+    out = DriverArray(np.zeros(count, np.float32))
+    group.reduce_scatter(DriverArray(every[rank]), "sum", out)
+    check("reduce_scatter", out, group.reduce_scatter(every[rank]))
+    part = values(rank, count)
+    parts = [values(r, count) for r in range(size)]
+    out = DriverArray(np.zeros(count * size, np.float32))
+    assert group.all_gather(DriverArray(part), out) is out
+    check("all_gather", out, np.concatenate(parts))
+    whole = DriverArray(np.zeros(count * size, np.float32))
+    mine = DriverArray(part, at=whole.address + rank * part.nbytes)
+    group.all_gather(mine, whole)
+    check("all_gather in place", whole, np.concatenate(parts))
+    out = DriverArray(np.zeros(count * size, np.float32)) if rank == 0 else None
+    group.gather(DriverArray(part), 0, out)
+    if out is not None:
+        check("gather", out, np.concatenate(parts))
+    out = DriverArray(np.zeros(count, np.float32))
+    group.scatter(DriverArray(every[0]) if rank == 0 else None, 0, out)
+    check("scatter", out, np.split(every[0], size)[rank])
+    out = DriverArray(np.zeros(count * size, np.float32))
+    group.all_to_all(DriverArray(every[rank]), out)
+    check("all_to_all", out, np.concatenate([np.split(e, size)[rank] for e in every]))
+    counts = [count + r for r in range(size)]
+    out = DriverArray(np.zeros(sum(counts), np.float32))
+    group.all_gather(DriverArray(values(rank, counts[rank])), out, counts=counts)
+    check("all_gather counts", out, np.concatenate([values(r, c) for r, c in enumerate(counts)]))
+    out = DriverArray(np.zeros(sum(counts), np.float32))
+    group.all_gather(DriverArray(values(rank, counts[rank])), out, counts="auto")
+    check("all_gather auto", out, np.concatenate([values(r, c) for r, c in enumerate(counts)]))
+    out = DriverArray(np.zeros(counts[rank], np.float32))
+    group.scatter(DriverArray(values(0, sum(counts))) if rank == 0 else None, 0, out, counts=counts)
+    check("scatter counts", out, np.split(values(0, sum(counts)), np.cumsum(counts)[:-1])[rank])
+    sending = [(rank + other) % 3 * count for other in range(size)]
+    receiving = [(rank + other) % 3 * count for other in range(size)]
+    out = DriverArray(np.zeros(sum(receiving), np.int16))
+    group.all_to_all(
+        DriverArray(np.full(sum(sending), rank, np.int16)), out, send_counts=sending, recv_counts=receiving
+    )
+    check("all_to_all counts", out, np.repeat(np.arange(size, dtype=np.int16), receiving))
+    x, y = DriverArray(every[rank]), DriverArray(values(rank, 5, np.int32))
+    group.all_reduce_many([x, y], "max")
+    check("all_reduce_many", x, np.max(every, axis=0))
+    check("all_reduce_many", y, np.max([values(r, 5, np.int32) for r in range(size)], axis=0))
+    x = DriverArray(every[rank])
+    group.scan(x)
+    check("scan", x, group.scan(every[rank].copy()))
+    found, where = group.argmax(every[rank])
+    expected, there = group.argmax(every[rank])
+    check("argmax", found, expected)
+    check("argmax", where, there)
+    if rank == 0:
+        group.send(DriverArray(part), 1)
+    elif rank == 1:
+        x = DriverArray(np.zeros(count, np.float32))
+        assert group.recv(x, 0) is x
+        check("recv", x, parts[0])
+    x = DriverArray(every[rank])
+    work = group.all_reduce(x, async_op=True)
+    assert work.wait() is x
+    check("async", x, group.all_reduce(every[rank].copy()))
+    return wrong
+
+
+@pytest.mark.parametrize("count", [3, LONG])
+@pytest.mark.parametrize("way", WAYS)
+def test_all_verbs(way: str, count: int) -> None:
+    assert on_ranks(3, all_verbs, way, count) == [[]] * 3
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_the_executor_does_it() -> None:
+    """Rank 0 launches the kernels, and opens the memory of each other rank once."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int]:
+        x = DriverArray(np.ones(LONG, np.float32))
+        for _ in range(3):
+            group.all_reduce(x)
+        assert x.numpy()[-1] == 8
+        return fake.calls, len(fake.opened)
+
+    assert on_ranks(2, body, "executor") == [(["combine_float32"] * 3, 1), ([], 0)]
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+@pytest.mark.parametrize("dtype", [*_native.DTYPES])
+def test_dtypes(dtype: str) -> None:
+    """The same bits as on the host, for each dtype and reduction."""
+
+    def body(group: px.Group, fake: FakeDriver) -> list[str]:
+        storage = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+        if dtype == "bfloat16":
+            ml_dtypes = pytest.importorskip("ml_dtypes")
+            storage = np.dtype(ml_dtypes.bfloat16)
+        mine = values(group.rank, 2 * LONG).astype(storage)
+        wrong = []
+        for op in _native.valid_ops(dtype):
+            x, host = DriverArray(mine), mine.copy()
+            group.all_reduce(x, op)
+            group.all_reduce(host, op)
+            if x.numpy().tobytes() != host.tobytes():
+                wrong.append(op)
+        return wrong
+
+    if dtype == "bfloat16":
+        pytest.skip("the CUDA array interface has no bfloat16")
+    assert on_ranks(2, body, "executor") == [[], []]
+
+
+@pytest.mark.parametrize("count", [6, 3 * LONG])
+@pytest.mark.parametrize("way", WAYS)
+def test_means_of_float16(way: str, count: int) -> None:
+    """The mean of values whose sum no float16 can hold."""
+
+    def body(group: px.Group, fake: FakeDriver) -> list[float]:
+        large = np.full(count, 60_000, np.float16)
+        x, part = DriverArray(large), DriverArray(large[: count // 3])
+        group.all_reduce(x, "mean")
+        group.reduce_scatter(x, "mean", part)
+        group.reduce(x, 1, "mean")
+        return [*map(float, {*x.numpy(), *part.numpy()})]
+
+    assert on_ranks(3, body, way) == [[60_000.0]] * 3
+
+
+def test_memory_that_was_replaced_is_closed() -> None:
+    def body(group: px.Group, fake: FakeDriver) -> int:
+        for _ in range(3):
+            x = DriverArray(np.ones(LONG, np.float32))
+            group.all_reduce(x)
+            assert x.numpy()[0] == 2
+            fake.free(x.address)
+        return len(fake.opened)
+
+    found = on_ranks(2, body, "executor")
+    assert found[1] == 0
+    assert found[0] <= 3
+
+
+def test_host_and_gpu_do_not_mix() -> None:
+    def body(group: px.Group, fake: FakeDriver) -> str:
+        group.barrier()
+        mine = DriverArray(np.ones(4, np.float32))
+        x: Any = mine if group.rank else np.ones(4, np.float32)
+        try:
+            group.all_reduce(x)
+        except Desync as error:
+            return str(error)
+        return ""
+
+    def started(group: px.Group) -> str:
+        return body(group, install())
+
+    for text in run_ranks(2, started, backend="mesh"):
+        assert "float32[4] on a GPU" in text
+
+
+def test_refusals() -> None:
+    def body(group: px.Group) -> None:
+        fake = install()
+        x = DriverArray(np.ones(4, np.float32), stream=5)
+        fake.capturing.add(5)
+        with pytest.raises(UsageError, match="CUDA graph"):
+            group.all_reduce(x)
+        fake.capturing.clear()
+        with pytest.raises(UsageError, match="out lies on the host, but x lies on a GPU"):
+            group.all_gather(x, np.zeros(4, np.float32))
+        with pytest.raises(UnsupportedOp):
+            group.all_reduce(x, "bor")
+        with pytest.raises(UsageError, match="x and out overlap"):
+            group.all_to_all(DriverArray(x.numpy()[:2], at=x.address + 4), DriverArray(x.numpy()[:2], at=x.address))
+
+    run_ranks(1, body, backend="simulated")
+
+
+def test_a_stream_that_does_not_end() -> None:
+    """What is waited for is named, and the call ends with its deadline."""
+
+    def body(group: px.Group) -> str:
+        fake = install()
+        fake.held_streams.add(7)
+        group.barrier()
+        x = DriverArray(np.ones(LONG, np.float32), stream=7 if group.rank else 5)
+        try:
+            group.all_reduce(x, timeout=0.5)
+        except px.Timeout as error:
+            return str(error)
+        return "no error"
+
+    for text in run_ranks(2, body, backend="mesh"):
+        assert "not done within 0.5 s" in text

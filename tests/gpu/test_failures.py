@@ -1,0 +1,127 @@
+"""The failure contract of collectives on a GPU, with the stand-in for the driver: who is named, and who writes when."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.gpu.fake import DriverArray, install
+
+import phalanx as px
+from phalanx import _native
+from phalanx.cuda.driver import CudaError
+from phalanx.group.engines.cuda.flight import Flight
+from phalanx.testing import faults, run_ranks
+
+pytestmark = pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+
+LONG = 40_000
+
+
+def outcome(call: Any, x: DriverArray) -> dict[str, Any]:
+    """How a call failed, and whether anything wrote to the array afterwards."""
+    began = time.monotonic()
+    try:
+        call()
+    except px.PhalanxError as error:
+        seconds = time.monotonic() - began
+        x.fill(7)
+        time.sleep(0.7)
+        peer = getattr(error, "peer", None)
+        return {
+            "error": type(error).__name__,
+            "peer": peer,
+            "seconds": seconds,
+            "intact": bool((x.numpy() == 7).all()),
+            "text": str(error),
+        }
+    return {"error": None, "text": ""}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_dies_before_they_meet(victim: int) -> None:
+    def body(group: px.Group) -> Any:
+        install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank == victim:
+            faults.kill_self()
+        return outcome(lambda: group.all_reduce(x), x)
+
+    for rank, found in enumerate(run_ranks(3, body, backend="mesh", may_die=[victim])):
+        if rank != victim:
+            assert (found["error"], found["peer"], found["intact"]) == ("PeerLost", victim, True), found
+
+
+def test_the_executor_dies_in_its_kernel() -> None:
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank == 0:
+            fake.on_launch = faults.kill_self
+        return outcome(lambda: group.all_reduce(x), x)
+
+    for found in run_ranks(3, body, backend="mesh", may_die=[0])[1:]:
+        assert (found["error"], found["peer"], found["intact"]) == ("PeerLost", 0, True), found
+
+
+def test_a_rank_that_gives_up_waits_for_the_kernel() -> None:
+    """Its deadline passes while the kernel runs: it raises when the kernel has ended, and nothing is written after."""
+
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        fake.kernel_seconds = 0.8
+        return outcome(lambda: group.all_reduce(x, timeout=0.3), x)
+
+    found = run_ranks(2, body, backend="mesh")
+    assert found[1]["error"] == "Timeout", found
+    assert found[1]["seconds"] >= 0.7
+    assert found[1]["intact"]
+
+
+def test_the_kernel_fails() -> None:
+    """A rank whose GPU fails says so, and the others hear it from that rank."""
+
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+
+        def fail() -> None:
+            raise CudaError("cuLaunchKernel", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+        if group.rank == 0:
+            fake.on_launch = fail
+        return outcome(lambda: group.all_reduce(x), x)
+
+    for found in run_ranks(2, body, backend="mesh"):
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in found["text"], found
+        assert found["intact"]
+
+
+def test_different_operations() -> None:
+    def body(group: px.Group) -> Any:
+        install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        return outcome(lambda: group.all_reduce(x) if group.rank else group.broadcast(x, 0), x)
+
+    for found in run_ranks(2, body, backend="mesh"):
+        assert found["error"] == "Desync", found
+
+
+def test_the_right_to_write() -> None:
+    made = Flight.make()
+    try:
+        made.begin()
+        made.end()
+        made.give_up()
+        with pytest.raises(px.PhalanxError, match="given up"):
+            made.begin()
+    finally:
+        made.close()
