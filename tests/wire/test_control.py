@@ -36,6 +36,9 @@ from phalanx.wire.control import (
     Regroup,
     Roster,
     Shutdown,
+    SlateQuery,
+    SlateRanks,
+    SlateReply,
     Statuses,
     StatusQuery,
     StatusReply,
@@ -83,6 +86,9 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     Arrivals: st.builds(Arrivals, INT),
     Note: st.builds(Note, TEXT),
     Welcome: st.builds(Welcome, INT),
+    SlateQuery: st.builds(SlateQuery, INT),
+    SlateRanks: st.builds(SlateRanks, INT, INT, st.lists(INT, max_size=4)),
+    SlateReply: st.builds(SlateReply, INT, INT, st.binary(max_size=20), INT),
     Shutdown: st.just(Shutdown()),
 }
 MESSAGES = st.one_of(*BY_TYPE.values())

@@ -19,6 +19,7 @@ _DROPPED = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
     "PHALANX_LAST_WORDS",
+    "PHALANX_WATCHED",
     "PHALANX_JOIN",
     "PHALANX_MIN_SIZE",
 )
@@ -27,7 +28,7 @@ _DROPPED = (
 OWN_VARIABLES = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS PHALANX_JOIN PHALANX_MIN_SIZE {MARK}".split()
+    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS PHALANX_WATCHED PHALANX_JOIN PHALANX_MIN_SIZE {MARK}".split()
 )
 """Variables that users cannot set for the ranks: the launcher does."""
 
@@ -59,6 +60,7 @@ def rank_environment(
     last_words: str | None = None,
     restarts: int = 0,
     max_restarts: int = 0,
+    watched: bool = False,
     extra: Mapping[str, str] | None = None,
     joins: int | None = None,
     min_size: int | None = None,
@@ -69,6 +71,7 @@ def rank_environment(
         cores: Those of this node; its ranks share them.
         last_words: The folder where the rank leaves its last traceback; None if it prints it.
         restarts: How often the ranks were started before.
+        watched: The launcher reads the ranks' slates, and removes them.
         extra: The user's additions.
         joins: The number of a rank that comes to an elastic world later.
         min_size: The fewest ranks of an elastic job.
@@ -100,6 +103,7 @@ def rank_environment(
         **({"PHALANX_LAST_WORDS": last_words} if last_words is not None else {}),
         **({"PHALANX_JOIN": str(joins)} if joins is not None else {}),
         **({"PHALANX_MIN_SIZE": str(min_size)} if min_size is not None else {}),
+        **({"PHALANX_WATCHED": "1"} if watched else {}),
         MARK: run_id,
     }
 

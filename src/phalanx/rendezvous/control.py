@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+import zlib
 from typing import Protocol
 
 from ..config.options import Options
@@ -52,6 +54,9 @@ class ControlEvents(Protocol):
 
     def status(self, context: bytes | None, sequence: int = 0) -> say.OperationStatus:
         """The status of this rank in a group (None for any), or at its collective of that number."""
+
+    def slate_contents(self) -> bytes | None:
+        """The contents of this rank's slate; None if it has none."""
 
 
 class KnownStatuses:
@@ -270,6 +275,8 @@ class ControlClient:
             self._voted_out(message)
         elif isinstance(message, say.Arrivals):
             self._events.on_arrivals(message.count)
+        elif isinstance(message, say.SlateQuery):
+            self._show_slate(message.query)
         elif isinstance(message, say.Shutdown):
             self._leaving = True  # the end that follows is no loss
         else:
@@ -285,6 +292,12 @@ class ControlClient:
                 self._views[message.context] = message
             self._condition.notify_all()
         self._events.on_evicted(message.context, error, message.is_world)
+
+    def _show_slate(self, query: int) -> None:
+        self.link.send(say.SlateReply(query, time.monotonic_ns()))
+        contents = self._events.slate_contents()
+        if contents is not None:
+            self.link.send(say.SlateReply(query, time.monotonic_ns(), zlib.compress(contents, 1)))
 
     def _answered(self, message: say.Message) -> None:
         with self._condition:

@@ -34,6 +34,9 @@ __all__ = [
     "Regroup",
     "Roster",
     "Shutdown",
+    "SlateQuery",
+    "SlateRanks",
+    "SlateReply",
     "StatusQuery",
     "StatusReply",
     "Statuses",
@@ -282,6 +285,31 @@ class Note(Struct, frozen=True):
     """The rank that was lost or arrived."""
 
 
+class SlateQuery(Struct, frozen=True):
+    """Asks all ranks for their slates."""
+
+    query: int
+
+
+class SlateRanks(Struct, frozen=True):
+    """The ranks that were asked."""
+
+    query: int
+    world_size: int
+    ranks: list[int]
+
+
+class SlateReply(Struct, frozen=True):
+    """The slate of a rank. First comes one without data, so that the clock is as fresh as can be."""
+
+    query: int
+    clock_ns: int
+    data: bytes = b""
+    """Compressed by zlib."""
+    rank: int = -1
+    """Filled in by the directory, which knows who says it."""
+
+
 class Shutdown(Struct, frozen=True):
     """The directory ends on purpose. Ranks are not watched any more; channels go on."""
 
@@ -308,6 +336,9 @@ Message = (
     | Evict
     | Arrivals
     | Note
+    | SlateQuery
+    | SlateRanks
+    | SlateReply
     | Shutdown
 )
 

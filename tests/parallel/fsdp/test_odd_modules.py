@@ -171,6 +171,33 @@ def test_penalties_of_gradients(monkeypatch: pytest.MonkeyPatch, memory: str) ->
     assert found == [pytest.approx(expected, rel=1e-5)] * 2
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_compiled_modules(transport: str) -> None:
+    def body(world: px.Group) -> list[float]:
+        torch.manual_seed(0)
+        start = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        losses = []
+        for compiled in (False, True):
+            inner = copy.deepcopy(start)
+            model = px.parallel.FSDP(torch.compile(inner, backend="aot_eager") if compiled else inner, world)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = model(torch.ones(2, 3)).square().mean()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+        around = torch.compile(px.parallel.FSDP(copy.deepcopy(start), world), backend="eager")
+        around(torch.ones(2, 3)).sum().backward()
+        optimizer = torch.optim.AdamW(around.parameters())  # those of the module inside: torch passes the wrapper over
+        with pytest.raises(px.UsageError, match="has the whole parameter '0.weight' of an FSDP"):
+            optimizer.step()
+        return losses
+
+    for alone, compiled in run_ranks(2, body, backend="mesh", options=px.Options(transport=transport)):
+        assert compiled == pytest.approx(alone, rel=1e-5)
+
+
 def test_freezing_by_the_module() -> None:
     def body(world: px.Group) -> None:
         model = px.parallel.FSDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), world)

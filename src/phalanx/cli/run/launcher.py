@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from phalanx.errors import ConfigError
 from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
 from phalanx.launching.guardian import end_all
+from phalanx.slate.files import job_of
 from phalanx.types import Address
 
 from .elastic import ElasticSupervisor
 from .events import LauncherMailbox, MailHandler, Signals
+from .monitor import JobMonitor, JobView
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
@@ -26,6 +28,7 @@ from .writer import OutputWriter
 
 if TYPE_CHECKING:
     from phalanx.config import Options
+    from phalanx.seeing.slates import SlateSource
 
 __all__ = ["launch"]
 
@@ -124,6 +127,7 @@ def _attempt(
                 cores=available,
                 restarts=restarts,
                 max_restarts=plan.max_restarts,
+                watched=True,
                 extra=plan.extra,
                 joins=joins,
                 min_size=plan.elastic[0] if plan.elastic is not None else None,
@@ -140,20 +144,65 @@ def _attempt(
                 break
             rank, pipes = start(local_rank, None if plan.join is None else ANY_RANK)
             outputs[rank] = pipes
-        parts = {"console": console, "writer": writer, "world": world, "mailbox": mailbox, "signals": signals}
+        parts = {
+            "console": console,
+            "writer": writer,
+            "world": world,
+            "mailbox": mailbox,
+            "signals": signals,
+            "upstream": upstream,
+            "monitor": _watch_job(plan, world.address, token, options, console),
+        }
         supervisor: Supervisor
         if plan.elastic is not None:
             if plan.master is not None:
                 console.err.say(f"phalanx: other hosts join with `phalanx join {world.address} …`")
             supervisor = ElasticSupervisor(
-                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, upstream=upstream, **parts
+                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, **parts
             )
         else:
-            supervisor = Supervisor(plan, processes, outputs, upstream=upstream, **parts)  # type: ignore[arg-type]
+            supervisor = Supervisor(plan, processes, outputs, **parts)  # type: ignore[arg-type]
         code = supervisor.run()
         if supervisor.failed and restarts < plan.max_restarts and plan.elastic is None:
             console.err.say(f"phalanx: starting all ranks again ({restarts + 1} of {plan.max_restarts} times)")
         return code, supervisor.failed
+
+
+def _watch_job(plan: RunPlan, directory: Address, token: bytes, options: Options, console: Console) -> JobMonitor:
+    """Watches the job, and shows it as the plan says.
+
+    Raises:
+        ConfigError: A file cannot be written, or there is no port for the page.
+    """
+    views: list[JobView] = []
+    try:
+        if plan.page:
+            from .page.view import PageView
+
+            page = PageView()
+            views.append(page)
+            console.err.say(f"phalanx: this job is at {page.server.url}")
+        if plan.trace is not None:
+            from phalanx.seeing.trace import TraceFile
+
+            views.append(TraceFile(plan.trace))
+        if plan.metrics is not None:
+            from phalanx.seeing.metrics import MetricsFile, OpenTelemetryView
+
+            views.append(MetricsFile(plan.metrics))
+            with contextlib.suppress(ImportError):
+                views.append(OpenTelemetryView())
+    except OSError as error:
+        what = "--page" if plan.page and not views else "--trace"
+        raise ConfigError(f"{what} cannot be served: {error}") from None
+
+    def afar() -> SlateSource:
+        from phalanx.seeing.remote import RemoteSlates
+
+        return RemoteSlates(directory, token, options)
+
+    several = plan.nodes > 1 and plan.node == 0
+    return JobMonitor(job_of(token, str(directory)), views, afar if several else None)
 
 
 def _open_world(

@@ -138,7 +138,7 @@ class BackwardPass:
         self._sent += 1
 
     def _report(self, failed: bool) -> tuple[int, list[bool]]:
-        """Who failed, as its rank plus one, or 0; and for each parameter whether any rank had a gradient of it."""
+        """The rank that failed, plus one, or 0; and for each parameter whether any rank had a gradient of it."""
         used = [has for unit in self._units for has in unit.has_gradients]
         words = np.array([self._group.rank + 1 if failed else 0, *used], np.int32)
         self._group.all_reduce(words, op="max", timeout=self._timeout)

@@ -92,22 +92,22 @@ class Place:
 class AbsentParameter(nn.Parameter):  # type: ignore[misc]
     """Stands for a parameter whose memory is given back. Torch would read what is not there, and crash."""
 
-    _name: str
+    place_name: str
 
     @classmethod
     def of(cls, place: Place) -> AbsentParameter:
-        """What stands for the parameter of a place: it has its shape and dtype, and nothing else."""
+        """A stand-in for the parameter of a place: it has its shape and dtype, and nothing else."""
         whole = place.parameter
         made: AbsentParameter = torch.empty(whole.shape, dtype=whole.dtype, device="meta").as_subclass(cls)
         made.requires_grad_(whole.requires_grad)
-        made._name = place.name
+        made.place_name = place.name
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _OF_NO_VALUE or not any(hasattr(each, "_name") for each in args if isinstance(each, cls)):
+        if func in _OF_NO_VALUE or not any(hasattr(each, "place_name") for each in args if isinstance(each, cls)):
             return super().__torch_function__(func, types, args, kwargs or {})
-        name = next(each._name for each in args if isinstance(each, cls))
+        name = next(each.place_name for each in args if isinstance(each, cls))
         raise UsageError(
             f"parameter {name!r} is not there: an FSDP gathers it while its layer runs (call the layer; the FSDP has "
             "its rows in parameters(), and the whole in full_state_dict())"
@@ -122,7 +122,7 @@ _OF_NO_VALUE = {
     *(getattr(torch.Tensor, name).__get__ for name in ("grad", "is_meta", "ndim", "itemsize", "nbytes")),
     *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.is_complex),
 }
-"""What can be asked of a parameter that is not there."""
+"""Questions that a parameter answers that is not there."""
 
 
 def _may_be_sparse(module: nn.Module) -> bool:

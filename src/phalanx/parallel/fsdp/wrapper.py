@@ -16,6 +16,7 @@ from ...checkpoint import Shard
 from ...errors import UsageError
 from ...group import Group, Mesh
 from ...group.tracking import call_site
+from ...untraced import not_inlined
 from .. import replicas
 from ..autograd_nodes import EndOfBackward, nodes_of
 from ..ddp import DDP
@@ -599,6 +600,7 @@ def _assigned(module: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[nn.M
 def _gather_for(units: Sequence[Unit]) -> Callable[..., None]:
     first, *ahead = units
 
+    @not_inlined
     def hook(_module: nn.Module, _inputs: Any) -> None:
         first.prefetch()
         for unit in ahead:
@@ -611,6 +613,7 @@ def _gather_for(units: Sequence[Unit]) -> Callable[..., None]:
 def _after_forward(unit: Unit, behind: Sequence[Unit]) -> Callable[..., None]:
     back = _gather_for([unit, *behind])
 
+    @not_inlined
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         unit.release()
         if torch.is_grad_enabled():
