@@ -56,13 +56,14 @@ def test_the_smaller_side_ends_and_comes_back(network: Network, jobs: Jobs, tmp_
     second = join(network, jobs, script, stop)
     wait_until(lambda: "5 ranks go on" in first.err, f"five ranks\n{first.err}")
     network.second.cut()
-    wait_until(lambda: "3 ranks go on without ranks 3, 4" in first.err, "the larger side")
+    # One may be lost a little before the other: then there are two views.
+    wait_until(lambda: "3 ranks go on without" in first.err, "the larger side")
     assert second.finish() != 0
     assert "the directory went away" in second.err
     assert first.process.poll() is None
     _ip("-n", network.second.namespace, "link", "set", MAIN, "up")
     again = join(network, jobs, script, stop)
-    wait_until(lambda: "5 ranks go on with" in first.err.split("without ranks 3, 4")[1], f"five ranks\n{first.err}")
+    wait_until(lambda: "5 ranks go on with" in first.err.split("3 ranks go on without")[1], "five ranks again")
     Path(stop).touch()
     assert first.finish() == 0, first.err
     assert again.finish() == 0, again.err

@@ -79,9 +79,6 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
         st.dictionaries(INT, STATUSES, max_size=3),
         st.dictionaries(INT, st.tuples(SECONDS, st.none() | STATUSES), max_size=3),
     ),
-    SlateQuery: st.builds(SlateQuery, INT),
-    SlateRanks: st.builds(SlateRanks, INT, INT, st.lists(INT, max_size=4)),
-    SlateReply: st.builds(SlateReply, INT, INT, st.binary(max_size=20), INT),
     Regroup: st.builds(Regroup, CONTEXT, INT, st.lists(INT, max_size=5), SECONDS, INT, st.booleans(), st.booleans()),
     View: st.builds(View, CONTEXT, CONTEXT, INT, RANKS, RANKS, RANKS, st.lists(MEMBERS, max_size=3)),
     Refused: st.builds(Refused, CONTEXT, TEXT, RANKS, st.booleans()),
@@ -89,6 +86,9 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     Arrivals: st.builds(Arrivals, INT),
     Note: st.builds(Note, TEXT),
     Welcome: st.builds(Welcome, INT),
+    SlateQuery: st.builds(SlateQuery, INT),
+    SlateRanks: st.builds(SlateRanks, INT, INT, st.lists(INT, max_size=4)),
+    SlateReply: st.builds(SlateReply, INT, INT, st.binary(max_size=20), INT),
     Shutdown: st.just(Shutdown()),
 }
 MESSAGES = st.one_of(*BY_TYPE.values())

@@ -147,8 +147,8 @@ class ControlPlane:
 
     def on_lost(self, rank: int, reason: str, traceback: str = "") -> None:
         """Handles that a rank has died."""
-        self._note_failure()
         error = PeerLost(rank, reason, remote_traceback=traceback or None)
+        self._note_failure()
         with self._condition:
             self._lost.setdefault(rank, error)
             self._condition.notify_all()

@@ -101,9 +101,9 @@ def rank_environment(
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
         **({"PHALANX_LAST_WORDS": last_words} if last_words is not None else {}),
-        **({"PHALANX_WATCHED": "1"} if watched else {}),
         **({"PHALANX_JOIN": str(joins)} if joins is not None else {}),
         **({"PHALANX_MIN_SIZE": str(min_size)} if min_size is not None else {}),
+        **({"PHALANX_WATCHED": "1"} if watched else {}),
         MARK: run_id,
     }
 

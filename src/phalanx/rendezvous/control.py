@@ -271,22 +271,16 @@ class ControlClient:
         elif isinstance(message, say.StatusQuery):
             status = self._events.status(message.context, message.sequence)
             self.link.send(say.StatusReply(message.query, status))
-        elif isinstance(message, say.SlateQuery):
-            self._show_slate(message.query)
         elif isinstance(message, say.Evict):
             self._voted_out(message)
         elif isinstance(message, say.Arrivals):
             self._events.on_arrivals(message.count)
+        elif isinstance(message, say.SlateQuery):
+            self._show_slate(message.query)
         elif isinstance(message, say.Shutdown):
             self._leaving = True  # the end that follows is no loss
         else:
             self._answered(message)
-
-    def _show_slate(self, query: int) -> None:
-        self.link.send(say.SlateReply(query, time.monotonic_ns()))
-        contents = self._events.slate_contents()
-        if contents is not None:
-            self.link.send(say.SlateReply(query, time.monotonic_ns(), zlib.compress(contents, 1)))
 
     def _voted_out(self, message: say.Evict) -> None:
         error = Evicted(f"rank {self._rank} was voted out: {message.reason}", rank=self._rank)
@@ -298,6 +292,12 @@ class ControlClient:
                 self._views[message.context] = message
             self._condition.notify_all()
         self._events.on_evicted(message.context, error, message.is_world)
+
+    def _show_slate(self, query: int) -> None:
+        self.link.send(say.SlateReply(query, time.monotonic_ns()))
+        contents = self._events.slate_contents()
+        if contents is not None:
+            self.link.send(say.SlateReply(query, time.monotonic_ns(), zlib.compress(contents, 1)))
 
     def _answered(self, message: say.Message) -> None:
         with self._condition:

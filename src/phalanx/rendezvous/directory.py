@@ -46,10 +46,10 @@ A rank that is alive answers in milliseconds.
 """
 FAREWELL_WAIT = 0.1
 """Seconds in which a rank's goodbye may come after the abort of one that missed it."""
-MOST_WATCHERS, MOST_LOOKS, WATCHER_ROOM = 16, 64, 1 << 20
-"""Those who look on, their questions that are kept, and the bytes that may wait for one of them."""
 FEW_NOTES = 64
 """Lines on changes of the world that are kept for a host that has not asked for them."""
+MOST_WATCHERS, MOST_LOOKS, WATCHER_ROOM = 16, 64, 1 << 20
+"""Those who look on, their questions that are kept, and the bytes that may wait for one of them."""
 WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
 
@@ -410,8 +410,6 @@ class Directory:
             self._ask(rank, message)
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
-        elif isinstance(message, say.SlateReply):
-            self._show(rank, message)
         elif isinstance(message, say.Regroup) and not message.context and self._is_full():
             reason = f"the job has as many ranks as it may have ({self._elastic})"
             self._tell(rank, say.Refused(b"", reason, [], over=True))
@@ -423,6 +421,8 @@ class Directory:
                 self._on_change(say.Note(f"{short}; waiting up to {message.seconds:g} s for others to join"))
         elif isinstance(message, say.Note):
             self._on_change(message)
+        elif isinstance(message, say.SlateReply):
+            self._show(rank, message)
 
     def _missing(self) -> list[int]:
         return [r for r in range(self.world_size) if r not in self._ranks or self._ranks[r].member is None]

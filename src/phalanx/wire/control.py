@@ -217,31 +217,6 @@ class Statuses(Struct, frozen=True):
     silent: dict[int, tuple[float, OperationStatus | None]]
 
 
-class SlateQuery(Struct, frozen=True):
-    """Asks all ranks for their slates."""
-
-    query: int
-
-
-class SlateRanks(Struct, frozen=True):
-    """The ranks that were asked."""
-
-    query: int
-    world_size: int
-    ranks: list[int]
-
-
-class SlateReply(Struct, frozen=True):
-    """The slate of a rank. First comes one without data, so that the clock is as fresh as can be."""
-
-    query: int
-    clock_ns: int
-    data: bytes = b""
-    """Compressed by zlib."""
-    rank: int = -1
-    """Filled in by the directory, which knows who says it."""
-
-
 class Regroup(Struct, frozen=True):
     """A rank has stopped using a group, and asks for the next view of it."""
 
@@ -310,6 +285,31 @@ class Note(Struct, frozen=True):
     """The rank that was lost or arrived."""
 
 
+class SlateQuery(Struct, frozen=True):
+    """Asks all ranks for their slates."""
+
+    query: int
+
+
+class SlateRanks(Struct, frozen=True):
+    """The ranks that were asked."""
+
+    query: int
+    world_size: int
+    ranks: list[int]
+
+
+class SlateReply(Struct, frozen=True):
+    """The slate of a rank. First comes one without data, so that the clock is as fresh as can be."""
+
+    query: int
+    clock_ns: int
+    data: bytes = b""
+    """Compressed by zlib."""
+    rank: int = -1
+    """Filled in by the directory, which knows who says it."""
+
+
 class Shutdown(Struct, frozen=True):
     """The directory ends on purpose. Ranks are not watched any more; channels go on."""
 
@@ -330,15 +330,15 @@ Message = (
     | StatusQuery
     | StatusReply
     | Statuses
-    | SlateQuery
-    | SlateRanks
-    | SlateReply
     | Regroup
     | View
     | Refused
     | Evict
     | Arrivals
     | Note
+    | SlateQuery
+    | SlateRanks
+    | SlateReply
     | Shutdown
 )
 

@@ -95,11 +95,11 @@ class MeshWorld(ControlPlane):
         """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
         self._closing = False
-        self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
-        """The rank at the other end of each channel."""
         self.roster: dict[int, Member] = {}
         """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
         self.elastic = False
+        self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
+        """The rank at the other end of each channel."""
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
         self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)

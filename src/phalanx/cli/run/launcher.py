@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError
 from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
@@ -144,12 +144,13 @@ def _attempt(
                 break
             rank, pipes = start(local_rank, None if plan.join is None else ANY_RANK)
             outputs[rank] = pipes
-        parts: dict[str, Any] = {
+        parts = {
             "console": console,
             "writer": writer,
             "world": world,
             "mailbox": mailbox,
             "signals": signals,
+            "upstream": upstream,
             "monitor": _watch_job(plan, world.address, token, options, console),
         }
         supervisor: Supervisor
@@ -157,10 +158,10 @@ def _attempt(
             if plan.master is not None:
                 console.err.say(f"phalanx: other hosts join with `phalanx join {world.address} …`")
             supervisor = ElasticSupervisor(
-                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, upstream=upstream, **parts
+                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, **parts
             )
         else:
-            supervisor = Supervisor(plan, processes, outputs, upstream=upstream, **parts)
+            supervisor = Supervisor(plan, processes, outputs, **parts)  # type: ignore[arg-type]
         code = supervisor.run()
         if supervisor.failed and restarts < plan.max_restarts and plan.elastic is None:
             console.err.say(f"phalanx: starting all ranks again ({restarts + 1} of {plan.max_restarts} times)")
