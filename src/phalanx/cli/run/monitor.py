@@ -18,8 +18,8 @@ __all__ = ["JobMonitor", "JobView"]
 
 logger = logging.getLogger("phalanx.run")
 
-PAUSE = 1.0
-"""Seconds between two looks."""
+PAUSE = 2.0
+"""Seconds between two looks. Each takes a few milliseconds of a processor that the ranks may need."""
 OFTEN = 0.25
 """The same where somebody looks on, or every operation is wanted."""
 
