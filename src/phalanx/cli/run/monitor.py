@@ -97,7 +97,7 @@ class JobMonitor:
         tidy()
         if self._picture is None:
             return []
-        return [finding.text for finding in self._picture.findings if finding.kind in ("straggler", "once", "link")]
+        return [finding.text for finding in self._picture.findings if finding.kind in ("straggler", "link")]
 
 
 def _note(error: Exception) -> None:
