@@ -1,4 +1,4 @@
-// A contiguous CPU tensor of torch as flat memory, found by the table of C functions that torch offers for this
+// A contiguous tensor of torch as flat memory, on the CPU or where that is asked for on a GPU, found by the table of C functions that torch offers for this
 // (DLPack's exchange API, `Tensor.__dlpack_c_exchange_api__`): a fraction of what an array of NumPy on it costs.
 #pragma once
 
@@ -22,6 +22,8 @@ struct TensorView {
     bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
     bool is_floating = false;
     PyObject* dtype = nullptr;  // the tensor's own, which torch keeps for ever
+    int gpu = -1;             // the number of the GPU that it lies on; -1 on the CPU
+    void* stream = nullptr;   // that GPU's current one in this thread
     int dims = 0;
     const std::int64_t* shape = nullptr;  // the tensor's own, which changes if it is resized: to be copied at once
 
@@ -59,6 +61,7 @@ public:
         if (api == nullptr) throw nb::python_error();
         while (api != nullptr && api->major != 1) api = api->older;
         read_ = api == nullptr ? nullptr : api->read;
+        current_stream_ = api == nullptr ? nullptr : api->stream;
         for (nb::handle row : dtypes)
             kinds_.push_back({nb::object(row[0]), nb::cast<int>(nb::object(row[1])), nb::cast<int>(nb::object(row[2])),
                               nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
@@ -72,8 +75,9 @@ public:
         return true;
     }
 
-    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
-    bool look(nb::handle object, TensorView& found) const {
+    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU, or with `on_gpu` on
+    // one of CUDA's GPUs.
+    bool look(nb::handle object, TensorView& found, bool on_gpu = false) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
         bool known = false;
         for (const nb::object& one : types_) known = known || one.ptr() == type;
@@ -84,13 +88,22 @@ public:
             PyErr_Clear();
             return false;
         }
-        if (tensor.device != cpu || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize) return false;
+        if ((tensor.device != cpu && !(on_gpu && tensor.device == cuda)) || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize)
+            return false;
         std::int64_t count = 1;
         for (int i = tensor.dims; i-- > 0;) {
             if (tensor.shape[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != count && !is_empty(tensor)) return false;
             count *= tensor.shape[i];
         }
         if ((tensor.data == nullptr && count != 0) || !is_as_it_lies(object)) return false;
+        found.gpu = -1;
+        if (tensor.device == cuda) {
+            found.gpu = tensor.device_number;
+            if (current_stream_ == nullptr || current_stream_(tensor.device, tensor.device_number, &found.stream) != 0) {
+                PyErr_Clear();
+                return false;
+            }
+        }
         found.data = static_cast<std::byte*>(tensor.data) + tensor.offset;
         found.count = static_cast<Py_ssize_t>(count);
         found.itemsize = kind->itemsize;
@@ -121,9 +134,9 @@ private:
         const Api* older;
         void *allocate, *own, *make;
         int (*read)(void* tensor, Tensor* found);
-        void* stream;
+        int (*stream)(int device, std::int32_t device_number, void** found);
     };
-    static constexpr std::int32_t cpu = 1;
+    static constexpr std::int32_t cpu = 1, cuda = 2;
 
     static bool is_empty(const Tensor& tensor) noexcept {
         for (int i = 0; i < tensor.dims; ++i)
@@ -158,6 +171,7 @@ private:
     std::vector<nb::object> types_;
     nb::object is_neg_;
     int (*read_)(void*, Tensor*) = nullptr;
+    int (*current_stream_)(int, std::int32_t, void**) = nullptr;
     std::vector<Kind> kinds_;
     nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
 };

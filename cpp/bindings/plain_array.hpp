@@ -41,6 +41,8 @@ struct PlainArray {
     const Py_ssize_t* shape = nullptr;
     const std::string* dtype = nullptr;  // as a frame calls it; null for a tensor's
     int number = -1;                     // of the dtype, in the list that was given; the next one is bfloat16
+    int gpu = -1;                        // the number of the GPU that it lies on; -1 on the CPU
+    void* stream = nullptr;              // that GPU's current one in this thread
 };
 
 // The dtypes that are plain. NumPy has one object of each; an equal one that somebody has made takes the general way.
@@ -75,13 +77,13 @@ public:
         return false;
     }
 
-    // As `look`, but takes tensors, too. The shape of one is to be copied at once.
-    bool look_further(nanobind::handle object, bool write, PlainArray& found) {
+    // As `look`, but takes tensors, too, and with `on_gpu` those on a GPU. The shape of one is to be copied at once.
+    bool look_further(nanobind::handle object, bool write, PlainArray& found, bool on_gpu = false) {
         if (look(object, write, found)) return true;
         const TensorReader* const reader = reader_for(object);
         TensorView view;
-        if (reader == nullptr || !reader->look(object, view)) return false;
-        found = {view.data, view.bytes(), view.dims, view.shape, nullptr, view.number};
+        if (reader == nullptr || !reader->look(object, view, on_gpu)) return false;
+        found = {view.data, view.bytes(), view.dims, view.shape, nullptr, view.number, view.gpu, view.stream};
         return true;
     }
 

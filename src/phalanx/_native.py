@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
-_ABI: Final = 8
+_ABI: Final = 9
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -166,8 +166,14 @@ def dtype_code(dtype: np.dtype[Any] | str) -> int:
     return (_BY_DTYPE.get(dtype) or _named(dtype)).code if isinstance(dtype, np.dtype) else _named(dtype).code
 
 
+ON_GPU: Final = 100
+"""What the core adds to the number of a dtype if the array lies on a GPU."""
+
+
 def dtype_name_of_code(code: int) -> str:
-    """The name that travels with an array of the dtype that the core calls by this number."""
+    """The name that travels with an array of the dtype that the core calls by this number, and where it lies."""
+    if code >= ON_GPU:
+        return f"{dtype_name_of_code(code - ON_GPU)} on a GPU"
     name = _DTYPES[code]
     return name if name == "bfloat16" else np.dtype(name).str
 
