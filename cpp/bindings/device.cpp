@@ -29,7 +29,7 @@ int run(DeviceGroup& group, const cuda::Operation& operation, std::uint64_t fing
     Outcome outcome;
     try {
         const WithoutGil released;
-        outcome = group.ops.run(call, operation, nullptr, true);
+        outcome = group.ops.run(call, operation);
     } catch (const cuda::Error& error) {
         const nb::object raised = group.exception_of(error);
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());

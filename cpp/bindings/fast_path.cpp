@@ -87,7 +87,7 @@ public:
         if (o.on_gpu) {
             try {
                 const WithoutGil released;
-                end.outcome = device_->ops.run(call, on_device(o), o.x.stream, false);
+                end.outcome = device_->ops.run_on(o.x.stream, call, on_device(o));
             } catch (const cuda::Error& error) {
                 end.interrupt = device_->exception_of(error);
                 end.outcome = Outcome::interrupted;

@@ -29,7 +29,6 @@ CONTEXT = 0xC0DE
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     **_FUNCTIONS,
     "cuPointerGetAttributes": (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
-    "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
     "cuIpcOpenMemHandle_v2": (ctypes.c_void_p, _Handle, ctypes.c_uint),
     "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
 }
@@ -303,9 +302,6 @@ class FakeDriver:
 
     def _cuStreamIsCapturing(self, stream: int, found: int) -> None:
         _put(found, ctypes.c_int, self.is_capturing(stream))
-
-    def _cuStreamWaitEvent(self, _stream: int, event: int, _flags: int) -> None:
-        assert self.is_done(event), "a stream that waits for another is not imitated"
 
     def _cuEventRecord(self, event: int, stream: int) -> None:
         self.record(event, stream)

@@ -1,7 +1,9 @@
 // The collectives on arrays of a GPU, among ranks that share memory of the host.
 //
 // Short arrays go through that memory: a copy engine of the GPU brings them there, the ranks do what they do with any array
-// (phalanx/collectives.hpp), and a copy engine takes the result back. No time slice of the GPU is needed.
+// (phalanx/collectives.hpp), and a copy engine takes the result back. No time slice of the GPU is needed. Where the program's
+// stream is known, the copies are put on it. Then the last one is not waited for: whatever comes behind it on that stream
+// finds the result.
 //
 // Longer ones of ranks that share a GPU are done by one kernel of the executor, rank 0:
 // 1. Each rank waits until its arrays are computed.
@@ -84,8 +86,10 @@ public:
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
+    bool fits(std::size_t bytes) const noexcept { return bytes <= size_; }
+
     std::byte* memory(std::size_t bytes) {
-        if (bytes <= size_) return at_;
+        if (fits(bytes)) return at_;
         release();
         const std::size_t size = std::bit_ceil(std::max(bytes, smallest));
         at_ = size <= largest ? take_(size) : nullptr;
@@ -103,6 +107,12 @@ public:
         if (size_ > largest) release();
     }
 
+    // A copy that nobody waits for may write to it at any time: it is never given back.
+    void abandon() noexcept {
+        at_ = nullptr;
+        size_ = 0;
+    }
+
     void release() noexcept {
         if (at_ == nullptr) return;
         if (registered_) gpu_.driver.cuMemHostUnregister(at_);
@@ -114,8 +124,10 @@ public:
         size_ = 0;
     }
 
+    static constexpr std::size_t largest = 64 << 20;  // bytes that are kept
+
 private:
-    static constexpr std::size_t smallest = 64 << 10, largest = 64 << 20;
+    static constexpr std::size_t smallest = 64 << 10;
 
     const Gpu& gpu_;
     Take take_;
@@ -162,6 +174,7 @@ public:
         try {
             const Gpu::Current current(gpu_);
             imports_.reset();
+            settle();
             sources_.release();
             targets_.release();
         } catch (const Error&) {  // the context has ended, and all that was opened in it
@@ -176,9 +189,20 @@ public:
         return outcome == Outcome::timed_out && own_fault_ ? std::vector<int>{s_.rank()} : host_.blamed(outcome);
     }
 
-    // Runs an operation once the program's stream has come to it. When it returns, it has ended on the GPU, too. Throws Error.
-    // `known_ready`: the arrays are computed, no stream is to be looked at.
-    Outcome run(const Call& given, const Operation& o, void* programs, bool known_ready) {
+    // Runs an operation behind what the program's stream has to do. What comes behind it on that stream finds the result.
+    // Throws Error.
+    Outcome run_on(void* programs, const Call& call, const Operation& o) { return run(call, o, programs, false); }
+
+    // Runs one on arrays that are computed. When it returns, it has ended on the GPU, too. Throws Error.
+    Outcome run(const Call& call, const Operation& o) { return run(call, o, gpu_.stream, true); }
+
+private:
+    static constexpr std::int64_t beyond_ns = 30'000'000'000;  // how long after its deadline a kernel or a copy is waited for
+    static constexpr std::size_t kept = 256;                   // operations whose launches are
+    static constexpr int not_ready = 600;                      // CUDA_ERROR_NOT_READY
+    static constexpr int eagerness = 20;  // of a wait for a kernel, which takes a millisecond at most
+
+    Outcome run(const Call& given, const Operation& o, void* stream, bool known_ready) {
         const Gpu::Current current(gpu_);
         Call call = given;
         call.bound.aborted = s_.abort_word();
@@ -186,19 +210,14 @@ public:
         if (executes_ && o.largest > routing_.short_bytes) {
             if (!pace_.busy() || o.largest > routing_.short_if_busy) {
                 bool done = false;
-                const Outcome outcome = execute(call, o, programs, known_ready, done);
+                const Outcome outcome = execute(call, o, stream, known_ready, done);
                 if (outcome != Outcome::done || done) return outcome;
             } else {
                 pace_.went_round();
             }
         }
-        return bounce(call, o, programs, known_ready);
+        return bounce(call, o, stream, known_ready);
     }
-
-private:
-    static constexpr std::int64_t beyond_ns = 30'000'000'000;  // how long after its deadline a kernel or a copy is waited for
-    static constexpr std::size_t kept = 256;                   // operations whose launches are
-    static constexpr int not_ready = 600;                      // CUDA_ERROR_NOT_READY
 
     int rank() const noexcept { return s_.rank(); }
     std::size_t ranks() const noexcept { return static_cast<std::size_t>(s_.ranks()); }
@@ -218,27 +237,51 @@ private:
 
     // -- through the memory of the host ---------------------------------------------------------------------------------------
 
-    Outcome bounce(const Call& call, const Operation& o, void* programs, bool known_ready) {
-        if (!known_ready) gpu_.follow(programs);
+    Outcome bounce(const Call& call, const Operation& o, void* stream, bool must_end) {
         const bool in_place = o.kind == Kind::broadcast || o.kind == Kind::all_reduce || o.kind == Kind::reduce;
         const bool is_root = o.root < 0 || o.root == rank();
-        const bool reads = o.kind != Kind::broadcast || is_root;
+        const bool reads = (o.kind != Kind::broadcast || is_root) && o.source_bytes > 0;
         const bool writes = o.kind == Kind::broadcast ? !is_root : is_root;
+        const std::size_t bytes = in_place ? o.source_bytes : o.target_bytes;
+        // The copy before was put on the same stream, and so is waited for with the next one.
+        if (!reads || stream != stored_on_ || !sources_.fits(o.source_bytes) || !targets_.fits(o.target_bytes)) settle();
         std::byte* const x = sources_.memory(o.source_bytes);
         std::byte* const out = in_place ? x : targets_.memory(o.target_bytes);
-        if (reads && o.source_bytes > 0) {
-            gpu_.to_host(x, o.source, o.source_bytes);
-            if (const Outcome outcome = own(gpu_.finish(call.bound)); outcome != Outcome::done) return outcome;
+        if (reads) {
+            gpu_.to_host(x, o.source, o.source_bytes, stream);
+            const Outcome outcome = own(wait_for_copy(stream, call.bound));
+            if (outcome != Outcome::done) {
+                sources_.abandon();
+                return outcome;
+            }
+            stored_ = false;
         }
-        Outcome outcome = on_host(call, o, x, out);
-        const std::size_t bytes = in_place ? o.source_bytes : o.target_bytes;
-        if (outcome == Outcome::done && writes && bytes > 0) {
-            gpu_.to_device(in_place ? o.source : o.target, out, bytes);
-            outcome = own(gpu_.finish(patient(call)));
+        const Outcome outcome = on_host(call, o, x, out);
+        if (outcome != Outcome::done) return outcome;
+        if (writes && bytes > 0) {
+            gpu_.to_device(in_place ? o.source : o.target, out, bytes, stream);
+            gpu_.mark(stream);
+            stored_ = true;
+            stored_on_ = stream;
         }
+        if (must_end || bytes > Staging::largest || o.source_bytes > Staging::largest) settle();
         sources_.trim();
         targets_.trim();
         return outcome;
+    }
+
+    // Waits for the copy that was put on a stream last. On a stream of the program's, another thread may put more behind it.
+    Outcome wait_for_copy(void* stream, const Bound& bound) {
+        if (stream == gpu_.stream) return gpu_.finish(bound);
+        gpu_.mark(stream);
+        return gpu_.wait_for_mark(bound);
+    }
+
+    // Waits for the last copy to the GPU: then its memory of the host can be used again.
+    void settle() {
+        if (!stored_) return;
+        if (gpu_.wait_for_mark(patient({})) != Outcome::done) throw Error("cuEventQuery", not_ready);
+        stored_ = false;
     }
 
     Outcome on_host(const Call& call, const Operation& o, std::byte* x, std::byte* out) {
@@ -270,9 +313,10 @@ private:
     };
 
     // `done` stays false if it cannot be done so, on all ranks alike; then nothing has happened.
-    Outcome execute(const Call& call, const Operation& o, void* programs, bool known_ready, bool& done) {
+    Outcome execute(const Call& call, const Operation& o, void* stream, bool known_ready, bool& done) {
+        settle();
         if (!known_ready)
-            if (const Outcome outcome = own(gpu_.wait_for(programs, call.bound)); outcome != Outcome::done) return outcome;
+            if (const Outcome outcome = own(gpu_.wait_for(stream, call.bound)); outcome != Outcome::done) return outcome;
         try {
             const Outcome outcome = meet(call, o, done);
             if (outcome != Outcome::done) give_up();
@@ -314,7 +358,9 @@ private:
     }
 
     Outcome tell(const Call& call, Report& report) {
-        return host_.broadcast(call, reinterpret_cast<std::byte*>(&report), sizeof(report), executor);
+        Call eager = call;
+        eager.bound.eagerness = eagerness;
+        return host_.broadcast(eager, reinterpret_cast<std::byte*>(&report), sizeof(report), executor);
     }
 
     Reference reference(const Place& place) {
@@ -416,7 +462,7 @@ private:
             try {
                 auto* word = reinterpret_cast<std::uint32_t*>(sources_.memory(sizeof(std::uint32_t)));
                 *word = ~std::uint32_t{0};
-                gpu_.to_device(closed_, word, sizeof(*word));
+                gpu_.to_device(closed_, word, sizeof(*word), gpu_.stream);
                 gpu_.finish(patient({}));
             } catch (...) {  // this rank's context is broken, and its arrays are gone with it
                 return;
@@ -441,6 +487,8 @@ private:
     std::vector<std::uint64_t> key_;
     std::map<std::vector<std::uint64_t>, std::vector<Launch>> prepared_;
     bool own_fault_ = false;
+    bool stored_ = false;        // a copy to the GPU may be under way
+    void* stored_on_ = nullptr;  // and on which stream
 };
 
 }  // namespace phalanx::cuda

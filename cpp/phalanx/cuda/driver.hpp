@@ -45,7 +45,6 @@ struct Copy2D {
     X(cuMemcpy2DAsync_v2, const Copy2D*, void*)                                                                       \
     X(cuStreamQuery, void*)                                                                                           \
     X(cuStreamIsCapturing, void*, int*)                                                                               \
-    X(cuStreamWaitEvent, void*, void*, unsigned)                                                                      \
     X(cuEventRecord, void*, void*)                                                                                    \
     X(cuEventQuery, void*)                                                                                            \
     X(cuIpcGetMemHandle, Handle*, Address)                                                                            \

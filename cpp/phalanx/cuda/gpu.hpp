@@ -1,5 +1,5 @@
 // One GPU in this process, as a group uses it: the context that all libraries share, and a stream of the group's own.
-// Nothing here blocks in the driver: copies and kernels are only put on the stream, and their end is looked for.
+// Nothing here blocks in the driver: copies and kernels are only put on a stream, and their end is looked for.
 #pragma once
 
 #include <sched.h>
@@ -54,16 +54,17 @@ public:
 
     bool is_idle(void* any) const { return is_over("cuStreamQuery", driver.cuStreamQuery(any)); }
 
-    // Puts this group's stream behind all that a stream of the program's has to do now. If that is nothing, no mark is put on
-    // it: while other processes use the GPU, even a mark has to wait for this one's turn.
-    void follow(void* programs) const {
-        if (!mark(programs)) return;
-        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream, event_, 0));
+    // Waits for all that a stream of the program's has to do now. If that is nothing, no mark is put on it: while other
+    // processes use the GPU, even a mark has to wait for this one's turn.
+    Outcome wait_for(void* programs, const Bound& bound) const {
+        if (is_idle(programs)) return Outcome::done;
+        mark(programs);
+        return wait_for_mark(bound);
     }
 
-    // Waits for the same on the host.
-    Outcome wait_for(void* programs, const Bound& bound) const {
-        if (!mark(programs)) return Outcome::done;
+    // A mark on a stream, and the wait for it. There is one: the next takes its place.
+    void mark(void* any) const { check("cuEventRecord", driver.cuEventRecord(event_, any)); }
+    Outcome wait_for_mark(const Bound& bound) const {
         return wait_until_over([this] { return is_over("cuEventQuery", driver.cuEventQuery(event_)); }, bound);
     }
 
@@ -72,17 +73,17 @@ public:
         return wait_until_over([this] { return is_idle(stream); }, bound);
     }
 
-    void to_host(void* host, Address from, std::size_t bytes) const {
-        check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync_v2(host, from, bytes, stream));
+    void to_host(void* host, Address from, std::size_t bytes, void* on) const {
+        check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync_v2(host, from, bytes, on));
     }
 
     // A short copy goes in two rows: plain ones are done by the multiprocessors, for which they would have to wait while
     // another process computes. Those in rows are done by a copy engine.
-    void to_device(Address to, const void* host, std::size_t bytes) const {
+    void to_device(Address to, const void* host, std::size_t bytes, void* on) const {
         constexpr std::size_t short_copy = 64 << 10;
         constexpr unsigned in_host = 1, on_device = 2;
         if (bytes > short_copy || bytes % 2 != 0) {
-            check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync_v2(to, host, bytes, stream));
+            check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync_v2(to, host, bytes, on));
             return;
         }
         Copy2D copy;
@@ -92,7 +93,7 @@ public:
         copy.to.device = to;
         copy.from.pitch = copy.to.pitch = copy.width = bytes / 2;
         copy.height = 2;
-        check("cuMemcpy2DAsync", driver.cuMemcpy2DAsync_v2(&copy, stream));
+        check("cuMemcpy2DAsync", driver.cuMemcpy2DAsync_v2(&copy, on));
     }
 
 private:
@@ -103,13 +104,6 @@ private:
         constexpr int not_ready = 600;
         if (code == not_ready) return false;
         check(function, code);
-        return true;
-    }
-
-    // Puts a mark on a stream; false if it is idle.
-    bool mark(void* programs) const {
-        if (is_idle(programs)) return false;
-        check("cuEventRecord", driver.cuEventRecord(event_, programs));
         return true;
     }
 
