@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
+
 #include "gil.hpp"
 #include "phalanx/waiting.hpp"
 #include "recorder.hpp"
@@ -22,6 +24,15 @@ public:
         ++depth_;
         return true;
     }
+
+    // As `try_enter`. Where it fails, a fast message that has the lock gives way, though nobody waits for it.
+    bool enter_or_ask() noexcept {
+        const bool entered = try_enter();
+        if (!entered) asked_.store(true, std::memory_order_relaxed);
+        return entered;
+    }
+    bool asked() const noexcept { return asked_.load(std::memory_order_relaxed); }
+    void forget_asking() noexcept { asked_.store(false, std::memory_order_relaxed); }
 
     void enter() {
         const unsigned long me = PyThread_get_thread_ident();
@@ -61,6 +72,7 @@ private:
     unsigned long owner_ = 0;
     int depth_ = 0;
     Shared<std::uint32_t> wanted_{0};
+    std::atomic<bool> asked_{false};
     Bell* asleep_ = nullptr;
     Bell released_;
 };

@@ -39,6 +39,10 @@ struct FlatTensor : TensorView {
         static constexpr const char* formats[] = {"?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d"};
         static std::byte nothing{};
         auto* flat = nb::inst_ptr<FlatTensor>(self);
+        if (flat->gpu >= 0) {
+            PyErr_SetString(PyExc_BufferError, "the tensor lies on a GPU");
+            return -1;
+        }
         void* place = flat->data != nullptr ? flat->data : &nothing;
         if (PyBuffer_FillInfo(view, self, place, flat->count * flat->itemsize, 0, flags) != 0) return -1;
         view->itemsize = flat->itemsize;
@@ -53,8 +57,8 @@ struct FlatTensor : TensorView {
 class TensorReader {
 public:
     // `types` are the classes of tensors that nothing special is about. `dtypes` are tuples of: torch's dtype, the position in
-    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, and whether it
-    // has a fraction.
+    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, whether it
+    // has a fraction, and the position of the dtype itself: behind PLAIN for bfloat16, -1 for one that is not known.
     TensorReader(std::vector<nb::object> types, nb::object exchange_api, nb::object is_neg, const nb::list& dtypes)
         : types_(std::move(types)), is_neg_(std::move(is_neg)) {
         const auto* api = static_cast<const Api*>(PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
@@ -64,12 +68,13 @@ public:
         current_stream_ = api == nullptr ? nullptr : api->stream;
         for (nb::handle row : dtypes)
             kinds_.push_back({nb::object(row[0]), nb::cast<int>(nb::object(row[1])), nb::cast<int>(nb::object(row[2])),
-                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
+                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4])),
+                              nb::cast<int>(nb::object(row[5]))});
     }
 
     // As the other, and keeps the tensor.
-    bool look(nb::handle object, FlatTensor& found) const {
-        if (!look(object, static_cast<TensorView&>(found))) return false;
+    bool look(nb::handle object, FlatTensor& found, bool on_gpu = false) const {
+        if (!look(object, static_cast<TensorView&>(found), on_gpu)) return false;
         found.shape = nullptr;
         found.tensor = nb::borrow(object);
         return true;
@@ -111,6 +116,11 @@ public:
         found.number = kind->number;
         found.is_stand_in = kind->is_stand_in;
         found.is_floating = kind->is_floating;
+        if (found.gpu >= 0) {  // where it lies, NumPy cannot look
+            if (kind->own_number < 0) return false;
+            found.number = kind->own_number;
+            found.is_stand_in = false;
+        }
         found.dtype = kind->dtype.ptr();
         found.dims = tensor.dims;
         found.shape = tensor.shape;
@@ -158,6 +168,7 @@ private:
         int itemsize;
         bool is_stand_in;
         bool is_floating;
+        int own_number;
     };
 
     // DLPack has one name for several dtypes, so torch says which one it is. Null for one that is not known here.

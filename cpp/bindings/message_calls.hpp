@@ -25,7 +25,7 @@ protected:
           arrays_(*nb::cast<PlainArrays*>(arrays_object_)),
           recorder_object_(std::move(recorder)),
           recorder_(*nb::cast<Recorder*>(recorder_object_)),
-          longest_ns_(std::min(handover_ns, static_cast<std::int64_t>(std::min(timeout, 1.0) * 1e9))),
+          longest_ns_(shorter(timeout)),
           max_message_(max_message) {}
 
     struct Turn {
@@ -47,6 +47,7 @@ protected:
         int peer = -1;
         std::int64_t tag = 0;
         std::int64_t began = monotonic_ns();
+        std::int64_t longest_ns = 0;
     };
 
     // Of the rank that a call names; null if it is not the number of one.
@@ -60,8 +61,10 @@ protected:
         return &routes[static_cast<std::size_t>(index)];
     }
 
-    bool describe(Message& message, nb::handle x, nb::handle tag, bool write) const {
+    // False if the call is not as simple: the general way looks at it.
+    bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write) const {
         PlainArray& array = message.array;
+        if (!limits(message, timeout)) return false;
         if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
         message.tag = PyLong_AsLongLong(tag.ptr());
         if (message.tag < 0) PyErr_Clear();
@@ -76,7 +79,7 @@ protected:
 
     // A wait that lasts is handed over: signals are looked at there, and a lost connection is seen.
     Bound bound_of(const Message& message, const ChannelLock& lock) const {
-        return Bound{message.began + longest_ns_, &lock.wanted(), nullptr};
+        return Bound{message.began + message.longest_ns, &lock.wanted(), nullptr};
     }
 
     void note(const char* verb, const Message& message) {
@@ -102,6 +105,21 @@ protected:
 
 private:
     static constexpr std::int64_t handover_ns = 50'000'000;
+
+    bool limits(Message& message, nb::handle timeout) const {
+        message.longest_ns = longest_ns_;
+        if (timeout.is_none()) return true;
+        if (!PyFloat_CheckExact(timeout.ptr()) && !PyLong_CheckExact(timeout.ptr())) return false;
+        const double seconds = PyFloat_AsDouble(timeout.ptr());
+        if (seconds == -1.0 && PyErr_Occurred() != nullptr) PyErr_Clear();
+        if (!(seconds > 0.0)) return false;  // also if it is no number
+        message.longest_ns = shorter(seconds);
+        return true;
+    }
+
+    static std::int64_t shorter(double seconds) noexcept {
+        return std::min(handover_ns, static_cast<std::int64_t>(std::min(seconds, 1.0) * 1e9));
+    }
 
     nb::dict ahead_;
     nb::object arrays_object_;

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +40,7 @@ struct PlainArray {
     std::size_t bytes = 0;
     int dims = 0;
     const Py_ssize_t* shape = nullptr;
-    const std::string* dtype = nullptr;  // as a frame calls it; null for a tensor's
+    const std::string* dtype = nullptr;  // as a frame calls it; null for a tensor's, and for bfloat16
     int number = -1;                     // of the dtype, in the list that was given; the next one is bfloat16
     int gpu = -1;                        // the number of the GPU that it lies on; -1 on the CPU
     void* stream = nullptr;              // that GPU's current one in this thread
@@ -49,9 +50,11 @@ struct PlainArray {
 class PlainArrays {
 public:
     // `dtypes` are pairs of a dtype and its name in a frame; `samples` are arrays to compare with. `make_reader()` makes a
-    // TensorReader once the program has imported torch; None until then.
-    PlainArrays(nanobind::handle array_type, nanobind::list dtypes, nanobind::list samples, nanobind::object make_reader)
-        : array_type_(nanobind::borrow(array_type)), make_reader_(std::move(make_reader)) {
+    // TensorReader once the program has imported torch; None until then. `bfloat16()` gives the dtype of that name, which is not
+    // NumPy's own.
+    PlainArrays(nanobind::handle array_type, nanobind::list dtypes, nanobind::list samples, nanobind::object make_reader,
+                nanobind::object bfloat16)
+        : array_type_(nanobind::borrow(array_type)), make_reader_(std::move(make_reader)), find_bfloat16_(std::move(bfloat16)) {
         for (nanobind::handle pair : dtypes) {
             const nanobind::object dtype = pair[0];
             dtypes_.push_back({dtype, nanobind::cast<std::string>(nanobind::object(pair[1])),
@@ -63,10 +66,8 @@ public:
     // False if the array is not plain.
     bool look(nanobind::handle object, bool write, PlainArray& found) const noexcept {
         if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return look_flat(object, found);
-        if (!usable_) return false;
-        const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());
-        const int needed = ArrayFields::contiguous | (write ? ArrayFields::writable : 0);
-        if ((fields->flags & needed) != needed) return false;
+        const ArrayFields* const fields = usable_fields(object, write);
+        if (fields == nullptr) return false;
         for (std::size_t number = 0; number < dtypes_.size(); ++number) {
             const Known& known = dtypes_[number];
             if (known.dtype.ptr() != fields->dtype) continue;
@@ -77,9 +78,11 @@ public:
         return false;
     }
 
-    // As `look`, but takes tensors, too, and with `on_gpu` those on a GPU. The shape of one is to be copied at once.
+    // As `look`, but takes bfloat16 and tensors, too, and with `on_gpu` those on a GPU. The shape of a tensor is to be copied at
+    // once.
     bool look_further(nanobind::handle object, bool write, PlainArray& found, bool on_gpu = false) {
         if (look(object, write, found)) return true;
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == array_type_.ptr()) return look_bfloat16(object, write, found);
         const TensorReader* const reader = reader_for(object);
         TensorView view;
         if (reader == nullptr || !reader->look(object, view, on_gpu)) return false;
@@ -88,11 +91,29 @@ public:
     }
 
 private:
+    const ArrayFields* usable_fields(nanobind::handle object, bool write) const noexcept {
+        const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());
+        const int needed = ArrayFields::contiguous | (write ? ArrayFields::writable : 0);
+        return usable_ && (fields->flags & needed) == needed ? fields : nullptr;
+    }
+
+    bool look_bfloat16(nanobind::handle object, bool write, PlainArray& found) {
+        const ArrayFields* const fields = usable_fields(object, write);
+        if (fields == nullptr || std::strcmp(Py_TYPE(fields->dtype)->tp_name, "numpy.dtype[bfloat16]") != 0) return false;
+        if (!bfloat16_.is_valid()) bfloat16_ = in_interpreter([&] { return find_bfloat16_(); });
+        if (bfloat16_.ptr() != fields->dtype) return false;
+        found = {fields->data, 2, fields->dims, fields->shape, nullptr, static_cast<int>(dtypes_.size())};
+        for (int i = 0; i < fields->dims; ++i) found.bytes *= static_cast<std::size_t>(fields->shape[i]);
+        return true;
+    }
+
     bool look_flat(nanobind::handle object, PlainArray& found) const noexcept {
         static const nanobind::handle type = nanobind::type<FlatTensor>();
         if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != type.ptr()) return false;
         const auto* flat = nanobind::inst_ptr<FlatTensor>(object);
-        found = {flat->data, flat->bytes(), 1, &flat->count, &dtypes_[static_cast<std::size_t>(flat->number)].name, flat->number};
+        const auto number = static_cast<std::size_t>(flat->number);
+        const std::string* const name = number < dtypes_.size() ? &dtypes_[number].name : nullptr;
+        found = {flat->data, flat->bytes(), 1, &flat->count, name, flat->number, flat->gpu, flat->stream};
         return true;
     }
 
@@ -130,7 +151,7 @@ private:
         return same;
     }
 
-    nanobind::object array_type_, make_reader_, reader_;
+    nanobind::object array_type_, make_reader_, reader_, find_bfloat16_, bfloat16_;
     std::vector<Known> dtypes_;
     bool usable_ = true;
 };

@@ -112,10 +112,17 @@ void phalanx::bind_ring(nb::module_& m) {
     nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that fast messages give way to.")
         .def(nb::init<>())
         .def("__enter__", &ChannelLock::enter)
+        .def("acquire",
+             [](ChannelLock& lock, bool blocking) {
+                 if (blocking) lock.enter();
+                 return blocking || lock.enter_or_ask();
+             },
+             nb::arg("blocking") = true)
+        .def("release", &ChannelLock::exit)
         .def("__exit__", [](ChannelLock& lock, nb::args) { lock.exit(); });
     nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that the fast paths take.")
-        .def(nb::init<nb::handle, nb::list, nb::list, nb::object>(), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("samples"),
-             nb::arg("make_reader"));
+        .def(nb::init<nb::handle, nb::list, nb::list, nb::object, nb::object>(), nb::arg("array_type"), nb::arg("dtypes"),
+             nb::arg("samples"), nb::arg("make_reader"), nb::arg("bfloat16"));
     nb::class_<FastMessages>(m, "FastMessages", "Sends and receives simple arrays through rings, in one call each.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, int, int>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
@@ -123,8 +130,10 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("open_out", &FastMessages::open_out, nb::arg("dst"), nb::arg("ring"), nb::arg("channel"), nb::arg("queue"))
         .def("open_in", &FastMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
         .def("close", &FastMessages::close)
-        .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
+        .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none())
+        .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none());
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
@@ -132,6 +141,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("open_out", &StreamMessages::open_out, nb::arg("dst"), nb::arg("channel"), nb::arg("queue"))
         .def("open_in", &StreamMessages::open_in, nb::arg("src"), nb::arg("channel"))
         .def("close", &StreamMessages::close)
-        .def("send", &StreamMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("recv", &StreamMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none());
+        .def("send", &StreamMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none())
+        .def("recv", &StreamMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none());
 }

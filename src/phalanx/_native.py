@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
-_ABI: Final = 9
+_ABI: Final = 10
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -130,8 +130,14 @@ def plain_arrays() -> PlainArrays:
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader, _bfloat16)
     return arrays
+
+
+def _bfloat16() -> np.dtype[Any] | None:
+    """The dtype of that name in ml_dtypes; None if the one that was found is another package's."""
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    return None if ml_dtypes is None else np.dtype(ml_dtypes.bfloat16)
 
 
 _TENSOR_DTYPES: Final = [
@@ -147,11 +153,11 @@ def _tensor_reader() -> TensorReader | None:
     exchange = getattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__", None)
     if core is None or torch is None or exchange is None or not hasattr(torch, "nn"):  # it may be being imported
         return None
-    rows = [(torch.bfloat16, len(PLAIN), 2, False, True)]  # which NumPy lacks
+    rows = [(torch.bfloat16, len(PLAIN), 2, False, True, len(PLAIN))]  # which NumPy lacks
     for dtype in map(np.dtype, _TENSOR_DTYPES):
         if hasattr(torch, dtype.name):
-            row = (getattr(torch, dtype.name), PLAIN.index(dtype.char), dtype.itemsize, False, dtype.kind == "f")
-            rows.append(row)
+            number = PLAIN.index(dtype.char)
+            rows.append((getattr(torch, dtype.name), number, dtype.itemsize, False, dtype.kind == "f", number))
     types = [torch.Tensor, torch.nn.Parameter]
     reader: TensorReader = core.TensorReader(types, exchange, torch.Tensor.is_neg, rows)
     return reader

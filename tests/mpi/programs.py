@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import runpy
@@ -106,6 +107,59 @@ def asynchronous_collectives() -> None:
         world.barrier()
 
 
+def short_and_long_messages() -> None:
+    """Messages that the core sends and takes itself, between others that it must not overtake."""
+    with px.init() as world, world.subgroup([1, 0]) as other:
+        rank, peer = world.rank, 1 - world.rank
+        lengths = [1, 5000, 2, 0, 300, 5000, 3] * 40
+        world.barrier()
+        for group, to in ((world, peer), (other, 1 - other.rank)):
+            for number, length in enumerate(lengths):
+                # Of tag 1 the other rank asks first: what has come before it waits in the mailbox.
+                group.isend(np.full(length, rank * 1000 + number), to, tag=number % 2)
+            for tag in (1, 0):
+                for number in range(tag, len(lengths), 2):
+                    out = np.full(lengths[number], -1)
+                    assert group.recv(out, to, tag=tag, timeout=20.0) is out
+                    assert (out == peer * 1000 + number).all()
+        # In turns, by two threads at once, each in its group.
+        failures: list[BaseException] = []
+
+        def talk(group: px.Group) -> None:
+            try:
+                out, to = np.zeros(4), 1 - group.rank
+                for number in range(200):
+                    group.send(np.full(4, float(number)), to, timeout=20.0)
+                    assert group.recv(out, to, timeout=20.0).tolist() == [number] * 4
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=talk, args=[group]) for group in (world, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        # What does not fit is dropped, what is late is not lost, and an object may come between two arrays.
+        world.barrier()
+        if rank == 0:
+            world.send(np.ones(3), 1)
+            world.send_object("between", 1)
+            world.recv(np.empty(1), 1)
+            world.send(np.full(2, 7.0), 1)
+        else:
+            with contextlib.suppress(px.SizeMismatch):
+                world.recv(np.empty(2), 0)
+                raise AssertionError("three numbers in the place of two")
+            assert world.recv_object(0) == "between"
+            with contextlib.suppress(px.Timeout):
+                world.recv(np.empty(2), 0, timeout=0.02)
+                raise AssertionError("nothing was sent yet")
+            world.send(np.ones(1), 0)
+            assert world.recv(np.empty(2), 0).tolist() == [7.0, 7.0]
+        world.barrier()
+
+
 def remote_calls() -> None:
     with px.init() as world, px.rpc.Agent(world) as agent:
 
@@ -140,6 +194,7 @@ def main() -> None:
     sys.argv = ["train", "--steps", "20"]
     runpy.run_module("phalanx.cli.demo.train", run_name="__main__")
     asynchronous_collectives()
+    short_and_long_messages()
     remote_calls()
     training()
     device_arrays()

@@ -27,7 +27,7 @@ from .lane_thread import LaneThread
 from .polling import sleep
 
 if TYPE_CHECKING:
-    from .._core import FastMessages, Recorder, StreamMessages, WaitPolicy
+    from .._core import FastMessages, MpiMessages, Recorder, StreamMessages, WaitPolicy
     from .control_plane import ControlPlane
 
 __all__ = ["Lane", "payload_size"]
@@ -114,7 +114,7 @@ class Lane(ABC):
         """
         return None
 
-    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | MpiMessages | StreamMessages | None:
         """The fast path of simple messages, where the lane has one. It notes them in `recorder`."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ..arguments import as_index, as_seconds, shown
 from ..config import Options, inherited
@@ -29,19 +29,20 @@ __all__ = ["launch", "launch_task"]
 LOOPBACK = "127.0.0.1"
 NOTICE = 1.0
 """Seconds in which ranks may raise `PeerLost` by themselves, once another has failed."""
+T = TypeVar("T")
 HINT = "make it inside the function that the ranks call, or pass plain data"
 
 
 @hides_frames
 def launch(
-    fn: Callable[..., Any],
+    fn: Callable[..., T],
     n: int,
     *args: Any,
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     prefix: bool = True,
     grace: float = 5.0,
-) -> list[Any]:
+) -> list[T]:
     """Calls `fn(*args)` on `n` ranks of this machine, and returns what each returned, in the order of ranks.
 
     Each rank is a process with the variables that `phalanx run` sets, so that inside `fn` both `phalanx.init()` and

@@ -175,9 +175,9 @@ class TorchMessages(GroupBase):
         """Sends an array; None if that is done, else what goes on sending it."""
         group = self.group
         operation = None
-        if group._fast_messages is not None and self._seconds is None:
+        if group._fast_messages is not None:
             try:
-                answer = group._fast_messages.send(array, dst, tag)
+                answer = group._fast_messages.send(array, dst, tag, self._seconds)
             except BaseException:
                 group._take_back()
                 raise
@@ -192,9 +192,9 @@ class TorchMessages(GroupBase):
         """Receives an array; None if that is done, else what goes on receiving it."""
         group = self.group
         operation = None
-        if group._fast_messages is not None and self._seconds is None and src is not None:
+        if group._fast_messages is not None and src is not None:
             try:
-                answer = group._fast_messages.recv(array, src, tag)
+                answer = group._fast_messages.recv(array, src, tag, self._seconds)
             except BaseException:
                 group._take_back()
                 raise
@@ -210,7 +210,7 @@ class TorchMessages(GroupBase):
         group = self.group
         last_handed_over()
         entry = group._journal.begin(what)
-        return group._in_background(entry, operation, group._deadline(None), [peer], lambda: None)
+        return group._in_background(entry, operation, group._deadline(self._seconds), [peer], lambda: None)
 
     def _noted(self, work: Any) -> Any:
         if self._coalesced is not None:

@@ -29,10 +29,16 @@ class MessageHeadReader:
         self._status = mpi.module.Status()
         self._probe = comm.Improbe
         self._anyone = (mpi.module.ANY_SOURCE, mpi.module.ANY_TAG)
-        self._behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
+        self.behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         """Heads of each rank that are still on their way; what it sent later comes after them."""
         self.unread: deque[Head] = deque()
         """Heads that have come, in order. The caller of `read` takes them."""
+
+    def give_back(self, src: int, data: bytes) -> None:
+        """Puts a head in line that the fast path has taken and cannot use."""
+        head = Head.parse(src, bytearray(data))
+        if head.world == self._world:
+            self.unread.append(head)
 
     def read(self) -> bool:
         """Adds the heads that have come to `unread`; False if none came."""
@@ -46,17 +52,19 @@ class MessageHeadReader:
                 src: int = status.Get_source()
                 size: int = status.Get_count(self._byte)
                 data = bytearray(size)
-                if size <= 2 * INLINE and not self._behind.get(src):
+                if size <= 2 * INLINE and not self.behind.get(src):
                     message.Recv([data, self._byte])
                     found.append((src, data))
                 else:
-                    self._behind[src].append((message.Irecv([data, self._byte]), data))
-        for src, waiting in self._behind.items() if self._behind else ():
+                    self.behind[src].append((message.Irecv([data, self._byte]), data))
+        for src, waiting in list(self.behind.items()) if self.behind else ():
             while waiting:
                 with self._mpi.lock:
                     if not waiting[0][0].Test():
                         break
                 found.append((src, waiting.popleft()[1]))
+            if not waiting:
+                del self.behind[src]
         if not found:
             return False
         heads = [Head.parse(src, data) for src, data in found]

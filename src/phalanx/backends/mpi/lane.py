@@ -16,6 +16,8 @@ from .inbox import Sending
 from .messages import MpiMessages
 
 if TYPE_CHECKING:
+    from ..._core import MpiMessages as FastMpiMessages
+    from ..._core import Recorder
     from ..control_plane import ControlPlane
 
 __all__ = ["MpiLane"]
@@ -38,6 +40,7 @@ class MpiLane(Lane):
         self.mailbox = self._inbox.mailbox
         self.mailbox.sources = frozenset(self.members) - {self.members[rank]}
         self.oversubscribed = messages.oversubscribed
+        self._fast_messages: FastMpiMessages | None = None
 
     def source_of(self, envelope: Envelope) -> int:
         return self.members.index(envelope.src)
@@ -58,6 +61,12 @@ class MpiLane(Lane):
             refused.complete(error)
             return refused
         return self._messages.send(self._name, self._inbox, rank, kind, tag, description, payload)
+
+    def fast_messages(self, recorder: Recorder, timeout: float) -> FastMpiMessages | None:
+        self._fast_messages = self._messages.fast_messages(
+            self._name, self._inbox, self.rank, self.members, recorder, timeout
+        )
+        return self._fast_messages
 
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
@@ -87,7 +96,11 @@ class MpiLane(Lane):
 
     def left(self, src: int) -> None:
         rank = self.members[src]
+        if self._fast_messages is not None:
+            self._fast_messages.close()
         self._messages.departed(self._inbox, rank, ChannelClosed(rank, "it has left the world"))
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
+        if self._fast_messages is not None:
+            self._fast_messages.close()
         self._messages.close_lane(self._name, self._inbox, error, goodbye=goodbye)

@@ -7,7 +7,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
+from ..._native import core, plain_arrays
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
@@ -20,11 +23,17 @@ from .heads import MessageHeadReader
 from .inbox import Inbox, Sending
 from .library import LONGEST_NAP, Backoff, Mpi
 from .progress_thread import ProgressThread
-from .protocol import Head, Word, parse_message, parse_offer
+from .protocol import INLINE, Head, Word, pack_word, parse_message, parse_offer
 from .sender import MpiSender
 from .transfers import Transfer, Transfers
 
+if TYPE_CHECKING:
+    from ..._core import ChannelLock, Recorder
+    from ..._core import MpiMessages as FastMpiMessages
+
 __all__ = ["MpiMessages"]
+
+_FAST = ("MPI_Isend", "MPI_Test", "MPI_Iprobe", "MPI_Get_count", "MPI_Recv")  # as in cpp/bindings/mpi_messages.cpp
 
 ENDING = 1.0
 """Seconds that a transfer may still take after its time is over: MPI cannot be told to leave memory alone."""
@@ -46,13 +55,14 @@ class MpiMessages:
     ) -> None:
         self.oversubscribed = oversubscribed
         self._mpi = mpi
-        self._bodies = comms.bodies
+        self._heads, self._bodies = comms.heads, comms.bodies
+        self._world = context[:8]
         self._options = options
         self._byte = mpi.module.BYTE
         self._transfers = Transfers(mpi)
-        self._reader = MessageHeadReader(mpi, comms.heads, context[:8])
-        self._sender = MpiSender(mpi, comms, context[:8], self._transfers)
-        self._guard = threading.RLock()
+        self._reader = MessageHeadReader(mpi, comms.heads, self._world)
+        self._sender = MpiSender(mpi, comms, self._world, self._transfers)
+        self._guard: threading.RLock | ChannelLock = threading.RLock() if core is None else core.ChannelLock()
         """Held by the thread that looks for what has come. Others need not wait for it."""
         self._news = threading.Condition()
         self._listeners = 0
@@ -205,6 +215,35 @@ class MpiMessages:
                 self._transfers.forget(transfer)
             self._mpi.left_under_way += self._transfers.unfinished()
 
+    # -- the fast path -------------------------------------------------------------------------------------------------
+
+    def fast_messages(
+        self, lane: bytes, inbox: Inbox, rank: int, members: Sequence[int], recorder: Recorder, timeout: float
+    ) -> FastMpiMessages | None:
+        """The fast path of short messages of a lane; None where there is no core, or only one thread may be in MPI."""
+        addresses = [self._mpi.address_of(name) for name in _FAST]
+        if core is None or not self._mpi.multiple or not all(addresses):
+            return None
+        handle = self._mpi.module._handleof
+        heads = core.MpiHeads(addresses, handle(self._heads), handle(self._byte), self._mpi.module.ANY_SOURCE)
+        made: FastMpiMessages = core.MpiMessages(
+            heads,
+            pack_word(Word.MESSAGE, self._world, lane),
+            rank,
+            members,
+            inbox,
+            self._reader,
+            self._guard,
+            plain_arrays(),
+            recorder,
+            timeout,
+            INLINE,
+            self.oversubscribed,
+            partial(self._sender.go_on, lane, inbox),
+            self._reader.give_back,
+        )
+        return made
+
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def progress(self) -> bool | None:
@@ -236,7 +275,7 @@ class MpiMessages:
             self._guard.release()
 
     def _take_heads(self) -> bool:
-        if not self._reader.read():
+        if not self._reader.read() and not self._reader.unread:
             return False
         while self._reader.unread:  # a callback may call `progress` again, which then takes the next one
             self._handle(self._reader.unread.popleft())

@@ -7,6 +7,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind, pack_header
@@ -68,6 +69,13 @@ class MpiSender:
             with self._lock:
                 self._offers[sending.number] = sending
             self._send_head(dst, pack_offer(self._world, lane, sending.number, header, description, parts))
+        return sending
+
+    def go_on(self, lane: bytes, inbox: Inbox, request: Any, dst: int) -> Sending:
+        """A message whose head the fast path has given to MPI, which has not sent it yet."""
+        sending = Sending(lane, inbox, dst, [])
+        sending.started = True
+        self._transfers.add([request], None, sending.complete)
         return sending
 
     def take_offer(self, number: int) -> Sending | None:

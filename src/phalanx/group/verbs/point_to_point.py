@@ -66,13 +66,13 @@ class PointToPoint(GroupCore):
         """
         try:
             fast = self._fast_messages
-            if fast is not None and timeout is None and not async_op:
+            if fast is not None and not async_op:
                 try:
-                    answer = fast.send(x, dst, tag)
+                    answer = fast.send(x, dst, tag, timeout)
                     if answer is True:
                         return None
                     if answer is not False:
-                        self._go_on_sending(x, dst, tag, *answer)
+                        self._go_on_sending(x, dst, tag, timeout, *answer)
                         return None
                 except BaseException:
                     self._take_back()
@@ -160,14 +160,14 @@ class PointToPoint(GroupCore):
         """
         try:
             fast = self._fast_messages
-            if fast is not None and timeout is None and not async_op:
+            if fast is not None and not async_op:
                 try:
-                    answer = fast.recv(out, src, tag)
+                    answer = fast.recv(out, src, tag, timeout)
                     if answer is True:
                         return out
                     if answer is not False:
                         assert src is not None
-                        return self._go_on_receiving(out, src, tag, *answer)
+                        return self._go_on_receiving(out, src, tag, timeout, *answer)
                 except BaseException:
                     self._take_back()
                     raise
@@ -438,8 +438,10 @@ class PointToPoint(GroupCore):
 
     # -- what the fast path could not finish in time (see `_core.FastMessages`) ---------------------------------------
 
-    def _go_on_sending(self, x: Any, dst: int, tag: int, operation: PendingTransfer | None, waited: float) -> None:
-        deadline = self._deadline(None)
+    def _go_on_sending(
+        self, x: Any, dst: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
+    ) -> None:
+        deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
             self._send_array(x, dst, tag, deadline, False)
@@ -447,8 +449,10 @@ class PointToPoint(GroupCore):
             self._complete(self._journal.begin(_to("send", dst, tag)), [operation], deadline, [dst])
             last_handed_over()
 
-    def _go_on_receiving(self, out: Any, src: int, tag: int, operation: PendingTransfer | None, waited: float) -> Any:
-        deadline = self._deadline(None)
+    def _go_on_receiving(
+        self, out: Any, src: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
+    ) -> Any:
+        deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
             return self._receive_array(out, src, tag, deadline, False)
