@@ -11,7 +11,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,8 +98,12 @@ private:
 
     bool look_bfloat16(nanobind::handle object, bool write, PlainArray& found) {
         const ArrayFields* const fields = usable_fields(object, write);
-        if (fields == nullptr || std::strcmp(Py_TYPE(fields->dtype)->tp_name, "numpy.dtype[bfloat16]") != 0) return false;
-        if (!bfloat16_.is_valid()) bfloat16_ = in_interpreter([&] { return find_bfloat16_(); });
+        if (fields == nullptr) return false;
+        if (!bfloat16_.is_valid()) {  // not looked for before there is one; the stable ABI has no other way to the name of a type
+            const nanobind::object name = nanobind::getattr(nanobind::handle(fields->dtype).type(), "__name__");
+            if (PyUnicode_CompareWithASCIIString(name.ptr(), "dtype[bfloat16]") != 0) return false;
+            bfloat16_ = in_interpreter([&] { return find_bfloat16_(); });
+        }
         if (bfloat16_.ptr() != fields->dtype) return false;
         found = {fields->data, 2, fields->dims, fields->shape, nullptr, static_cast<int>(dtypes_.size())};
         for (int i = 0; i < fields->dims; ++i) found.bytes *= static_cast<std::size_t>(fields->shape[i]);
