@@ -172,7 +172,10 @@ __device__ void combine(const Plan& plan) {
     const bool whole = piece.aligned && start + elements <= piece.count;
     const int here = start + elements <= piece.count ? elements : (int)(piece.count - start);
     const u64* pointers = plan.pointers + piece.first;
-    const u32 closed = *(const volatile u32*)plan.closed;  // asked for with the inputs, and looked at when they are there
+    // Asked for with the inputs, and looked at when they are there. By way of the cache of the multiprocessor, which is empty
+    // when a kernel begins: half a million warps that all read one place of the GPU's memory would wait for each other there.
+    u32 closed;
+    asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(closed) : "l"(plan.closed));
 
     Wide total[elements];
     for (int first = 0; first < piece.inputs; first += AHEAD) {
