@@ -173,7 +173,7 @@ def dtype_code(dtype: np.dtype[Any] | str) -> int:
 
 
 ON_GPU: Final = 100
-"""What the core adds to the number of a dtype if the array lies on a GPU."""
+"""The number that the core adds to that of a dtype if the array lies on a GPU."""
 
 
 def dtype_name_of_code(code: int) -> str:
