@@ -85,6 +85,8 @@ class FakeDriver:
         self.capturing: set[int] = set()
         self.kernel_seconds = 0.0
         self.on_launch: Any = lambda: None
+        self.reads = 0
+        """Copies from the GPU."""
         self._memory: dict[int, tuple[mmap.mmap, int, int, int]] = {}
         self._numbers = itertools.count(1)
         self._contexts = 0
@@ -160,6 +162,7 @@ class FakeDriver:
         self.registered.remove(address)
 
     def copy_to_host(self, host: int, address: int, size: int, stream: int) -> None:
+        self.reads += 1
         self.allocation_at(address)
         ctypes.memmove(host, address, size)
 

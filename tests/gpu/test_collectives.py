@@ -267,6 +267,23 @@ def test_host_and_gpu_do_not_mix() -> None:
         assert "float32[4] on a GPU" in text
 
 
+def test_messages_use_memory_that_the_gpu_knows() -> None:
+    """Some memory is enough for many of them, and what is received is not read before."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, int, float]:
+        x = DriverArray(np.full(LONG, group.rank, np.float32))
+        group.all_reduce(DriverArray(np.zeros(1, np.float32)))
+        before, known = fake.reads, len(fake.registered)
+        for _ in range(5):
+            if group.rank == 0:
+                group.send(x, 1)
+            else:
+                group.recv(x, 0)
+        return fake.reads - before, len(fake.registered) - known, float(x.numpy()[-1])
+
+    assert on_ranks(2, body, "executor") == [(5, 1, 0.0), (0, 1, 0.0)]
+
+
 def test_refusals() -> None:
     def body(group: px.Group) -> None:
         fake = install()

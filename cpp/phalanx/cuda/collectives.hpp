@@ -171,6 +171,7 @@ public:
 
     // Gives back what it holds on the GPU.
     void close() noexcept {
+        if (std::exchange(is_closed_, true)) return;
         try {
             const Gpu::Current current(gpu_);
             imports_.reset();
@@ -328,9 +329,9 @@ private:
     }
 
     Outcome meet(const Call& call, const Operation& o, bool& done) {
-        Places mine{exports_.place_of(o.source, o.source_bytes), {}};
-        const bool same = o.target == 0;
-        mine.target = same ? mine.source : exports_.place_of(o.target, o.target_bytes);
+        const bool is_opened = rank() != executor;
+        Places mine{exports_.place_of(o.source, o.source_bytes, is_opened), {}};
+        mine.target = o.target == 0 ? mine.source : exports_.place_of(o.target, o.target_bytes, is_opened);
         places_.resize(ranks());
         Outcome outcome = all_gather(call, mine, places_);
         if (outcome != Outcome::done) return outcome;
@@ -487,6 +488,7 @@ private:
     std::vector<std::uint64_t> key_;
     std::map<std::vector<std::uint64_t>, std::vector<Launch>> prepared_;
     bool own_fault_ = false;
+    bool is_closed_ = false;
     bool stored_ = false;        // a copy to the GPU may be under way
     void* stored_on_ = nullptr;  // and on which stream
 };

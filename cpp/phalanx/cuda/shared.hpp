@@ -35,11 +35,12 @@ class Exports {
 public:
     explicit Exports(const Gpu& gpu) : gpu_(gpu) {}
 
-    Place place_of(Address address, std::size_t bytes) {
+    // `is_opened`: others will open it. The executor's own memory need not be such that they can.
+    Place place_of(Address address, std::size_t bytes, bool is_opened) {
         if (bytes == 0) return {Place::nothing, 0};
         std::uint64_t buffer = 0;
         if (gpu_.driver.cuPointerGetAttribute(&buffer, buffer_id, address) != 0) return {};
-        return {reference(buffer, address).size > 0 ? buffer : 0, address};
+        return {!is_opened || reference(buffer, address).size > 0 ? buffer : 0, address};
     }
 
     const Reference& reference(std::uint64_t buffer, Address address) {
