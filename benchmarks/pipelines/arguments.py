@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -18,7 +19,8 @@ from ..table import PlainTable
 __all__ = ["command"]
 
 FOOTNOTES = (
-    "Bubble: idle time in parts of the time that a rank computes. Theory: if messages took no time.",
+    "Bubble: the time that a rank is not in a stage, in parts of the time that it is, as measured: median of steps.",
+    "Theory: if messages, autograd and the loop itself took no time.",
     "Time per step: median, until the last rank is done.",
 )
 
@@ -38,16 +40,22 @@ def command(ranks: int, microbatches: int, ms: float, steps: int) -> None:
         raise BackendUnavailable("torch is not installed (pip install torch; its CPU build is enough)")
     from .rank import SCHEDULES, run_rank
 
-    (found, *_) = px.launch(run_rank, ranks, ms, microbatches, steps)
-    computing = microbatches * 3 * ms / 1000
+    found = px.launch(run_rank, ranks, ms, microbatches, steps)
     table = PlainTable(
-        f"{ranks} ranks, {microbatches} micro-batches, {show_seconds(computing)} of computing per step",
+        f"{ranks} ranks, {microbatches} micro-batches, stages of {show_seconds(microbatches * 3 * ms / 1000)} per step",
         ["schedule", "theory", "Phalanx", "time per step", "torch on Phalanx", "time per step"],
     )
     for name, (per_rank, _) in SCHEDULES.items():
         row = [name, f"{(ranks - 1) / (per_rank * microbatches):.1%}"]
         for maker in ("_of_phalanx", "_of_torch"):
-            seconds = statistics.median(found[f"{name}{maker}"])
-            row += [f"{seconds / computing - 1:.1%}", show_seconds(seconds)]
+            each_step = list(zip(*[ranks_steps[f"{name}{maker}"] for ranks_steps in found], strict=True))
+            bubbles = [_bubble(step) for step in each_step]
+            seconds = [step[0][0] for step in each_step]
+            row += [f"{statistics.median(bubbles):.1%}", show_seconds(statistics.median(seconds))]
         table.rows.append(row)
     present(sys.stdout, [table], FOOTNOTES, [])
+
+
+def _bubble(ranks: Sequence[tuple[float, float]]) -> float:
+    """Of a step: how long it took and how long the stages of each rank took."""
+    return ranks[0][0] / statistics.mean(spent for _, spent in ranks) - 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,17 +25,35 @@ SCHEDULES: dict[str, tuple[int, Any]] = {
 WIDTH = 256
 
 
+class _Pace:
+    """The time that this rank's stages take, and have taken."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    @contextlib.contextmanager
+    def lasting(self, seconds: float) -> Iterator[None]:
+        """Leaves after this time: the arithmetic is a part of it, the rest is waited for."""
+        began = time.perf_counter()
+        yield
+        time.sleep(max(0.0, began + seconds - time.perf_counter()))
+        self.spent += time.perf_counter() - began
+
+
+PACE = _Pace()
+
+
 class _Busy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float) -> torch.Tensor:
         ctx.seconds = seconds
-        time.sleep(seconds)
-        return x + weight
+        with PACE.lasting(seconds):
+            return x + weight
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient, gradient.sum(0), None
+        with PACE.lasting(2 * ctx.seconds):
+            return gradient, gradient.sum(0), None
 
 
 class _Stage(nn.Module):  # type: ignore[misc]
@@ -74,8 +93,10 @@ def _of_torch(world: px.Group, name: str, microbatches: int, stages: list[Any]) 
     return step
 
 
-def run_rank(milliseconds: float, microbatches: int, steps: int) -> dict[str, list[float]]:
-    """The seconds of steps, until the last rank was done: by schedule, of Phalanx and of torch."""
+def run_rank(milliseconds: float, microbatches: int, steps: int) -> dict[str, list[tuple[float, float]]]:
+    """By schedule, of Phalanx and of torch, for each step: seconds until the last rank was done, and how many of them
+    this rank's stages took.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("phalanx")
     world = px.init()
@@ -89,14 +110,15 @@ def run_rank(milliseconds: float, microbatches: int, steps: int) -> dict[str, li
                 for index in range(per_rank * world.world_size)
             ]
             made[f"{name}{maker.__name__}"] = maker(world, name, microbatches, stages)
-    found: dict[str, list[float]] = {name: [] for name in made}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
     for turn in range(steps + 1):
         for name, step in made.items():
             world.barrier()
+            PACE.spent = 0.0
             began = time.perf_counter()
             step(x, y)
             world.barrier()
             if turn:  # the first one learns the shapes
-                found[name].append(time.perf_counter() - began)
+                found[name].append((time.perf_counter() - began, PACE.spent))
     dist.destroy_process_group()
     return found

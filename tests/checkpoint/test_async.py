@@ -109,3 +109,41 @@ def test_a_lost_rank_ends_a_save(tmp_path: Path) -> None:
         return caught.value.peer
 
     assert run_ranks(2, body, backend="mesh", may_die=[1])[0] == 1
+
+
+def test_a_tree_that_one_rank_cannot_save(tmp_path: Path) -> None:
+    def body(world: px.Group) -> None:
+        for step in range(3):
+            tree: Any = {"x": np.full(4, step)}
+            if (world.rank, step) == (1, 0):
+                with pytest.raises(px.UsageError, match="x is of type set"):
+                    px.checkpoint.save_async(tmp_path / "a", {"x": {1}}, world)
+            elif step == 1:  # all hear of the save before
+                with pytest.raises(px.PhalanxError, match="x is of type set"):
+                    px.checkpoint.save_async(tmp_path / "a", tree, world)
+            else:
+                px.checkpoint.save_async(tmp_path / "a", tree, world)
+        assert px.checkpoint.load(tmp_path / "a", world)["x"].tolist() == [2] * 4
+
+    run_ranks(2, body)
+
+
+def test_ranks_that_hear_of_an_error_at_different_calls_never_mix_two_saves(tmp_path: Path) -> None:
+    def body(world: px.Group) -> None:
+        def save(step: int, x: Any = None) -> Any:
+            tree = {"x": px.checkpoint.Shard.along(np.full(2, step), world) if x is None else x}
+            return px.checkpoint.save_async(tmp_path / "a", tree, world)
+
+        with pytest.raises(px.PhalanxError, match="x is of type set"):
+            save(0, {1} if world.rank else None).wait()
+        if world.rank == 1:  # it has not heard of it yet in the way that the other has
+            with pytest.raises(px.UsageError, match="x is of type set"):
+                save(1)
+            last = save(2)
+        else:
+            last = save(1)
+        with pytest.raises(px.Desync, match="the number of the save on rank 1 is not as on rank 0 .* left one out"):
+            last.wait()
+        assert px.checkpoint.latest(tmp_path) is None
+
+    run_ranks(2, body)

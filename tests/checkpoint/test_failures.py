@@ -157,6 +157,34 @@ def test_ranks_that_save_to_different_folders(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+class Stubborn:
+    """Gives no state, or takes none."""
+
+    def __init__(self, gives: bool = True) -> None:
+        self._gives = gives
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._gives:
+            raise KeyError("lost")
+        return {"x": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise RuntimeError("not mine")
+
+
+def test_an_error_of_the_program_itself_is_heard_by_all(tmp_path: Path) -> None:
+    def body(world: px.Group) -> None:
+        mine = world.rank == 1
+        with pytest.raises(KeyError if mine else px.CheckpointError, match="lost"):
+            px.checkpoint.save(tmp_path / "a", {"model": Stubborn(gives=not mine)}, world)
+        px.checkpoint.save(tmp_path / "a", {"model": Stubborn()}, world)
+        with pytest.raises(RuntimeError if mine else px.CheckpointError, match="not mine"):
+            px.checkpoint.load(tmp_path / "a", world, like={"model": Stubborn() if mine else {"x": 1}})
+        assert px.checkpoint.load(tmp_path / "a", world) == {"model": {"x": 1}}
+
+    run_ranks(2, body)
+
+
 def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
     px.checkpoint.save(tmp_path / "a", OLD)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import Counter, OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -68,6 +69,8 @@ def test_plain_data(tmp_path: Path) -> None:
     rest = {key: value for key, value in tree.items() if key not in ("a", "a.b")}
     assert {key: value for key, value in found.items() if key not in ("a", "a.b")} == rest
     assert list(found) == list(tree)
+    px.checkpoint.save(tmp_path / "long", 10**4000)
+    assert px.checkpoint.load(tmp_path / "long") == 10**4000
     px.checkpoint.save(tmp_path / "nan", math.nan)
     assert math.isnan(px.checkpoint.load(tmp_path / "nan"))
 
@@ -86,6 +89,10 @@ CYCLE["again"] = CYCLE
         ({"a": [CYCLE]}, "a.0.again is a dict that contains itself"),
         (functools.reduce(lambda inner, _: [inner], range(200), 1), "... is nested more than 100 deep"),
         ({"a": np.ma.masked_array([1, 2], [True, False])}, "a: a masked array cannot be saved"),
+        ({"a": {math.nan: 1}}, "a has a key nan"),
+        ({"a": "\ud800"}, "a is '\\ud800', which is not Unicode text"),
+        ({"a": {"\ud800": np.ones(1)}}, "a key of a is '\\ud800'"),
+        ({"a": 10**5000}, "a is a number of 16610 bits"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, tree: Any, words: str) -> None:
@@ -173,6 +180,8 @@ def test_like_is_filled_in_place(tmp_path: Path) -> None:
         ({"x": np.zeros(5)}, "'x' was saved with shape (2, 3), like has (5,)"),
         ({"y": np.zeros(5)}, "the checkpoint has no y (like has it)"),
         ({"x": 3}, "like has int for 'x', which is a tensor"),
+        ({"x": np.zeros((2, 3), np.int64)}, "'x' was saved as float64, which int64 of like cannot hold"),
+        ({"x": np.zeros((2, 3), bool)}, "which bool of like cannot hold"),
     ],
 )
 def test_like_that_does_not_fit(tmp_path: Path, like: Any, words: str) -> None:
@@ -180,6 +189,33 @@ def test_like_that_does_not_fit(tmp_path: Path, like: Any, words: str) -> None:
     with pytest.raises(px.PhalanxError) as caught:
         px.checkpoint.load(tmp_path / "a", like=like)
     assert words in str(caught.value)
+
+
+class Moments(NamedTuple):
+    mean: Any
+    count: Any
+
+
+def test_like_says_of_which_class_tuples_and_dicts_are(tmp_path: Path) -> None:
+    tree = {"moments": Moments(np.ones(2), 3), "words": Counter("aab"), "order": OrderedDict(b=1, a=2)}
+    px.checkpoint.save(tmp_path / "a", tree)
+    assert px.checkpoint.load(tmp_path / "a")["words"] == {"a": 2, "b": 1}
+    found = px.checkpoint.load(tmp_path / "a", like={**tree, "moments": Moments(np.zeros(2), 0)})
+    assert [type(value) for value in found.values()] == [Moments, Counter, OrderedDict]
+    assert found["moments"].mean.tolist() == [1, 1]
+    assert found["words"]["absent"] == 0
+
+
+def test_values_of_single_ranks_beside_tensors_of_such_names(tmp_path: Path) -> None:
+    def body(world: px.Group) -> Any:
+        mine = px.checkpoint.PerRank({"y": np.full(1, world.rank)})
+        tree = {"x": mine, "x@0": {"y": np.full(1, 10)}, "x@1": {"y": np.full(1, 11)}}
+        px.checkpoint.save(tmp_path / "a", tree, world)
+        found = px.checkpoint.load(tmp_path / "a", world)
+        return [int(found[name]["y"][0]) for name in tree]
+
+    assert run_ranks(2, body) == [[0, 10, 11], [1, 10, 11]]
+    px.checkpoint.verify(tmp_path / "a")
 
 
 def test_values_of_single_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

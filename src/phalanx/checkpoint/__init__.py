@@ -25,7 +25,7 @@ from . import background
 from .exchange import export_dcp, export_safetensors, import_dcp, import_safetensors
 from .folder import latest
 from .loading import read_checkpoint
-from .plan import make_plan
+from .plan import Plan, make_plan
 from .saving import group_of, write_checkpoint
 from .shards import PerRank, Shard
 from .verifying import verify
@@ -75,8 +75,10 @@ def save(
     """
     folder, ranks = _folder(path), group_of(group)
     _check_keep(keep)
+    number = background.count_save(ranks)
     background.wait(ranks)
-    write_checkpoint(folder, lambda: make_plan(tree, *_place(ranks)), ranks, keep=keep, timeout=timeout)
+    plan = lambda: make_plan(tree, *_place(ranks))  # noqa: E731 - a rank that cannot make one votes, too
+    write_checkpoint(folder, plan, ranks, number=number, keep=keep, timeout=timeout)
 
 
 @hides_frames
@@ -103,13 +105,29 @@ def save_async(
     """
     folder, ranks = _folder(path), group_of(group)
     _check_keep(keep)
+    number = background.count_save(ranks)
     background.wait(ranks)
-    plan = background.copied(make_plan(tree, *_place(ranks)))
-    return background.start(
+    error: Exception | None = None
+    plan: Plan | None = None
+    try:
+        plan = background.copied(make_plan(tree, *_place(ranks)))
+    except Exception as problem:  # the others hear of it by the vote, which this rank must not leave out
+        error = problem
+
+    def made() -> Plan:
+        if plan is None:
+            assert error is not None
+            raise error
+        return plan
+
+    work = background.start(
         ranks,
-        lambda own: write_checkpoint(folder, lambda: plan, own, keep=keep, timeout=timeout),
+        lambda own: write_checkpoint(folder, made, own, number=number, keep=keep, timeout=timeout),
         f"save_async to {folder}",
     )
+    if error is not None:
+        raise error
+    return work
 
 
 @hides_frames
@@ -147,7 +165,7 @@ def load(
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path):
         raise UsageError(f"path={path!r} is not valid (expected the name of a folder)")
     return Path(path).absolute()
 

@@ -9,7 +9,16 @@ import numpy as np
 
 from ..errors import UnsupportedArray
 
-__all__ = ["FILE_DTYPES", "file_shape", "item_size", "numpy_dtype", "numpy_name", "torch_dtype", "torch_name"]
+__all__ = [
+    "FILE_DTYPES",
+    "file_shape",
+    "item_size",
+    "numpy_dtype",
+    "numpy_name",
+    "torch_dtype",
+    "torch_name",
+    "width_of",
+]
 
 FILE_DTYPES = {
     "bool": "BOOL",
@@ -40,6 +49,12 @@ _SIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 def item_size(name: str) -> int:
     """Bytes per element."""
     return _SIZES.get(name) or np.dtype(name).itemsize
+
+
+def width_of(name: str) -> int:
+    """How much a kind of numbers can hold: bool, integers, floats, complex numbers, from 0 to 3."""
+    kinds = ("bool", "int", "float", "complex")
+    return next(width for width, kind in enumerate(kinds) if kind in name)
 
 
 def file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

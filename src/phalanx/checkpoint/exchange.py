@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import CheckpointError, UsageError
 from .dtypes import FILE_DTYPES
 from .loading import read_checkpoint
-from .local_arrays import Held, held, new_target
+from .local_arrays import held, new_target, parts_of
 from .plan import make_plan
 from .progress import Progress
 from .regions import whole
@@ -31,8 +31,10 @@ def export_safetensors(path: str | os.PathLike[str], file: str | os.PathLike[str
         CheckpointError: The checkpoint cannot be read, or the file not be written; it must not exist.
     """
     _, leaves, _ = take_apart(_whole_tree(path))
-    found: dict[str, Held] = {name: held(leaf) for name, leaf in leaves.items()}
-    entries = [FileTensor(name, name, each.dtype, each.shape, each.parts[0].memory) for name, each in found.items()]
+    entries = []
+    for name, leaf in leaves.items():
+        tensor = held(leaf)
+        entries += [FileTensor(name, name, tensor.dtype, *part) for part in parts_of(tensor)]
     with Progress(f"writing {Path(file).name}", sum(len(entry.memory) for entry in entries)) as progress:
         write_file(Path(file), entries, progress.advance)
 
@@ -60,7 +62,7 @@ def import_safetensors(file: str | os.PathLike[str], path: str | os.PathLike[str
             tree[name] = target.finish()
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"cannot read {source}: {error!r}", path=str(source)) from error
-    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None, keep=None, timeout=None)
+    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None)
 
 
 def export_dcp(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -95,7 +97,7 @@ def import_dcp(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> 
     tree: dict[str, Any] = {}
     reader = FileSystemReader(os.fspath(folder))
     _load_state_dict(tree, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None, keep=None, timeout=None)
+    write_checkpoint(Path(path).absolute(), lambda: make_plan(tree, 0, 1), None)
 
 
 def _whole_tree(path: str | os.PathLike[str]) -> Any:

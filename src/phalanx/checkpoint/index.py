@@ -15,10 +15,10 @@ import msgspec
 
 from ..errors import CheckpointError, CheckpointNotFound
 from .dtypes import FILE_DTYPES
-from .regions import Region
-from .tensors_file import Written
+from .json_text import to_json
+from .tensors_file import PieceEntry
 
-__all__ = ["INDEX", "Draft", "Index", "PieceEntry", "TensorEntry", "decode_index", "read_body", "read_index"]
+__all__ = ["INDEX", "Draft", "Index", "TensorEntry", "decode_index", "read_body", "read_index"]
 
 INDEX = "index.json"
 """The name of its file. A folder is a checkpoint if this is in it: it comes last, by a rename."""
@@ -26,31 +26,11 @@ _FORMAT = "phalanx checkpoint"
 _VERSION = 1
 
 
-class PieceEntry(msgspec.Struct, frozen=True, gc=False):
-    """A part of a tensor, in one file."""
-
-    file: str
-    offset: list[int]
-    shape: list[int]
-    start: int
-    checksums: list[int]
-
-    @property
-    def region(self) -> Region:
-        """Its place in the tensor."""
-        return Region(tuple(self.offset), tuple(self.shape))
-
-    @property
-    def written(self) -> Written:
-        """Its place in the file."""
-        return Written(self.start, self.checksums)
-
-
 class TensorEntry(msgspec.Struct, gc=False):
     """A tensor: all of it, whoever held which part."""
 
     dtype: str
-    shape: list[int]
+    shape: tuple[int, ...]
     pieces: list[PieceEntry]
     axes: dict[str, str] = {}
     """The axis of the mesh that each dim was cut along, where the program said so. JSON has no numbers for keys."""
@@ -87,7 +67,7 @@ class Draft:
 
     def __init__(self, folder: Path, index: Index, tree: bytes) -> None:
         body = msgspec.json.encode(
-            _Body(msgspec.Raw(tree), index.tensors, index.world_size, index.saved, msgspec.Raw(_json(index.per_rank)))
+            _Body(msgspec.Raw(tree), index.tensors, index.world_size, index.saved, msgspec.Raw(to_json(index.per_rank)))
         )
         text = msgspec.json.encode(_File(_FORMAT, _VERSION, zlib.crc32(body), msgspec.Raw(body)))
         self._folder = folder
@@ -192,7 +172,7 @@ def decode_index(body: bytes, path: Path) -> Index:
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error})", path=str(path)) from None
     for name, tensor in index.tensors.items():
-        pieces_fit = all(piece.region.within(tuple(tensor.shape)) for piece in tensor.pieces)
+        pieces_fit = all(piece.region.within(tensor.shape) for piece in tensor.pieces)
         inside = all(Path(piece.file).name == piece.file for piece in tensor.pieces)
         if tensor.dtype not in FILE_DTYPES or not pieces_fit or not inside:
             raise CheckpointError(f"{path} is damaged (the entry of {name!r})", path=str(path), tensor=name)
@@ -226,7 +206,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

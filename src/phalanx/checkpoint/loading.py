@@ -38,10 +38,16 @@ def read_checkpoint(folder: Path, group: Group | None, like: Any, mesh: Mesh | N
     try:
         reading.prepare(like)
         reading.read()
-    except (PhalanxError, OSError, ValueError, TypeError) as problem:
+    except Exception as problem:
         error = problem
     _agree(error, group, deadline)
-    return reading.result(like)
+    tree: Any = None
+    try:
+        tree = reading.result(like)
+    except Exception as problem:  # the program's own load_state_dict
+        error = problem
+    _agree(error, group, deadline)
+    return tree
 
 
 class _Reading:
@@ -126,7 +132,7 @@ class _Reading:
                 continue
             read_region(
                 self._folder / piece.file,
-                piece.written,
+                piece,
                 tensor.dtype,
                 region,
                 shared,

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, UnsupportedArray
-from .dtypes import item_size, numpy_dtype, numpy_name, torch_dtype, torch_name
+from .dtypes import item_size, numpy_dtype, numpy_name, torch_dtype, torch_name, width_of
 from .regions import Region, whole
 from .shards import Shard
 from .tensors_file import raw_dtype
 from .tree import library_of
 
-__all__ = ["Held", "HeldPart", "Target", "held", "new_target", "rows_of", "target_of"]
+__all__ = ["Held", "HeldPart", "Target", "bytes_of_many", "held", "new_target", "parts_of", "rows_of", "target_of"]
+
+_SMALL = 64 << 10
+"""Bytes up to which a tensor is copied together with others, rather than written from where it lies."""
 
 
 class HeldPart(NamedTuple):
@@ -29,33 +33,52 @@ class HeldPart(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor, and what this rank has of it."""
+    """A tensor of which this rank has something. Its memory is not looked at yet: `parts_of` does that."""
 
+    value: Any
+    """The array, or the part of one, of any library."""
     dtype: str
     shape: tuple[int, ...]
-    parts: list[HeldPart]
+    """Of the whole tensor."""
+    size: int
+    """Its bytes."""
     everywhere: bool
     """True if all ranks have all of it: then they share the work of writing it."""
-    axes: dict[int, str] = {}  # noqa: RUF012  (a default that nobody changes)
+    axes: Mapping[int, str]
 
 
 def held(value: Any) -> Held:
-    """The parts of a tensor that this rank has, and has to write.
+    """The tensor that a value is, or is a part of.
 
     Raises:
         UnsupportedArray: It cannot be saved.
     """
+    if _is_plain(value):  # the same as below in fewer steps, for models of thousands of small tensors
+        dtype = _torch_dtype_of(value.dtype, value.layout, value.is_meta)
+        return Held(value, dtype, tuple(value.shape), value.nbytes, True, {})
+    array, everywhere, axes = value, True, {}
     if isinstance(value, Shard):
-        dtype, memory = _bytes_of(value.array)
+        array, everywhere, axes = value.array, False, value.axes
+    elif _is_dtensor(value):
+        everywhere = False
+        if any(placement.is_partial() for placement in value.placements):
+            raise UnsupportedArray("a DTensor with partial sums cannot be saved (redistribute it first)")
+    elif _is_spread_by_jax(value):
+        everywhere = False
+    dtype, shape = _dtype_of(array), tuple(value.shape)
+    return Held(value, dtype, shape, math.prod(shape) * item_size(dtype), everywhere, axes)
+
+
+def parts_of(tensor: Held) -> list[HeldPart]:
+    """The parts of a tensor that this rank has, and that no other rank writes."""
+    value = tensor.value
+    if tensor.everywhere:
+        return [HeldPart(whole(tensor.shape), bytes_of(value))]
+    if isinstance(value, Shard):
+        memory = bytes_of(value.array)
         writes = bool(memory) and (value.replicas is None or value.replicas.rank == 0)
-        return Held(dtype, value.shape, [HeldPart(value.region, memory)] if writes else [], False, value.axes)
-    if _is_dtensor(value):
-        return _held_of_dtensor(value)
-    if library_of(value) == "jax" and not getattr(value, "is_fully_addressable", True):
-        return _held_of_jax(value)
-    dtype, memory = _bytes_of(value)
-    shape = tuple(map(int, value.shape))
-    return Held(dtype, shape, [HeldPart(whole(shape), memory)], True)
+        return [HeldPart(value.region, memory)] if writes else []
+    return _parts_of_dtensor(value) if _is_dtensor(value) else _parts_of_jax(value)
 
 
 def rows_of(part: HeldPart, region: Region, dtype: str) -> HeldPart:
@@ -65,42 +88,83 @@ def rows_of(part: HeldPart, region: Region, dtype: str) -> HeldPart:
     return HeldPart(region, part.memory[first * row : (first + region.shape[0]) * row])
 
 
-def _bytes_of(array: Any) -> tuple[str, memoryview]:
-    """The dtype of an array, and its elements one after the other."""
+def _dtype_of(array: Any) -> str:
+    if library_of(array) == "torch":
+        layout = getattr(array, "layout", type(array).__name__)  # a module may have dtype and shape, too
+        return _torch_dtype_of(array.dtype, layout, getattr(array, "is_meta", False))
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedArray("a masked array cannot be saved (save its data and its mask)")
+    try:
+        return numpy_name(np.dtype(array.dtype))
+    except TypeError:  # keys of random numbers in JAX
+        raise UnsupportedArray(f"dtype {array.dtype} cannot be saved (expected numbers or bool)") from None
+
+
+@functools.cache
+def _torch_dtype_of(dtype: Any, layout: Any, is_meta: bool) -> str:
+    if str(layout) != "torch.strided":
+        raise UnsupportedArray(f"a {layout} tensor cannot be saved")
+    if is_meta:
+        raise UnsupportedArray("a tensor on the meta device has no values to save")
+    return torch_name(dtype)
+
+
+def bytes_of(array: Any) -> memoryview:
+    """The elements of an array, one after the other. Nothing is copied that lies in order already."""
     if library_of(array) == "torch":
         import torch
 
-        if _is_plain(array):  # the same as below in fewer steps, for models of thousands of small tensors
-            return torch_name(array.dtype), array.detach().numpy().data.cast("B")
-        if not isinstance(array, torch.Tensor) or array.layout != torch.strided or array.is_quantized:
-            raise UnsupportedArray(f"a {getattr(array, 'layout', type(array).__name__)} tensor cannot be saved")
-        if array.is_meta:
-            raise UnsupportedArray("a tensor on the meta device has no values to save")
-        dtype = torch_name(array.dtype)
         plain = array.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
-        return dtype, plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
-    if isinstance(array, np.ma.MaskedArray):
-        raise UnsupportedArray("a masked array cannot be saved (save its data and its mask)")
+        return memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
     found = np.ascontiguousarray(np.asarray(array))
-    if found.dtype.byteorder not in "=|" and not found.dtype.isnative:
+    if not found.dtype.isnative:
         found = found.astype(found.dtype.newbyteorder("="))
-    dtype = numpy_name(found.dtype)
-    return dtype, found.reshape(-1).view(np.uint8).data if found.size else memoryview(b"")
+    return found.reshape(-1).view(np.uint8).data if found.size else memoryview(b"")
 
 
-def _is_plain(array: Any) -> bool:
-    """True if the memory of a torch tensor is what NumPy sees of it."""
+def bytes_of_many(tensors: Sequence[Held]) -> list[memoryview]:
+    """The elements of each tensor, all of which this rank has.
+
+    Small ones of torch are copied one behind the other by a single call: to look at each takes longer.
+    """
+    packed: dict[str, list[Any]] = {}
+    for tensor in tensors:
+        if _may_be_packed(tensor):
+            packed.setdefault(tensor.dtype, []).append(tensor.value)
+    memories = {dtype: _packed(values) for dtype, values in packed.items()}
+    ends = dict.fromkeys(memories, 0)
+    found = []
+    for tensor in tensors:
+        if _may_be_packed(tensor):
+            begin = ends[tensor.dtype]
+            ends[tensor.dtype] = begin + tensor.size
+            found.append(memories[tensor.dtype][begin : begin + tensor.size])
+        else:
+            found.append(bytes_of(tensor.value))
+    return found
+
+
+def _may_be_packed(tensor: Held) -> bool:
+    return tensor.size <= _SMALL and _is_plain(tensor.value) and tensor.value.is_cpu
+
+
+def _is_plain(value: Any) -> bool:
+    """True for torch's own tensors, but not for classes derived from them, which may have memory of another kind."""
+    kind: Any = type(value)
+    return _is_plain_type(kind)
+
+
+@functools.cache
+def _is_plain_type(kind: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and kind in (torch.Tensor, torch.nn.Parameter)
+
+
+def _packed(tensors: list[Any]) -> memoryview:
     import torch
 
-    return (
-        type(array) in (torch.Tensor, torch.nn.Parameter)
-        and array.dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32)
-        and array.device.type == "cpu"
-        and array.layout == torch.strided
-        and array.is_contiguous()
-        and not array.is_neg()
-        and array.numel() > 0
-    )
+    with torch.no_grad():
+        return bytes_of(torch._utils._flatten_dense_tensors(tensors))
 
 
 # -- tensors that are spread by torch and JAX ------------------------------------------------------------------------
@@ -118,27 +182,26 @@ def _region_of_dtensor(value: Any) -> Region:
     return Region(tuple(offset), tuple(shape))
 
 
-def _held_of_dtensor(value: Any) -> Held:
-    if any(placement.is_partial() for placement in value.placements):
-        raise UnsupportedArray("a DTensor with partial sums cannot be saved (redistribute it first)")
-    dtype, memory = _bytes_of(value.to_local())
+def _parts_of_dtensor(value: Any) -> list[HeldPart]:
     place = value.device_mesh.get_coordinate()
     # Of several ranks with the same part, the first writes it.
     writes = place is not None and all(
         index == 0 for index, placement in zip(place, value.placements, strict=True) if placement.is_replicate()
     )
-    parts = [HeldPart(_region_of_dtensor(value), memory)] if writes else []
-    return Held(dtype, tuple(value.shape), parts, False)
+    return [HeldPart(_region_of_dtensor(value), bytes_of(value.to_local()))] if writes else []
 
 
-def _held_of_jax(value: Any) -> Held:
+def _is_spread_by_jax(value: Any) -> bool:
+    return library_of(value) == "jax" and not getattr(value, "is_fully_addressable", True)
+
+
+def _parts_of_jax(value: Any) -> list[HeldPart]:
     parts = []
     for shard in value.addressable_shards:
         if shard.replica_id == 0:
-            _, memory = _bytes_of(shard.data)
             offset = tuple(int(index.start or 0) for index in shard.index)
-            parts.append(HeldPart(Region(offset, tuple(shard.data.shape)), memory))
-    return Held(numpy_name(np.dtype(value.dtype)), tuple(value.shape), parts, False)
+            parts.append(HeldPart(Region(offset, tuple(shard.data.shape)), bytes_of(shard.data)))
+    return parts
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -194,12 +257,15 @@ def target_of(like: Any, dtype: str, shape: tuple[int, ...], name: str) -> Targe
     """The program's own array, which is changed in place where it can be.
 
     Raises:
-        CheckpointError: It does not have the shape that was saved.
+        CheckpointError: It does not have the shape that was saved, or would lose more than digits.
         UnsupportedArray: It cannot be filled.
     """
     expected = tuple(like.shape)
     if expected != shape:
         raise CheckpointError(f"{name!r} was saved with shape {shape}, like has {expected}", tensor=name)
+    mine = _dtype_of(like.array if isinstance(like, Shard) else like)
+    if width_of(mine) < width_of(dtype):
+        raise CheckpointError(f"{name!r} was saved as {dtype}, which {mine} of like cannot hold", tensor=name)
     if isinstance(like, Shard):
         local = like.array if like.shape or not like.region.size else like.array.reshape(-1)
         region = like.region if like.shape else Region((0,), tuple(local.shape))

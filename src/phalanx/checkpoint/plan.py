@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapreplace
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedArray, UsageError
 from .dtypes import item_size
-from .local_arrays import Held, HeldPart, held, rows_of
-from .regions import Region, cut
+from .local_arrays import Held, HeldPart, bytes_of_many, held, parts_of, rows_of
+from .regions import cut, whole
 from .tensors_file import FileTensor
 from .tree import take_apart
 
-__all__ = ["Plan", "Share", "make_plan"]
+__all__ = ["Plan", "make_plan"]
 
 _CUT_FROM = 8 << 20
 """Bytes from which a tensor that all ranks have is written by all of them, each some rows."""
-
-
-class Share(NamedTuple):
-    """A part of a tensor that this rank writes."""
-
-    region: Region
-    entry: FileTensor
 
 
 class Plan(NamedTuple):
@@ -35,7 +29,8 @@ class Plan(NamedTuple):
     """Those inside of values that this rank has for itself."""
     per_rank: dict[str, Any]
     """The form of these values."""
-    shares: list[Share]
+    share: list[FileTensor]
+    """What this rank writes."""
 
 
 def make_plan(tree: Any, rank: int, size: int) -> Plan:
@@ -45,49 +40,71 @@ def make_plan(tree: Any, rank: int, size: int) -> Plan:
         UsageError: There is something in the tree that cannot be saved; says where.
     """
     form, leaves, values = take_apart(tree)
-    tensors = {name: _held(name, leaf) for name, leaf in leaves.items()}
+    tensors = _held_of(leaves)
     per_rank, own = {}, {}
     for name, value in values.items():
-        per_rank[name], inner, nested = take_apart(value.value, name=f"{name}@{rank}")
+        per_rank[name], inner, nested = take_apart(value.value, name=f"{name}@{rank}", taken=tensors)
         if nested:
             raise UsageError(f"{name}: PerRank inside of PerRank cannot be saved")
-        own.update({key: _held(key, leaf) for key, leaf in inner.items()})
-    share = []
-    for name, parts in _shares(tensors, rank, size).items():
-        share += [Share(part.region, _entry(name, tensors[name], part)) for part in parts]
-    for name, tensor in own.items():
-        share += [Share(part.region, _entry(name, tensor, part)) for part in tensor.parts]
-    return Plan(form, tensors, own, per_rank, share)
+        own.update(_held_of(inner))
+    mine = {name: tensor for name, tensor in tensors.items() if not tensor.everywhere}
+    share = [_file_tensor(name, tensor, part) for name, tensor in {**mine, **own}.items() for part in parts_of(tensor)]
+    return Plan(form, tensors, own, per_rank, _with_names_of_their_own([*_dealt(tensors, rank, size), *share]))
 
 
-def _held(name: str, leaf: Any) -> Held:
+def _held_of(leaves: Mapping[str, Any]) -> dict[str, Held]:
+    tensors = {}
+    name = ""
     try:
-        return held(leaf)
+        for name, leaf in leaves.items():
+            tensors[name] = held(leaf)
     except UnsupportedArray as error:
         raise UnsupportedArray(f"{name}: {error}") from None
+    return tensors
 
 
-def _shares(tensors: Mapping[str, Held], rank: int, size: int) -> dict[str, list[HeldPart]]:
-    """The parts of this rank. Tensors that all have are dealt out: large ones cut, the others to who has least."""
-    loads = [0] * size
-    mine: dict[str, list[HeldPart]] = {name: tensor.parts for name, tensor in tensors.items() if not tensor.everywhere}
-    dealt = {name: tensor for name, tensor in tensors.items() if tensor.everywhere}
-    for name, tensor in sorted(dealt.items(), key=lambda item: -len(item[1].parts[0].memory)):
-        (part,) = tensor.parts
-        count = len(part.memory)
-        if count >= _CUT_FROM and size > 1 and tensor.shape[0] >= size:
-            regions = list(cut(part.region, size))
-            mine[name] = [rows_of(part, regions[rank], tensor.dtype)]
+def _dealt(tensors: Mapping[str, Held], rank: int, size: int) -> list[FileTensor]:
+    """This rank's share of the tensors that all have: large ones are cut, the others go to who has least.
+
+    Every rank deals in the same way, so that nobody has to ask; only what it writes itself costs it more than that.
+    """
+    names = sorted((name for name, each in tensors.items() if each.everywhere), key=lambda name: -tensors[name].size)
+    share, mine = [], []
+    # A heap of what each has so far. The first has least; who it is stands in the last place of the number.
+    loads = list(range(size))
+    for name in names:
+        tensor = tensors[name]
+        if tensor.size >= _CUT_FROM and size > 1 and tensor.shape[0] >= size:
+            (part,) = parts_of(tensor)
+            rows = rows_of(part, list(cut(part.region, size))[rank], tensor.dtype)
+            share.append(_file_tensor(name, tensor, rows))
             continue
-        writer = loads.index(min(loads))
-        loads[writer] += count + 64  # also empty ones cost something
-        if writer == rank:
-            mine[name] = [part]
-    return mine
+        load = heapreplace(loads, loads[0] + (tensor.size + 64) * size)  # also empty ones cost something
+        if load % size == rank:
+            mine.append(name)
+    for name, memory in zip(mine, bytes_of_many([tensors[name] for name in mine]), strict=True):
+        tensor = tensors[name]
+        share.append(FileTensor(name, name, tensor.dtype, whole(tensor.shape), memory))
+    return share
 
 
-def _entry(name: str, tensor: Held, part: HeldPart) -> FileTensor:
-    shape = part.region.shape
-    assert len(part.memory) == part.region.size * item_size(tensor.dtype), name
-    label = name if shape == tensor.shape else f"{name}@{','.join(map(str, part.region.offset))}"
-    return FileTensor(label, name, tensor.dtype, shape, part.memory)
+def _with_names_of_their_own(share: list[FileTensor]) -> list[FileTensor]:
+    """The same; a part may have been called as another tensor is."""
+    names = {each.name for each in share}
+    if len(names) == len(share):
+        return share
+    found: dict[str, FileTensor] = {}
+    for each in share:
+        name, number = each.name, 1
+        while name in found or (number > 1 and name in names):
+            number += 1
+            name = f"{each.name}#{number}"
+        found[name] = each._replace(name=name)
+    return list(found.values())
+
+
+def _file_tensor(name: str, tensor: Held, part: HeldPart) -> FileTensor:
+    region = part.region
+    assert len(part.memory) == region.size * item_size(tensor.dtype), name
+    label = name if region.shape == tensor.shape else f"{name}@{','.join(map(str, region.offset))}"
+    return FileTensor(label, name, tensor.dtype, region, part.memory)

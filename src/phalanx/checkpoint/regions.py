@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -46,8 +47,12 @@ class Region(NamedTuple):
 
 def whole(shape: Iterable[int]) -> Region:
     """All of a tensor."""
-    lengths = tuple(shape)
-    return Region((0,) * len(lengths), lengths)
+    return _whole(tuple(shape))
+
+
+@functools.lru_cache(1024)  # thousands of tensors have few shapes
+def _whole(shape: tuple[int, ...]) -> Region:
+    return Region((0,) * len(shape), shape)
 
 
 def cut(region: Region, parts: int) -> Iterator[Region]:

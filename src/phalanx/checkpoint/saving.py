@@ -18,16 +18,20 @@ from ..errors import CheckpointError, Desync, PhalanxError, UsageError
 from ..exception_text import describe
 from ..group import Group, Mesh
 from .folder import prune, remove_leftovers
-from .index import Draft, Index, PieceEntry, TensorEntry
+from .index import Draft, Index, TensorEntry
+from .json_text import to_json
 from .plan import Plan
 from .progress import Progress
 from .regions import is_covered, whole
-from .tensors_file import NewFile
+from .tensors_file import NewFile, PieceEntry
 
 __all__ = ["group_of", "write_checkpoint"]
 
 
 _NOTHING = Plan(None, {}, {}, {}, [])
+Pieces = list[tuple[str, PieceEntry]]
+"""Pieces in one file, with the names of the tensors that they are of."""
+_DECODER = msgspec.msgpack.Decoder(Pieces)
 
 
 def group_of(where: Group | Mesh | None) -> Group | None:
@@ -36,12 +40,19 @@ def group_of(where: Group | Mesh | None) -> Group | None:
 
 
 def write_checkpoint(
-    folder: Path, make: Callable[[], Plan], group: Group | None, *, keep: int | None, timeout: float | None
+    folder: Path,
+    make: Callable[[], Plan],
+    group: Group | None,
+    *,
+    number: int = 0,
+    keep: int | None = None,
+    timeout: float | None = None,
 ) -> None:
     """Writes the share of this rank, and returns when all have voted for the checkpoint and it is there.
 
     Args:
         make: Takes the tree apart. A rank that cannot do that votes, too, so that the others do not wait for it.
+        number: Of this save among those of the group.
 
     Raises:
         CheckpointError: Somebody could not write; on all ranks. What was there before is still there.
@@ -56,15 +67,16 @@ def write_checkpoint(
     try:
         plan = make()
         file = _write_share(folder, path, plan, shows=rank == 0)
-    except (PhalanxError, OSError) as problem:
+    except Exception as problem:  # also what the program's own state_dict raises: the others must hear of it
         error = problem
     try:
-        _Vote(folder, plan, file, error, group, timeout).hold(keep)
-    except (CheckpointError, Desync, UsageError):
+        _Vote(folder, plan, file, error, group, number, timeout).hold(keep)
+    except Exception as problem:
         # All know that there is no checkpoint. After a lost rank nobody does: the first may have made it one, so that
         # the file stays, for the next save to remove.
-        with contextlib.suppress(OSError):
-            path.unlink()
+        if problem is error or isinstance(problem, (CheckpointError, Desync, UsageError)):
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise
     finally:
         if file is not None:
@@ -76,11 +88,10 @@ def _write_share(folder: Path, path: Path, plan: Plan, *, shows: bool) -> NewFil
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {folder}: {error.strerror or error}", path=str(folder)) from None
-    entries = [item.entry for item in plan.shares]
-    if not entries:
+    if not plan.share:
         return None
-    with Progress(f"saving {folder.name}", sum(len(entry.memory) for entry in entries), shows=shows) as progress:
-        return NewFile(path, entries, progress.advance)
+    with Progress(f"saving {folder.name}", sum(len(entry.memory) for entry in plan.share), shows=shows) as progress:
+        return NewFile(path, plan.share, progress.advance)
 
 
 # -- the vote --------------------------------------------------------------------------------------------------------
@@ -99,8 +110,10 @@ class _Vote:
         file: NewFile | None,
         error: BaseException | None,
         group: Group | None,
+        number: int,
         timeout: float | None,
     ) -> None:
+        self._number = number
         self._folder = folder
         self._plan = plan
         self._file = file
@@ -114,11 +127,13 @@ class _Vote:
         Raises:
             As `write_checkpoint`.
         """
-        tree = json.dumps(self._plan.tree).encode()
+        tree = to_json(self._plan.tree)
         ballot = {
             "tree": _digest(self._plan, tree),
+            "number": self._number,
             "folder": str(self._folder),
-            "pieces": _pieces(self._plan, self._file),
+            "file": None if self._file is None else self._file.path.name,
+            "pieces": None if self._is_first else msgspec.msgpack.encode(self._pieces()),
             "own": {name: [held.dtype, list(held.shape)] for name, held in self._plan.own.items()},
             "per_rank": self._plan.per_rank,
             "error": None if self._error is None else _told(self._error),
@@ -135,9 +150,19 @@ class _Vote:
         assert outcome is not None
         if outcome["kind"] == "different":
             assert self._group is not None
-            raise _difference(self._folder, self._plan, self._group)
+            raise _difference(_described(self._folder, self._plan, self._number), self._group)
         if outcome["kind"] == "error":
             self._raise(*outcome["error"])
+
+    @property
+    def _is_first(self) -> bool:
+        return self._group is None or self._group.rank == 0
+
+    def _pieces(self) -> Pieces:
+        """What this rank has written."""
+        if self._file is None:
+            return []
+        return list(zip([entry.tensor for entry in self._plan.share], self._file.pieces, strict=True))
 
     def _gather(self, words: Any) -> list[Any] | None:
         """The words of all ranks, on the first one."""
@@ -167,8 +192,9 @@ class _Vote:
         files: set[str] = set()
         try:
             if problem is None:
-                index = _index(self._folder, self._plan, ballots)
-                files = index.files
+                everyones = [self._pieces(), *[_DECODER.decode(ballot["pieces"]) for ballot in ballots[1:]]]
+                index = _index(self._folder, self._plan, ballots, everyones)
+                files = {ballot["file"] for ballot in ballots}
                 draft = Draft(self._folder, index, tree)
         except (PhalanxError, OSError) as error:
             problem = _error(error)
@@ -214,7 +240,8 @@ def _refusal(ballots: list[Any]) -> dict[str, Any] | None:
     first = ballots[0]
     for ballot in ballots:
         # Hosts may have the same folder under different parents.
-        if ballot["tree"] != first["tree"] or Path(ballot["folder"]).name != Path(first["folder"]).name:
+        alike = ballot["tree"] == first["tree"] and ballot["number"] == first["number"]
+        if not alike or Path(ballot["folder"]).name != Path(first["folder"]).name:
             return {"kind": "different"}
     return None
 
@@ -224,58 +251,48 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"kind": "error", "error": [*_told(error), 0]}
 
 
-def _pieces(plan: Plan, file: NewFile | None) -> dict[str, list[Any]]:
-    pieces: dict[str, list[Any]] = {}
-    if file is not None:
-        for item, place in zip(plan.shares, file.written, strict=True):
-            region = item.region
-            entry = [file.path.name, list(region.offset), list(region.shape), place.start, place.checksums]
-            pieces.setdefault(item.entry.tensor, []).append(entry)
-    return pieces
-
-
 def _told(error: BaseException) -> list[str | None]:
     words = error.message if isinstance(error, CheckpointError) else describe(error)
     return [words, getattr(error, "path", None), getattr(error, "tensor", None)]
 
 
-def _index(folder: Path, plan: Plan, ballots: list[Any]) -> Index:
+def _index(folder: Path, plan: Plan, ballots: list[Any], everyones: list[Pieces]) -> Index:
     tensors = {
-        name: TensorEntry(held.dtype, list(held.shape), [], {str(dim): axis for dim, axis in held.axes.items()})
+        name: TensorEntry(held.dtype, held.shape, [], {str(dim): axis for dim, axis in held.axes.items()})
         for name, held in plan.tensors.items()
     }
-    for ballot in ballots:
+    for ballot, pieces in zip(ballots, everyones, strict=True):
         for name, (dtype, shape) in ballot["own"].items():
-            tensors[name] = TensorEntry(dtype, shape, [])
-        for name, found in ballot["pieces"].items():
-            for piece in found:
-                tensors[name].pieces.append(PieceEntry(*piece))
+            tensors[name] = TensorEntry(dtype, tuple(shape), [])
+        for name, piece in pieces:
+            tensors[name].pieces.append(piece)
     for name, tensor in tensors.items():
         is_whole = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
         if not is_whole and not is_covered(whole(tensor.shape), [piece.region for piece in tensor.pieces]):
             raise CheckpointError(
-                f"the parts of {name!r} that the ranks have do not make a tensor of shape {tensor.shape}", tensor=name
+                f"the parts of {name!r} that the ranks have do not make a tensor of shape {list(tensor.shape)}",
+                tensor=name,
+            )
+    for rank, ballot in enumerate(ballots):
+        file = ballot["file"]
+        if file is not None and not (folder / file).is_file():
+            raise CheckpointError(
+                f"{file}, which rank {rank} has written to {ballot['folder']}, is not in {folder} on rank 0 "
+                "(expected one folder, which all hosts share)",
+                path=str(folder / file),
             )
     per_rank = {name: [ballot["per_rank"].get(name) for ballot in ballots] for name in plan.per_rank}
-    index = Index(plan.tree, tensors, len(ballots), time.time(), per_rank)
-    for rank, ballot in enumerate(ballots):
-        for file in {piece[0] for pieces in ballot["pieces"].values() for piece in pieces}:
-            if not (folder / file).is_file():
-                raise CheckpointError(
-                    f"{file}, which rank {rank} has written to {ballot['folder']}, is not in {folder} on rank 0 "
-                    "(expected one folder, which all hosts share)",
-                    path=str(folder / file),
-                )
-    return index
+    return Index(plan.tree, tensors, len(ballots), time.time(), per_rank)
 
 
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def _described(folder: Path, plan: Plan) -> dict[str, str]:
+def _described(folder: Path, plan: Plan, number: int) -> dict[str, str]:
     """The words that have to be alike on all ranks, by name."""
     words = {name: f"{held.dtype}{list(held.shape)}" for name, held in plan.tensors.items()}
     words["the folder"] = folder.name
+    words["the number of the save"] = str(number)
 
     def walk(node: Any, where: str) -> None:
         if isinstance(node, dict) and "dict" in node:
@@ -300,16 +317,17 @@ def _digest(plan: Plan, tree: bytes) -> str:
     return hashlib.sha256(tree + msgspec.json.encode(tensors)).hexdigest()
 
 
-def _difference(folder: Path, plan: Plan, group: Group) -> Desync:
+def _difference(mine: dict[str, str], group: Group) -> Desync:
     """Names what differs. All ranks come here, since the first told them to."""
-    mine = _described(folder, plan)
     theirs: dict[str, str] = group.broadcast_object(mine, 0)
     wrong = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
     everyone: list[Any] = group.all_gather_object([[name, mine.get(name, "missing")[:60]] for name in wrong[:3]])
     rank, found = next((rank, found) for rank, found in enumerate(everyone) if found)
     (name, value), *_ = found
     hint = "all ranks save to one folder"
-    if name != "the folder":
+    if name == "the number of the save":
+        hint = "a rank has left one out"
+    elif name != "the folder":
         hint = "what each rank has for itself: px.checkpoint.PerRank or Shard"
     return Desync(
         f"the ranks save different trees: {', '.join(name for name, _ in found)} on rank {group.members[rank]} is not "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +22,7 @@ from ..errors import CheckpointError
 from .dtypes import FILE_DTYPES, file_shape, item_size
 from .regions import Region
 
-__all__ = ["BLOCK", "FileTensor", "Written", "read_header", "read_region", "verify_piece", "write_file"]
+__all__ = ["BLOCK", "FileTensor", "PieceEntry", "read_header", "read_region", "verify_piece", "write_file"]
 
 BLOCK = 1 << 20
 """Bytes per checksum: what a reader of a small part has to read at least."""
@@ -38,15 +39,25 @@ class FileTensor(NamedTuple):
     tensor: str
     """The name of the whole tensor."""
     dtype: str
-    shape: tuple[int, ...]
+    region: Region
+    """Its place in the whole tensor."""
     memory: memoryview
 
 
-class Written(NamedTuple):
-    """Where a tensor lies in the file, and the checksum of each of its blocks."""
+class PieceEntry(msgspec.Struct, frozen=True, gc=False):
+    """A part of a tensor, in one file, as the index has it."""
 
+    file: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
     start: int
     checksums: list[int]
+    """Of its blocks."""
+
+    @property
+    def region(self) -> Region:
+        """Its place in the tensor."""
+        return Region(self.offset, self.shape)
 
 
 def raw_dtype(name: str) -> np.dtype[Any]:
@@ -66,7 +77,8 @@ class NewFile:
 
     def __init__(self, path: Path, entries: Sequence[FileTensor], advance: Callable[[int], None]) -> None:
         self.path = path
-        self.written: list[Written] = []
+        self.pieces: list[PieceEntry] = []
+        """One for each tensor."""
         self._entries = entries
         head = _head(entries)
         self._begin = len(head)
@@ -79,15 +91,16 @@ class NewFile:
                 raise
 
     def _write(self, head: bytes, advance: Callable[[int], None]) -> None:
-        write, crc, place = self._file.write, zlib.crc32, len(head)
+        write, crc, place, name = self._file.write, zlib.crc32, len(head), self.path.name
         write(head)
+        unreported = 0
         for entry in self._entries:
             memory = entry.memory
             size = len(memory)
             if size <= BLOCK:
                 write(memory)
-                self.written.append(Written(place, [crc(memory)] if size else []))
-                advance(size)
+                checksums = [crc(memory)] if size else []
+                unreported += size
             else:
                 checksums = []
                 for first in range(0, size, BLOCK):
@@ -95,8 +108,12 @@ class NewFile:
                     write(block)
                     checksums.append(crc(block))
                     advance(len(block))
-                self.written.append(Written(place, checksums))
+            self.pieces.append(PieceEntry(name, *entry.region, place, checksums))
             place += size
+            if unreported >= BLOCK:
+                advance(unreported)
+                unreported = 0
+        advance(unreported)
         self._file.flush()
 
     def sync(self) -> None:
@@ -125,18 +142,29 @@ class NewFile:
             ) from error
 
 
+class _HeaderEntry(msgspec.Struct, gc=False):
+    """Where a tensor lies in the file, as the format has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 def _head(entries: Sequence[FileTensor]) -> bytes:
     """The length of the header, and the header: where each tensor lies behind it."""
-    header: dict[str, Any] = {}
+    header: dict[str, _HeaderEntry] = {}
     end = 0
     for entry in entries:
         begin, end = end, end + len(entry.memory)
-        shape = file_shape(entry.dtype, entry.shape)
+        shape = file_shape(entry.dtype, entry.region.shape)
         name = entry.name
         while name in header or name == "__metadata__":  # the format has a meaning of its own for that one
             name += "'"
-        header[name] = {"dtype": FILE_DTYPES[entry.dtype], "shape": shape, "data_offsets": (begin, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+        header[name] = _HeaderEntry(FILE_DTYPES[entry.dtype], shape, (begin, end))
+    try:
+        text = msgspec.json.encode(header)
+    except ValueError:  # a name with half a surrogate pair
+        text = json.dumps(msgspec.to_builtins(header)).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -212,7 +240,7 @@ class _Piece(NamedTuple):
 
 def read_region(
     path: Path,
-    written: Written,
+    entry: PieceEntry,
     dtype: str,
     piece: Region,
     wanted: Region,
@@ -229,7 +257,7 @@ def read_region(
         CheckpointError: The file cannot be read, or its bytes are not those that were written.
     """
     raw = raw_dtype(dtype)
-    source = _Piece(path, written.start, piece.size * raw.itemsize, written.checksums, name)
+    source = _Piece(path, entry.start, piece.size * raw.itemsize, entry.checksums, name)
     if not piece.shape:
         piece, wanted, target = Region((0,), (1,)), Region((0,), (1,)), target.reshape(1)
     rest = piece.shape[1:]
@@ -250,13 +278,13 @@ def read_region(
         ) from error
 
 
-def verify_piece(path: Path, written: Written, length: int, *, name: str, advance: Callable[[int], None]) -> None:
+def verify_piece(path: Path, entry: PieceEntry, length: int, *, name: str, advance: Callable[[int], None]) -> None:
     """Reads all of a tensor and compares the checksums.
 
     Raises:
         As `read_region`.
     """
-    source = _Piece(path, written.start, length, written.checksums, name)
+    source = _Piece(path, entry.start, length, entry.checksums, name)
     try:
         with path.open("rb", buffering=0) as file:
             for first in range(0, length, _BATCH):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,21 @@ import numpy as np
 from ..errors import CheckpointError, UsageError
 from .shards import PerRank, Shard
 
-__all__ = ["build", "has_state", "is_array", "take_apart"]
+__all__ = ["build", "has_state", "is_array", "library_of", "take_apart"]
 
 Leaves = dict[str, Any]
+_LONGEST_INT = 14_000
+"""Bits: Python refuses to read numbers of more than 4,300 digits."""
+_DICTS = (Counter, OrderedDict)
+"""Dicts that `like` may have, and that are made again."""
 _DEEPEST = 100
 """Dicts and lists inside of each other: JSON and Python's own stack have limits, too."""
 
 
 def is_array(value: Any) -> bool:
     """True for arrays of any library, and for parts of them."""
-    return isinstance(value, (Shard, np.generic)) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+    kind: Any = type(value)
+    return _is_array_type(kind) or (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def has_state(value: Any) -> bool:
@@ -34,8 +40,12 @@ def has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, PerRank]]:
+def take_apart(tree: Any, *, name: str = "", taken: Collection[str] = ()) -> tuple[Any, Leaves, dict[str, PerRank]]:
     """The form of a tree, its arrays, and its values that belong to single ranks, by name.
+
+    Args:
+        name: What the names begin with.
+        taken: Names that others have.
 
     Raises:
         UsageError: There is something in it that is neither an array nor plain data; says where.
@@ -47,24 +57,26 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
 
     def unused(name: str) -> str:
         found, number = name or "value", 1
-        while found in leaves or found in per_rank:
+        while found in leaves or found in per_rank or found in taken:
             number += 1
             found = f"{name}#{number}"
         return found
 
     def walk(value: Any, where: str) -> Any:
-        if isinstance(value, PerRank):
-            key = unused(where)
-            per_rank[key] = value
-            return {"per_rank": key}
         if is_array(value):
             key = unused(where)
             leaves[key] = value
             return {"tensor": key, "library": library_of(value)}
+        if isinstance(value, PerRank):
+            key = unused(where)
+            per_rank[key] = value
+            return {"per_rank": key}
         if has_state(value):
             value = value.state_dict()
-        if value is None or isinstance(value, (bool, str)) or type(value) is int:
-            return value
+        if isinstance(value, str):
+            return _text(value, where or "the tree")
+        if value is None or isinstance(value, bool) or type(value) is int:
+            return _number(value, where)
         if isinstance(value, float) and type(value) is float:
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, complex):
@@ -97,9 +109,29 @@ def take_apart(tree: Any, *, name: str = "") -> tuple[Any, Leaves, dict[str, Per
 
 
 def _key(key: Any, where: str) -> Any:
-    if key is None or isinstance(key, (bool, int, float, str)):
+    if isinstance(key, str):
+        return _text(key, f"a key of {where or 'the tree'}")
+    if key is None or isinstance(key, int):
+        return _number(key, where)
+    if isinstance(key, float) and math.isfinite(key):
         return key
-    raise UsageError(f"{where or 'the tree'} has a key of type {type(key).__name__} (expected str or a number)")
+    what = repr(key) if isinstance(key, float) else f"of type {type(key).__name__}"
+    raise UsageError(f"{where or 'the tree'} has a key {what} (expected str or a finite number)")
+
+
+def _text(value: str, where: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{where} is {value[:40]!r}, which is not Unicode text and cannot be saved") from None
+    return value
+
+
+def _number(value: int | None, where: str) -> int | None:
+    if value is not None and value.bit_length() > _LONGEST_INT:
+        raise UsageError(f"{where or 'the tree'} is a number of {value.bit_length()} bits, which cannot be saved")
+    return value
 
 
 def build(
@@ -149,13 +181,16 @@ def build(
             missing = [key for key in known if key not in {key for key, _ in value}]
             if missing:
                 raise CheckpointError(f"the checkpoint has no {below}{missing[0]} (like has it)")
-            return {key: walk(item, known.get(key), f"{below}{key}") for key, item in value}
+            found = {key: walk(item, known.get(key), f"{below}{key}") for key, item in value}
+            return type(like)(found) if type(like) in _DICTS else found
         if kind in ("list", "tuple"):
             items = like if isinstance(like, (list, tuple)) else ()
             if len(items) > len(value):
                 raise CheckpointError(f"the checkpoint has {len(value)} items in {where or 'the tree'}, like more")
             padded = [*items, *[None] * (len(value) - len(items))]
             made = [walk(item, other, f"{below}{i}") for i, (item, other) in enumerate(zip(value, padded, strict=True))]
+            if kind == "tuple" and len(made) == len(items) and hasattr(like, "_make"):
+                return like._make(made)  # a named tuple
             return made if kind == "list" else tuple(made)
         raise CheckpointError(f"the index is damaged (an entry of kind {kind!r})")
 
@@ -164,8 +199,13 @@ def build(
 
 def library_of(value: Any) -> str:
     """The library that an array comes from: "numpy", "torch" or "jax"."""
-    kind = type(value.array if isinstance(value, Shard) else value)
-    return _library_of_type(kind)  # type: ignore[arg-type]  # types can be keys
+    kind: Any = type(value.array if isinstance(value, Shard) else value)
+    return _library_of_type(kind)
+
+
+@functools.cache
+def _is_array_type(kind: Any) -> bool:
+    return issubclass(kind, (Shard, np.generic)) or (hasattr(kind, "dtype") and hasattr(kind, "shape"))
 
 
 @functools.cache

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .dtypes import FILE_DTYPES, file_shape, item_size
-from .index import Index, PieceEntry, TensorEntry, read_index
+from .index import Index, TensorEntry, read_index
 from .progress import Progress
-from .tensors_file import read_header, verify_piece
+from .tensors_file import PieceEntry, read_header, verify_piece
 
 __all__ = ["verify"]
 
@@ -48,7 +48,7 @@ def _verify_file(path: Path, index: Index, advance: Callable[[int], None]) -> No
             }
             if expected not in header.values():
                 raise CheckpointError(f"the header of {path} does not fit {name!r}", path=str(path), tensor=name)
-            verify_piece(path, piece.written, length, name=name, advance=advance)
+            verify_piece(path, piece, length, name=name, advance=advance)
 
 
 def _length(tensor: TensorEntry, piece: PieceEntry) -> int:

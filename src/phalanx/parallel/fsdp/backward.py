@@ -1,8 +1,9 @@
 """One backward through a wrapped module: gradients are averaged unit by unit while it runs.
 
 On every rank a pass is the same sequence of operations: one average per unit, always in the same order, and one short
-all_reduce of who failed. A backward that raises drops its callback; the pass then sends the rest with zeros and reports
-that it failed, so that the others raise instead of waiting. No gradient is given out before the report.
+all_reduce of who failed, and of which parameters nobody had a gradient. A backward that raises drops its callback; the
+pass then sends the rest with zeros and reports that it failed, so that the others raise instead of waiting. No gradient
+is given out before the report.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class BackwardPass:
         self._timeout = timeout
         self._on_end = on_end
         self._missing = {
-            id(unit): {id(place.parameter) for place in unit.places if place.parameter.requires_grad} for unit in units
+            id(unit): {id(use) for place in unit.places for use in place.uses if use.requires_grad} for unit in units
         }
         self._sent = 0
 
@@ -73,7 +74,7 @@ class BackwardPass:
                 self._send()
             for unit in self._units:
                 unit.wait()
-            failed = self._report(False)
+            failed, used = self._report(False)
         except BaseException:
             self._on_end(False)
             raise
@@ -88,7 +89,8 @@ class BackwardPass:
                 peer=peer,
             )
         for unit in self._units:
-            unit.give_out()
+            unit.give_out(used[: len(unit.places)])
+            used = used[len(unit.places) :]
 
     def give_up(self) -> None:
         """Sends the rest of the sequence, so that the others hear that this rank failed."""
@@ -113,7 +115,9 @@ class BackwardPass:
             self._units[self._sent - _UNDER_WAY].wait()
         self._sent += 1
 
-    def _report(self, failed: bool) -> int:
-        word = np.array([self._group.rank + 1 if failed else 0])
-        self._group.all_reduce(word, op="max", timeout=self._timeout)
-        return int(word[0])
+    def _report(self, failed: bool) -> tuple[int, list[bool]]:
+        """Who failed, as its rank plus one, or 0; and for each parameter whether any rank had a gradient of it."""
+        used = [has for unit in self._units for has in unit.has_gradients]
+        words = np.array([self._group.rank + 1 if failed else 0, *used], np.int32)
+        self._group.all_reduce(words, op="max", timeout=self._timeout)
+        return int(words[0]), words[1:].astype(bool).tolist()

@@ -55,8 +55,8 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[Sharded]:
     mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for wrapper in list(_watched):
         for place in (place for unit in wrapper._units for place in unit.places):
-            original = place.original()
-            for whole, when in ((place.parameter, "of the module inside"), (original, "made before it was wrapped")):
+            inside = [(use, "of the module inside") for use in place.uses]
+            for whole, when in [*inside, (place.original(), "made before it was wrapped")]:
                 if whole is not None and id(whole) in mine and isinstance(whole, nn.Parameter):
                     raise UsageError(
                         f"the optimizer has the whole parameter {place.name!r} of an FSDP ({when}), not this rank's "

@@ -26,7 +26,12 @@ __all__ = ["GatheredUnit", "Place", "SharedUnit", "Unit", "WholeUnit"]
 
 
 class Place:
-    """A parameter and all modules that have it, under which names."""
+    """A parameter and all modules that have it, under which names.
+
+    Where several modules have it, each gets a parameter of its own, in the same memory: a use. Autograd would hold a
+    whole gradient of each use and then their sum, so that there are three for a moment, and two until then. So the
+    gradient of a use is added to the first one's in place, as soon as it is there; and that of an embedding is sparse.
+    """
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self.name = name
@@ -35,14 +40,48 @@ class Place:
         self.original = weakref.ref(parameter)
         """The parameter that the module had before it was wrapped, if anybody still has it."""
         self.parameter = parameter
+        """That of the first module. It gets the whole gradient."""
+        self.uses = [parameter]
+        """Those of all modules."""
         self.owners: list[tuple[nn.Module, str]] = []
         self.is_hooked = False
 
     def put(self, tensor: torch.Tensor) -> None:
         """Makes this tensor the module's parameter, in all places."""
-        self.parameter = nn.Parameter(tensor, requires_grad=self.parameter.requires_grad)
-        for module, name in self.owners:
-            module._parameters[name] = self.parameter
+        needs_grad = self.parameter.requires_grad
+        self.uses = [nn.Parameter(tensor, requires_grad=needs_grad) for _ in self.owners]
+        self.parameter = self.uses[0]
+        for (module, name), use in zip(self.owners, self.uses, strict=True):
+            module._parameters[name] = use
+
+    def make_sparse(self) -> None:
+        """Has embeddings make sparse gradients, if another module makes a dense one to add them to."""
+        for (module, _), use in zip(self.owners, self.uses, strict=True):
+            if len(self.uses) > 1 and _may_be_sparse(module):
+                module.sparse = True
+                use.register_hook(_coalesced)
+
+    def collect(self, use: nn.Parameter) -> None:
+        """Adds the gradient of a use to that of the parameter."""
+        if use is self.parameter:
+            return
+        gradient, use.grad = use.grad, None
+        whole = self.parameter.grad
+        if whole is None or gradient is None:
+            self.parameter.grad = gradient if whole is None else whole
+        elif whole.is_sparse and not gradient.is_sparse:
+            self.parameter.grad = gradient.add_(whole)
+        else:
+            whole.add_(gradient)
+
+
+def _may_be_sparse(module: nn.Module) -> bool:
+    return type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq
+
+
+def _coalesced(gradient: torch.Tensor) -> torch.Tensor:
+    """The rows of a word that comes twice are added to each other first, as in a dense gradient: for the same bits."""
+    return gradient.coalesce() if gradient.is_sparse else gradient
 
 
 class Unit:
@@ -80,6 +119,8 @@ class Unit:
         self.layout = Layout(shapes, self.ranks, large_ones(shapes, self.ranks, self.dtype))
         self.shards: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
+        self.has_gradients = [False] * len(places)
+        """Of which parameters this rank has given a gradient to the average."""
         self._is_averaged = False
         self._set_up()
 
@@ -112,7 +153,8 @@ class Unit:
         """Begins to average the gradients. They are taken from the module's parameters."""
         if not any(place.parameter.requires_grad for place in self.places):
             return
-        gradients = [None if only_zeros else place.parameter.grad for place in self.places]
+        gradients = [None if only_zeros else _dense(place.parameter.grad) for place in self.places]
+        self.has_gradients = [gradient is not None for gradient in gradients]
         for place in self.places:
             if not only_zeros:
                 place.parameter.grad = None
@@ -127,13 +169,18 @@ class Unit:
             self._averaging.wait()
             self._is_averaged = True
 
-    def give_out(self) -> None:
-        """Adds the average to the gradients of the shards."""
+    def give_out(self, used: Sequence[bool]) -> None:
+        """Adds the average to the gradients of the shards.
+
+        Args:
+            used: The parameters of which any rank had a gradient. The others get none, as in one process: an optimizer
+                leaves them alone, which it would not if they had one of zeros.
+        """
         if self._averaging is None:
             return
         rows, self._averaging = self._averaging.rows(), None
-        for shard, gradient in zip(self.shards, rows, strict=True):
-            if shard.requires_grad:
+        for shard, gradient, has_any in zip(self.shards, rows, used, strict=True):
+            if shard.requires_grad and has_any:
                 shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
 
     def drop(self) -> None:
@@ -206,6 +253,10 @@ class SharedUnit(Unit):
             whole = [place.parameter.data for place in self.places]
             for row, shard in zip(self.layout.rows_of(whole, self.rank), self.shards, strict=True):
                 row.copy_(shard.detach())
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 class NoSharedMemory(Exception):

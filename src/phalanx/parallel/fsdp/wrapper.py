@@ -29,6 +29,8 @@ call_site.add_library(f"{Path(torch.__file__).parent}/")
 
 Strategy = Literal["full", "grads", "hybrid", "none"]
 STRATEGIES = ("full", "grads", "hybrid", "none")
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""Containers: only what is in them has a forward."""
 
 
 class FSDP(nn.Module):  # type: ignore[misc]
@@ -189,14 +191,17 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def _hook_parameter(self, unit: Unit, place: Place) -> None:
         if place.parameter.requires_grad and not place.is_hooked:
             place.is_hooked = True
-            place.parameter.register_post_accumulate_grad_hook(_Fired(self, unit))
+            place.make_sparse()
+            for use in place.uses:
+                use.register_post_accumulate_grad_hook(_Fired(self, unit, place))
 
     def _follow_shards(self) -> None:
         """A shard that the program has frozen or unfrozen says so for the whole parameter."""
         for unit in self._units:
             for place, shard, _ in unit.named_shards():
                 if place.parameter.requires_grad != shard.requires_grad:
-                    place.parameter.requires_grad_(shard.requires_grad)
+                    for use in place.uses:
+                        use.requires_grad_(shard.requires_grad)
                     self._hook_parameter(unit, place)
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
@@ -208,7 +213,8 @@ class FSDP(nn.Module):  # type: ignore[misc]
         self._gather_rest()
         if self._compute is not None:
             args, kwargs = _converted(args, self._compute), _converted(kwargs, self._compute)
-        output = self.module(*args, **kwargs)
+        with _naming_what_is_not_there():
+            output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
             self._awaits_backward = True
             self._watch(output, self._syncs)
@@ -316,7 +322,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
             The norm before, the same on all ranks.
         """
         gradients = [shard.grad for shard in self.parameters() if shard.grad is not None]
-        norms = [torch.linalg.vector_norm(each.double(), norm_type) for each in gradients]
+        norms = [torch.linalg.vector_norm(_longest(each), norm_type) for each in gradients]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
         total = mine.double().reshape(1)
         if self._shards is not None:
@@ -384,7 +390,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
         """
         buffers = self._buffers_to_keep()
         places = [each for unit in self._units for each in unit.named_shards()]
-        named = {name: (shard, first) for place, shard, first in places for name in place.names}
+        named = {name: (place, shard, first) for place, shard, first in places for name in place.names}
         # Of a parameter with several names, one is enough.
         missing = sorted(place.name for place, _, _ in places if not {*place.names} & {*state_dict})
         missing += sorted({*buffers} - {*state_dict})
@@ -392,13 +398,19 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if strict and (missing or unknown):
             words = [f"it has no {name}" for name in missing[:1]] + [f"{name} is not known" for name in unknown[:1]]
             raise UsageError(f"the state does not fit the module: {', '.join(words)}")
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []  # all of it is looked at before anything is changed
+        for name, value in state_dict.items():
+            if name in named:
+                place, shard, first = named[name]
+                found.append((shard, rows_for(tuple(place.parameter.shape), shard, first, value, name)))
+            elif name in buffers:
+                tensor = torch.as_tensor(value)
+                if tensor.shape != buffers[name].shape:
+                    raise _misfit(name, tensor.shape, buffers[name].shape)
+                found.append((buffers[name], tensor))
         with torch.no_grad():
-            for name, value in state_dict.items():
-                if name in named:
-                    shard, first = named[name]
-                    shard.copy_(rows_for(shard, first, value, name))
-                elif name in buffers:
-                    buffers[name].copy_(value)
+            for mine, new in found:
+                mine.copy_(new)
         self._stepped = True
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 
@@ -447,31 +459,66 @@ class FSDP(nn.Module):  # type: ignore[misc]
 class _Fired:
     """A hook of a parameter, called when its gradient is complete."""
 
-    def __init__(self, wrapper: FSDP, unit: Unit) -> None:
+    def __init__(self, wrapper: FSDP, unit: Unit, place: Place) -> None:
         # The parameter has this hook, where no collector of garbage looks: it must not hold what holds the parameter.
         self._wrapper = weakref.ref(wrapper)
         self._unit = weakref.ref(unit)
+        self._place = weakref.ref(place)
 
-    def __call__(self, parameter: torch.Tensor) -> None:
-        wrapper, unit = self._wrapper(), self._unit()
-        if wrapper is not None and unit is not None:
+    def __call__(self, parameter: nn.Parameter) -> None:
+        wrapper, unit, place = self._wrapper(), self._unit(), self._place()
+        if wrapper is not None and unit is not None and place is not None:
+            place.collect(parameter)
             wrapper.fired(unit, parameter)
 
 
-def rows_for(shard: torch.Tensor, first: int, value: Any, name: str) -> torch.Tensor:
-    """The rows of a shard out of a whole tensor, or a shard as it is.
+def rows_for(shape: tuple[int, ...], shard: torch.Tensor, first: int, value: Any, name: str) -> torch.Tensor:
+    """The rows of a shard out of a whole tensor, or of a shard that has just these.
+
+    Args:
+        shape: Of the whole parameter.
 
     Raises:
-        UsageError: It has another shape.
+        UsageError: It has another shape, or other rows.
     """
     tensor = value.array if isinstance(value, Shard) else torch.as_tensor(value)
-    if tensor.shape == shard.shape and (isinstance(value, Shard) or first == 0):
-        return tensor
-    whole = tensor if tensor.dim() else tensor.view(1)
-    rows = whole[first : first + shard.shape[0]]
-    if isinstance(value, Shard) or rows.shape != shard.shape:
-        raise UsageError(f"{name} has shape {tuple(tensor.shape)}, of which {tuple(shard.shape)} cannot be taken")
-    return rows
+    of_whole = tuple(value.shape) if isinstance(value, Shard) else tuple(tensor.shape)
+    if of_whole != shape:
+        raise _misfit(name, of_whole, shape)
+    if not isinstance(value, Shard):
+        return (tensor if shape else tensor.view(1))[first : first + shard.shape[0]]
+    if tensor.shape != shard.shape or (shape and value.offset[0] != first):
+        raise UsageError(
+            f"{name} has the rows of another rank, or of another number of ranks (px.checkpoint loads them; or give "
+            "the whole tensor)"
+        )
+    return tensor
+
+
+def _misfit(name: str, found: Sequence[int], expected: Sequence[int]) -> UsageError:
+    return UsageError(f"{name} has shape {tuple(found)} (expected {tuple(expected)})")
+
+
+def _longest(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
+
+
+@contextlib.contextmanager
+def _naming_what_is_not_there() -> Iterator[None]:
+    """Explains torch's error for a parameter whose memory is given back just now.
+
+    Raises:
+        UsageError: A parameter of a layer was used outside of the layer's forward.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "storage of size 0" not in str(error):
+            raise
+        raise UsageError(
+            "a parameter was used while it is not gathered: the module takes it from a layer that it does not call "
+            "(call the layer, or name other classes of layers by units=)"
+        ) from error
 
 
 def _groups(where: Group | Mesh, strategy: str) -> tuple[Group | None, Group | None]:
@@ -505,6 +552,8 @@ def _layers(module: nn.Module, kinds: tuple[type[nn.Module], ...] | None) -> Ite
     """The outermost layers that are units of their own, in the order in which they are registered."""
     for child in module.children():
         is_unit = isinstance(child, kinds) if kinds is not None else isinstance(module, (nn.ModuleList, nn.Sequential))
+        if isinstance(child, _NEVER_CALLED):  # nobody would gather it
+            is_unit = False
         if is_unit and next(child.parameters(), None) is not None:
             yield child
         else:

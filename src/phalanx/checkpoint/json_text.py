@@ -1,0 +1,21 @@
+"""JSON of plain data, as the standard library reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+__all__ = ["to_json"]
+
+
+def to_json(value: Any) -> bytes:
+    """A value as JSON. Its numbers are finite.
+
+    msgspec takes a tenth of the time, but not classes derived from str or int, nor half a surrogate pair.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError):
+        return json.dumps(value, separators=(",", ":")).encode()
