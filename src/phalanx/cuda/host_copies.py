@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import mmap
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ __all__ = ["HostCopies", "host_address", "host_copies", "lend", "read", "write"]
 
 LONGEST = 1800.0
 """Seconds after which a copy for which no deadline was given has failed."""
+PAGE = 4096
 SMALLEST, LARGEST = 64 << 10, 64 << 20
 """Bytes of memory that is kept to be used again; a larger array has memory of its own."""
 
@@ -36,7 +36,7 @@ class HostCopies:
         self.device = device
         with known.using(device):
             self.stream = known.new_stream()
-        self._free: defaultdict[int, deque[mmap.mmap]] = defaultdict(deque)
+        self._free: defaultdict[int, deque[npt.NDArray[np.uint8]]] = defaultdict(deque)
         """Memory that the driver knows, by its size: copies from and to it are several times quicker."""
 
     def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], Callable[[], object]]:
@@ -50,17 +50,18 @@ class HostCopies:
         size = max(SMALLEST, 1 << (needed - 1).bit_length())
         free = self._free[size]
         memory = free.pop() if free else self._new_memory(size)
-        owner = (ctypes.c_char * size).from_buffer(memory)
+        owner = (ctypes.c_char * size).from_buffer(memory.data)
         give_back = weakref.finalize(owner, free.append, memory)
         give_back.atexit = False
         array: npt.NDArray[Any] = np.frombuffer(memoryview(owner)[:needed], dtype).reshape(shape)
         return array, give_back
 
-    def _new_memory(self, size: int) -> mmap.mmap:
-        memory = mmap.mmap(-1, size)
+    def _new_memory(self, size: int) -> npt.NDArray[np.uint8]:
+        memory = np.empty(size + PAGE, np.uint8)
+        start = -host_address(memory) % PAGE  # whole pages, which nothing else has a part of
         with self.driver.using(self.device):
-            self.driver.register(ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
-        return memory
+            self.driver.register(host_address(memory) + start, size)
+        return memory[start : start + size]
 
     def load(self, array: DeviceArray, host: int, deadline: Deadline) -> bool:
         """Copies an array to an address of the host once it is computed; False if the deadline passed before."""
