@@ -21,6 +21,7 @@ WAYS = {
     "no handles": ("mesh", {"exports": False}, "auto"),
     "tcp": ("mesh", {}, "tcp"),
 }
+"""The backend, the options of the stand-in, and the transport."""
 
 
 def on_ranks(n: int, body: Any, way: str, *args: Any) -> list[Any]:
@@ -180,6 +181,22 @@ def test_means_of_float16(way: str, count: int) -> None:
         return [*map(float, {*x.numpy(), *part.numpy()})]
 
     assert on_ranks(3, body, way) == [[60_000.0]] * 3
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+@pytest.mark.parametrize(("rank", "kernels"), [(0, 1), (1, 0)])
+def test_memory_that_cannot_be_given_away(rank: int, kernels: int) -> None:
+    """Of the executor it need not be opened by anybody; of another rank the array goes through the host."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, float]:
+        small = DriverArray(np.ones(1, np.float32))
+        group.all_reduce(small)  # they have agreed
+        fake.exports = group.rank != rank
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        return len(fake.calls), float(x.numpy()[-1])
+
+    assert on_ranks(2, body, "executor") == [(kernels, 2.0), (0, 2.0)]
 
 
 def test_memory_that_was_replaced_is_closed() -> None:

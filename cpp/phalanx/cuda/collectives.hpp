@@ -199,7 +199,7 @@ public:
 
 private:
     static constexpr std::int64_t beyond_ns = 30'000'000'000;  // how long after its deadline a kernel or a copy is waited for
-    static constexpr std::size_t kept = 256;                   // operations whose launches are
+    static constexpr std::size_t kept = 1024;                  // operations whose launches are
     static constexpr int not_ready = 600;                      // CUDA_ERROR_NOT_READY
     static constexpr int eagerness = 20;  // of a wait for a kernel, which takes a millisecond at most
 

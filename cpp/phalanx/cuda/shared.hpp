@@ -16,7 +16,7 @@ namespace phalanx::cuda {
 
 // An allocation, for other processes. One without a size cannot be opened.
 struct Reference {
-    std::uint64_t buffer = 0;
+    std::uint64_t buffer = 0;  // 0: it is not memory of this GPU
     Address base = 0;  // in the process that it belongs to
     std::uint64_t size = 0;
     Handle handle{};
@@ -40,7 +40,8 @@ public:
         if (bytes == 0) return {Place::nothing, 0};
         std::uint64_t buffer = 0;
         if (gpu_.driver.cuPointerGetAttribute(&buffer, buffer_id, address) != 0) return {};
-        return {!is_opened || reference(buffer, address).size > 0 ? buffer : 0, address};
+        const Reference& known = reference(buffer, address);
+        return {is_opened && known.size == 0 ? 0 : known.buffer, address};
     }
 
     const Reference& reference(std::uint64_t buffer, Address address) {
@@ -64,10 +65,9 @@ private:
         std::size_t size = 0;
         void* places[] = {&type, &number, &can_export, &made.base, &size};
         if (gpu_.driver.cuPointerGetAttributes(5, wanted, places, address) != 0) return {};
-        if (type != on_device || number != gpu_.number || can_export == 0) return {};
-        if (gpu_.driver.cuIpcGetMemHandle(&made.handle, made.base) != 0) return {};
+        if (type != on_device || number != gpu_.number) return {};
         made.buffer = buffer;
-        made.size = size;
+        if (can_export != 0 && gpu_.driver.cuIpcGetMemHandle(&made.handle, made.base) == 0) made.size = size;
         return made;
     }
 
