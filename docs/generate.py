@@ -127,7 +127,9 @@ PARTS = {
     **{f"variables-{name}": lambda name=name: variables(name) for name in SECTIONS},
     "options": lambda: options(config.Options),
     "tls-options": lambda: options(config.TlsOptions),
-    **{f"command-{name}": lambda name=name: command_options(name) for name in ("run", "doctor", "demo", "bench")},
+    **{
+        f"command-{name}": lambda name=name: command_options(name) for name in ("run", "top", "doctor", "demo", "bench")
+    },
     "errors": error_tree,
     "compatibility": compatibility.table,
     "version": lambda: f"This is the documentation of Phalanx {__version__}.\n",

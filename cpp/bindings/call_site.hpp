@@ -51,6 +51,9 @@ public:
 
     nb::object code() const { return code_ != nullptr ? nb::borrow<nb::object>(code_) : nb::none(); }
 
+    // What tells one place from another, while the site is kept.
+    std::pair<const void*, int> key() const noexcept { return {code_, place_}; }
+
     int line() const { return code_ != nullptr ? frames::line(code_, place_) : 0; }
 
 private:

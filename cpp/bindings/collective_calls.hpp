@@ -239,6 +239,8 @@ protected:
         std::copy_n(o.x.lengths.begin(), o.dims(), record.shape.begin());
         record.sequence = o.sequence;
         record.fingerprint = o.fingerprint;
+        record.bytes = o.bytes;
+        recorder_.show(record);
         return record;
     }
 

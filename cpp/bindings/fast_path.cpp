@@ -75,6 +75,7 @@ public:
     Ending perform(Operation& o, Parts& parts, const CallSite& site, bool resumable) {
         Record& record = note(o, site);
         const std::int64_t began_ns = record.began_ns;
+        const SlateWriter::Place place = record.place;
         if (o.deadline_ns == 0) o.deadline_ns = began_ns + o.timeout_ns;
         PyThreadState* state = nullptr;
         Call call;
@@ -116,7 +117,10 @@ public:
             }
         }
         const bool kept = record.sequence == o.sequence;  // the ring may have come round
-        if (kept) record.ended_ns = monotonic_ns();
+        if (kept)
+            recorder_.end(record, monotonic_ns());
+        else
+            recorder_.end(place, monotonic_ns());
         if (end.outcome == Outcome::done) return end;
         if (end.outcome == Outcome::interrupted && end.interrupt.is_none()) {
             end.interrupt = nb::borrow(nb::python_error().value());
@@ -125,7 +129,7 @@ public:
         if (!kept) {  // an error has to say what failed
             Record& again = note(o, site);
             again.began_ns = began_ns;
-            again.ended_ns = monotonic_ns();
+            recorder_.end(again, monotonic_ns());
         }
         // Before another thread's operation changes it.
         end.blamed = nb::cast(o.on_gpu ? device_->ops.blamed(end.outcome) : s_.ops.blamed(end.outcome));

@@ -206,7 +206,7 @@ protected:
         give_number(o);
         const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
         Record& record = note(o, site);
-        Begun begun{o, site, record, record.began_ns};
+        Begun begun{o, site, record, record.began_ns, record.place, recorder_};
         if (is_told) {
             StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
             const bool at_once = follow(begun, told, held, slot_, Array{}, nullptr);
@@ -235,9 +235,14 @@ private:
         const CallSite& site;
         Record& record;
         const std::int64_t began_ns;
+        const SlateWriter::Place place;
+        Recorder& recorder;
 
         void end() const {
-            if (record.sequence == o.sequence) record.ended_ns = monotonic_ns();
+            if (record.sequence == o.sequence)
+                recorder.end(record, monotonic_ns());
+            else
+                recorder.end(place, monotonic_ns());
         }
     };
 

@@ -86,8 +86,11 @@ protected:
         Record& record = recorder_.begin(verb);
         record.rank = message.peer;
         record.tag = message.tag;
-        record.ended_ns = record.began_ns;
+        record.bytes = message.array.bytes;
+        const std::int64_t now = record.began_ns;
         record.began_ns = message.began;
+        recorder_.show(record);
+        recorder_.end(record, now);
     }
 
     static nb::object waited(nb::object operation, const Message& message) {

@@ -3,6 +3,11 @@
 #include "module.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cerrno>
+#include <new>
+#include <system_error>
 
 #include "phalanx/jitter.hpp"
 #include "recorder.hpp"
@@ -22,8 +27,35 @@ void phalanx::bind_call_site(nb::module_& m) {
 }
 
 void phalanx::bind_recorder(nb::module_& m) {
+    nb::class_<SlateWriter>(m, "SlateWriter", "Writes to the slate of this process; see phalanx.slate.")
+        .def("__init__",
+             [](SlateWriter* self, int fd) {
+                 try {
+                     new (self) SlateWriter(fd);
+                 } catch (const std::system_error& error) {
+                     errno = error.code().value();
+                     PyErr_SetFromErrno(PyExc_OSError);
+                     throw nb::python_error();
+                 }
+             })
+        .def_prop_ro("memory", &SlateWriter::memory)
+        .def("retire", &SlateWriter::retire)
+        .def("begin",
+             [](SlateWriter& slate, std::uint32_t group, nb::str verb, const CallSite& site, std::int32_t peer, std::uint64_t bytes,
+                std::uint64_t sequence, std::uint64_t fingerprint) {
+                 PyObject* text = verb.release().ptr();
+                 PyUnicode_InternInPlace(&text);  // so that the same verb is the same text
+                 const nb::object kept = nb::steal(text);
+                 const SlateWriter::Place place = slate.begin(group, PyUnicode_AsUTF8AndSize(text, nullptr), site, peer, bytes,
+                                                              sequence, fingerprint, monotonic_ns());
+                 return nb::make_tuple(place.number, place.site, place.bytes, place.began_ns);
+             })
+        .def("end", [](SlateWriter& slate, const std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::int64_t>& place) {
+            const auto [number, site, bytes, began] = place;
+            slate.end({number, bytes, began, site}, monotonic_ns());
+        });
     nb::class_<Recorder>(m, "Recorder", "The last operations of the fast paths; see phalanx.group.tracking.journal.")
-        .def(nb::init<>())
+        .def(nb::init<SlateWriter*, std::uint32_t>(), "slate"_a.none() = nb::none(), "group"_a = 0, nb::keep_alive<1, 2>())
         .def_rw("sequence", &Recorder::sequence)
         .def("records", &Recorder::records);
 }

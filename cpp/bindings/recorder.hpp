@@ -11,6 +11,7 @@
 #include "call_site.hpp"
 #include "gil.hpp"
 #include "phalanx/waiting.hpp"
+#include "slate_writer.hpp"
 
 namespace phalanx {
 
@@ -28,8 +29,10 @@ struct Record {
     std::array<std::int64_t, most_dims> shape;  // as many as there are dims
     std::uint64_t sequence = 0;  // of a collective; 0 for a message
     std::uint64_t fingerprint = 0;
+    std::uint64_t bytes = 0;
     std::int64_t began_ns = 0;
     std::int64_t ended_ns = 0;  // 0 while it runs
+    SlateWriter::Place place{};  // on the slate
 };
 
 // A ring of the last records. Used with the GIL held only.
@@ -37,24 +40,48 @@ class Recorder {
 public:
     static constexpr std::size_t kept = 256;
 
-    Recorder() = default;
+    // `slate`: null where this process has none. `group`: its number there.
+    explicit Recorder(SlateWriter* slate = nullptr, std::uint32_t group = 0) : slate_(slate), group_(group) {}
     Recorder(const Recorder&) = delete;
     Recorder& operator=(const Recorder&) = delete;
 
     std::uint64_t sequence = 0;  // collectives issued so far, by whatever path
 
-    // The caller fills in the rest, and sets `ended_ns` through `end`.
+    // The caller fills in the rest, then calls `show`, and `end` when it is over.
     Record& begin(const char* verb) {
         return begin(verb, CallSite::current(true));  // the first frame is the Group's own method, which called us
     }
 
     Record& begin(const char* verb, CallSite site) {
         Record& record = records_[count_++ % kept];
-        record = Record{};
         record.verb = verb;
         record.site = std::move(site);
+        record.rank = -1;
+        record.op = "";
+        record.tag = 0;
+        record.dtype = -1;
+        record.dims = 0;  // so that the shape need not be cleared
+        record.sequence = record.fingerprint = record.bytes = 0;
         record.began_ns = monotonic_ns();
+        record.ended_ns = 0;
         return record;
+    }
+
+    // From here on other processes see it.
+    void show(Record& record) {
+        if (slate_ == nullptr) return;
+        record.place = slate_->begin(group_, record.verb, record.site, record.rank, record.bytes, record.sequence,
+                                     record.fingerprint, record.began_ns);
+    }
+
+    void end(Record& record, std::int64_t now) {
+        record.ended_ns = now;
+        if (slate_ != nullptr) slate_->end(record.place, now);
+    }
+
+    // Of one that the ring has overtaken.
+    void end(const SlateWriter::Place& place, std::int64_t now) {
+        if (slate_ != nullptr) slate_->end(place, now);
     }
 
     // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site, began, ended) with times in seconds, ended
@@ -74,6 +101,8 @@ public:
     }
 
 private:
+    SlateWriter* slate_;
+    const std::uint32_t group_;
     std::array<Record, kept> records_{};
     std::size_t count_ = 0;
 };

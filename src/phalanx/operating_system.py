@@ -15,6 +15,7 @@ import sys
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
 __all__ = [
@@ -27,12 +28,14 @@ __all__ = [
     "core_quota",
     "cores_of_set",
     "die_with_parent",
+    "give_back_memory",
     "hold_port",
     "host_identity",
     "hung_up",
     "interface_addresses",
     "is_sealed",
     "keepalive_options",
+    "link_numbers",
     "loaded_libraries",
     "make_memory_file",
     "memory_namespace",
@@ -43,6 +46,8 @@ __all__ = [
     "process_table",
     "processor_lines",
     "reap_child",
+    "reserve",
+    "resident_memory",
     "usable_cores",
     "wake_pipe",
     "who_is",
@@ -144,6 +149,18 @@ def _prctl(option: int, value: int) -> bool:
         return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)) == 0
     except (ImportError, AttributeError, OSError):
         return False
+
+
+def give_back_memory() -> None:
+    """Gives pages that were freed, and that the C library keeps, back to the system. Only glibc knows how."""
+    if not LINUX:
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+    except (ImportError, AttributeError, OSError):
+        return  # another C library
 
 
 def process_table(variable: str) -> list[tuple[int, int, int, str]]:
@@ -277,6 +294,17 @@ def host_identity() -> str:
     return socket.gethostname()
 
 
+def resident_memory() -> int:
+    """Bytes of memory that this process holds; where that is not told, the most that it has held."""
+    if LINUX:
+        fields = _read("/proc/self/statm").split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
 def processor_lines() -> list[str]:
     """The lines by which the kernel describes the processor; empty where it does not."""
     return _read("/proc/cpuinfo").decode(errors="replace").splitlines() if LINUX else []
@@ -337,6 +365,18 @@ def make_memory_file(name: str, size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def reserve(fd: int, size: int) -> None:
+    """Makes a file so long, and its room its own: a process that writes where there is none left is killed.
+
+    Raises:
+        OSError: There is no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.pwrite(fd, bytes(size), 0)
 
 
 def is_sealed(fd: int) -> bool:
@@ -403,6 +443,25 @@ def keepalive_options(seconds: float) -> list[tuple[int, int, int]]:
     if hasattr(socket, "TCP_KEEPINTVL"):
         found += [(tcp, socket.TCP_KEEPINTVL, third), (tcp, socket.TCP_KEEPCNT, 3)]
     return found
+
+
+def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, int] | None:
+    """The numbers of a `transports.stream.LinkState`, as the kernel has measured them; None where it does not tell."""
+    if not LINUX:
+        return None
+    import socket
+    import struct
+
+    try:
+        data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    except OSError:
+        return None
+    if len(data) < 184:  # an older kernel
+        return None
+    (round_trip,), (again,) = struct.unpack_from("=I", data, 68), struct.unpack_from("=I", data, 100)
+    sent, received = struct.unpack_from("=QQ", data, 120)
+    busy, held = struct.unpack_from("=QQ", data, 168)
+    return sent, received, busy, held, round_trip, again
 
 
 def hold_port() -> bool:

@@ -10,9 +10,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["leave_alone", "leave_calls_alone"]
+__all__ = ["leave_alone", "leave_calls_alone", "not_inlined"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CALLED = ("phalanx.group", "phalanx.rpc", "phalanx.world")
 """The modules, with all below them, whose functions programs call."""
@@ -20,16 +22,25 @@ _marked: set[str] = set()
 """The names of those that are marked already."""
 
 
-def leave_calls_alone() -> None:
-    """Marks the functions that programs call, as far as their modules are loaded; without torch, nothing."""
+def leave_calls_alone(below: str | tuple[str, ...] = _CALLED) -> None:
+    """Marks the functions that programs call, as far as their modules are loaded; without torch, nothing.
+
+    Args:
+        below: The modules, with all below them.
+    """
     if "torch" not in sys.modules:
         return
-    found = {name: module for name, module in sys.modules.copy().items() if name.startswith(_CALLED)}
+    found = {name: module for name, module in sys.modules.copy().items() if name.startswith(below)}
     for function in _functions_of(module for name, module in found.items() if name not in _marked):
-        # As torch.compiler.disable does: a call is not traced as a part of its caller either.
-        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        not_inlined(function)
     leave_alone(module for name, module in found.items() if name not in _marked)
     _marked.update(found)
+
+
+def not_inlined(function: F) -> F:
+    """Decorates a function that is not to be traced as a part of its caller either, as torch.compiler.disable does."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def leave_alone(modules: Iterable[ModuleType]) -> None:

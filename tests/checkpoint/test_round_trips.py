@@ -56,6 +56,7 @@ def test_plain_data(tmp_path: Path) -> None:
         "none": None,
         "numbers": [1, -(2**70), 0.1, math.inf, -math.inf, 1 + 2j, True],
         "text": "größer",
+        "derived": type("Text", (str,), {})("größer"),
         "bytes": b"\x00\xff",
         "nested": ({"a": [(), [], {}]},),
         3: {"int keys": 1, 2.5: None, None: 0, True: 1},
@@ -84,6 +85,7 @@ CYCLE["again"] = CYCLE
     [
         ({"a": [object()]}, "a.0 is of type object"),
         ({"a": {(1, 2): 3}}, "a has a key of type tuple"),
+        ({"a": {math.inf: 3}}, "a has a key inf (expected str or a finite number)"),
         ({"a": np.array(["x"])}, "a: dtype <U1 cannot be saved"),
         ({"a": lambda: 1}, "a is of type function"),
         ({"a": [CYCLE]}, "a.0.again is a dict that contains itself"),

@@ -44,6 +44,28 @@ def test_tensors_of_all_dtypes(tmp_path: Path) -> None:
         assert torch.equal(found[name].to(torch.complex128), tensor.detach().to(torch.complex128))
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_many_small_tensors_of_all_kinds(tmp_path: Path, ranks: int) -> None:
+    """They are copied together, by dtype; derived classes, large ones and spread ones are not."""
+
+    class Own(torch.Tensor):
+        pass
+
+    base = torch.arange(24.0).reshape(4, 6)
+    tree: dict[str, Any] = {f"{n}": torch.full((n % 5, 3), float(n)) for n in range(60)}
+    tree |= {f"int {n}": torch.tensor([n, -n]) for n in range(20)}
+    tree |= {"turned": base.T, "part": base[:, 2:4], "spread": base[:1].expand(5, 6), "own": base.as_subclass(Own)}
+    tree |= {"negative": torch.tensor([1 + 2j, 3 - 4j]).conj().imag, "trained": torch.nn.Parameter(base[1])}
+    tree |= {"large": torch.arange(1 << 17, dtype=torch.float32), "half": base.half(), "brain": base.bfloat16()}
+    px.testing.run_ranks(ranks, lambda world: px.checkpoint.save(tmp_path / "a", tree, world))
+    px.checkpoint.verify(tmp_path / "a")
+    found = px.checkpoint.load(tmp_path / "a")
+    assert list(found) == list(tree)
+    for name, tensor in tree.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor.detach().as_subclass(torch.Tensor)), name
+
+
 def test_modules_and_optimizers_go_on_where_they_were(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     px.checkpoint.save(tmp_path / "a", {"model": model, "optimizer": optimizer, "step": 1})

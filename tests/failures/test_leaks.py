@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
 
+from phalanx.slate import files
+
 COUNT = """
 import gc
+import phalanx.slate.files
 def listening():
     mine = set(open_files())
     found = 0
@@ -26,8 +28,11 @@ def count():
         "threads": threads(fewest),
         "listening": listening(),
         "files": sorted(os.listdir(os.environ["XDG_RUNTIME_DIR"])),
-        # Tests on MPI may run beside this one.
-        "memory": sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm_", "sm_segment."))),
+        # Tests on MPI, and jobs with slates, may run beside this one.
+        "memory": sorted(
+            name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm_", "sm_segment.", "phalanx-"))
+        ),
+        "slates": [file.path.name for file in phalanx.slate.files.listed() if file.pid == os.getpid()],
     }
 """
 
@@ -158,7 +163,8 @@ half.barrier()
     for rank in world:
         assert rank.finish(10.0) == 0, rank.errors
         assert rank.errors == ""
-    assert not [name for name in os.listdir("/dev/shm") if "phalanx" in name]
+    pids = {rank.pid for rank in world}
+    assert not [file for file in files.listed() if file.pid in pids]
 
 
 def test_collected_groups_give_back_their_channels(worlds: Worlds) -> None:

@@ -140,6 +140,7 @@ def test_refusals() -> None:
             (lambda: mesh["a", "a"], "an axis is named twice"),
             (lambda: mesh[0], "mesh[0] is not an axis"),
             (lambda: mesh.flatten("a", name="b"), "name='b' is not valid"),
+            (lambda: mesh.flatten("a", name=5), "name=5 is not valid"),
             (lambda: mesh.flatten("c"), "no axis 'c'"),
             (lambda: px.Mesh(world, {"a": 4}, ranks=[0, 1, 2, 2]), "each rank below 4 once"),
             (lambda: px.Mesh(world, {"a": 4}, ranks=[[0, 1, 2, 3]]), "in shape (4,)"),

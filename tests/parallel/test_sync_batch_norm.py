@@ -148,3 +148,38 @@ def test_under_ddp() -> None:
     (whole,) = run_ranks(1, body)
     parts = run_ranks(2, body)
     assert [(a + b) / 2 for a, b in zip(*parts, strict=True)] == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_weight_without_a_bias() -> None:
+    data = batches([3, 5], 2)
+    whole = nn.BatchNorm1d(3, dtype=torch.float64)
+    whole.bias = None
+    nn.init.constant_(whole.weight, 5.0)
+    x = torch.cat(data)
+    expected = whole(x)
+    (expected**3).sum().backward()
+
+    def body(world: px.Group) -> Any:
+        given = nn.BatchNorm1d(3, dtype=torch.float64)
+        given.bias = None
+        nn.init.constant_(given.weight, 5.0)
+        layer = px.parallel.SyncBatchNorm.convert(given, world)
+        output = layer(data[world.rank])
+        (output**3).sum().backward()
+        return output.detach(), layer.weight.grad
+
+    results = run_ranks(2, body)
+    torch.testing.assert_close(torch.cat([output for output, _ in results]), expected.detach())
+    torch.testing.assert_close(sum(grad for _, grad in results), whole.weight.grad)
+
+
+def test_convert_finds_what_is_there_twice_and_refuses_what_is_not_there_yet() -> None:
+    def body(world: px.Group) -> None:
+        shared = nn.BatchNorm1d(3)
+        made: Any = px.parallel.SyncBatchNorm.convert(nn.Sequential(shared, nn.ReLU(), shared), world)
+        assert isinstance(made[0], px.parallel.SyncBatchNorm)
+        assert made[0] is made[2]
+        with pytest.raises(px.UsageError, match="LazyBatchNorm1d does not know its features yet"):
+            px.parallel.SyncBatchNorm.convert(nn.Sequential(nn.LazyBatchNorm1d()), world)
+
+    run_ranks(1, body)

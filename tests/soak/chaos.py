@@ -292,9 +292,17 @@ class _Hung(Exception):
     pass
 
 
+SLATES = f"phalanx-{os.geteuid()}"
+"""The folder of what a failed job leaves for `phalanx doctor --last`."""
+
+
 def _shared_memory() -> set[str]:
     folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir() if "phalanx" in path.name} if folder.is_dir() else set()
+    return (
+        {path.name for path in folder.iterdir() if "phalanx" in path.name and path.name != SLATES}
+        if folder.is_dir()
+        else set()
+    )
 
 
 # -- what to say -------------------------------------------------------------------------------------------------------

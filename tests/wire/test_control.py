@@ -31,6 +31,9 @@ from phalanx.wire.control import (
     OperationStatus,
     Roster,
     Shutdown,
+    SlateQuery,
+    SlateRanks,
+    SlateReply,
     Statuses,
     StatusQuery,
     StatusReply,
@@ -68,6 +71,9 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
         st.dictionaries(INT, STATUSES, max_size=3),
         st.dictionaries(INT, st.tuples(SECONDS, st.none() | STATUSES), max_size=3),
     ),
+    SlateQuery: st.builds(SlateQuery, INT),
+    SlateRanks: st.builds(SlateRanks, INT, INT, st.lists(INT, max_size=4)),
+    SlateReply: st.builds(SlateReply, INT, INT, st.binary(max_size=20), INT),
     Shutdown: st.just(Shutdown()),
 }
 MESSAGES = st.one_of(*BY_TYPE.values())

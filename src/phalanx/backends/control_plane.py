@@ -11,6 +11,7 @@ from typing import Protocol
 from ..errors import PeerLost, PhalanxError, RendezvousError
 from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import decode_error
+from ..slate.slate import Slate
 from ..wire.control import EncodedError, OperationStatus
 
 __all__ = ["ControlPlane", "Watcher"]
@@ -54,6 +55,8 @@ class ControlPlane:
         self._broken: dict[bytes, PhalanxError] = {}
         self.forked = False
         """True in a forked child, whose locks may be held by threads that exist only in the parent."""
+        self.slate: Slate | None = None
+        """The notes of this rank that other processes can read; None where it makes none."""
         self.directory_host: int | None = None
         """The rank that hosts the directory, if a rank does: it is lost when the directory does not answer."""
 
@@ -142,6 +145,7 @@ class ControlPlane:
     def on_lost(self, rank: int, reason: str) -> None:
         """Handles that a rank has died."""
         error = PeerLost(rank, reason)
+        self._note_failure()
         with self._condition:
             self._lost.setdefault(rank, error)
             self._condition.notify_all()
@@ -203,7 +207,16 @@ class ControlPlane:
         words = f"{last.operation} of another group"
         return OperationStatus(words, here.sequence, here.fingerprint, last.site, True, last.seconds)
 
+    def slate_contents(self) -> bytes | None:
+        """The contents of this rank's slate; None if it has none."""
+        return None if self.slate is None else self.slate.contents()
+
+    def _note_failure(self) -> None:
+        if self.slate is not None:
+            self.slate.fail()
+
     def _end(self, error: PhalanxError) -> None:
+        self._note_failure()
         with self._condition:
             if self._ended is None:
                 self._ended = error

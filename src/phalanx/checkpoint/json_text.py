@@ -11,11 +11,11 @@ __all__ = ["to_json"]
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON. Its numbers are finite.
+    """A value as JSON. Its numbers are finite, and its text is Unicode.
 
-    msgspec takes a tenth of the time, but not classes derived from str or int, nor half a surrogate pair.
+    msgspec takes a tenth of the time, but no classes derived from str or int.
     """
     try:
         return msgspec.json.encode(value)
-    except (TypeError, ValueError):
+    except TypeError:
         return json.dumps(value, separators=(",", ":")).encode()

@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     per_rank: dict[str, Any]
     """The form of these values."""
     share: list[FileTensor]
-    """What this rank writes."""
+    """The pieces that this rank writes."""
 
 
 def make_plan(tree: Any, rank: int, size: int) -> Plan:

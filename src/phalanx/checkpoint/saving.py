@@ -159,7 +159,7 @@ class _Vote:
         return self._group is None or self._group.rank == 0
 
     def _pieces(self) -> Pieces:
-        """What this rank has written."""
+        """The pieces that this rank has written."""
         if self._file is None:
             return []
         return list(zip([entry.tensor for entry in self._plan.share], self._file.pieces, strict=True))

@@ -161,10 +161,7 @@ def _head(entries: Sequence[FileTensor]) -> bytes:
         while name in header or name == "__metadata__":  # the format has a meaning of its own for that one
             name += "'"
         header[name] = _HeaderEntry(FILE_DTYPES[entry.dtype], shape, (begin, end))
-    try:
-        text = msgspec.json.encode(header)
-    except ValueError:  # a name with half a surrogate pair
-        text = json.dumps(msgspec.to_builtins(header)).encode()
+    text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

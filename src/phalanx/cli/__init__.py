@@ -1,4 +1,4 @@
-"""The commands that a person types: `phalanx run`, `doctor`, `demo`, `bench` and `checkpoint`.
+"""The commands that a person types: `phalanx run`, `top`, `doctor`, `demo`, `bench` and `checkpoint`.
 
 Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
 `phalanx run` should not wait for what `phalanx doctor` needs.
@@ -22,6 +22,7 @@ __all__ = ["app", "main"]
 
 _COMMANDS = {
     "run": ("phalanx.cli.run", "Start a script on several ranks, on this machine or on many."),
+    "top": ("phalanx.cli.top", "Show what the ranks of a running job do: who waits for whom, and where."),
     "doctor": ("phalanx.cli.doctor", "Look at this machine and say what would break a job, and what to do."),
     "demo": ("phalanx.cli.demo", "Train a small classifier on four ranks; nothing to configure."),
     "bench": ("phalanx.cli.bench", "Measure collectives, beside Gloo and MPI if you like."),
@@ -35,6 +36,7 @@ _EXAMPLES = """\
   phalanx demo                       see it work
   phalanx run -n 4 train.py          four ranks on this machine
   phalanx run -n 4 -m pkg.train      the same, by module name
+  phalanx top                        what its ranks do, and who waits for whom
   phalanx doctor                     what is wrong with this machine
   phalanx bench --against gloo       how fast it is, beside others
 """

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..operating_system import SHARED_MEMORY
 from .reader import VariableReader, environment, invalid
 from .variables import VARIABLES, VARIABLES_BY_NAME
 
@@ -19,8 +20,10 @@ __all__ = [
     "cache_dir",
     "debug",
     "inherited",
+    "is_watched",
     "last_words_folder",
     "log_level",
+    "memory_dir",
     "nearest_variable",
     "pure",
     "runtime_dir",
@@ -176,6 +179,34 @@ def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
     if fault is not None:
         raise ConfigError(f"{folder} cannot hold private files: {fault}{_WAY_OUT}")
     return folder
+
+
+def memory_dir(env: Mapping[str, str] | None = None) -> Path:
+    """The folder for this user's private files in memory, `phalanx-<uid>` in `/dev/shm`; `runtime_dir` without one.
+
+    Raises:
+        ConfigError: The folder cannot be made, or is not this user's alone.
+    """
+    parent = Path(SHARED_MEMORY)
+    folder = parent / f"phalanx-{os.geteuid()}"
+    try:
+        if os.access(parent, os.W_OK | os.X_OK) and parent.stat().st_mode & stat.S_ISVTX:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if _unfit(folder) is None:
+                return folder
+    except OSError:
+        pass
+    folder = runtime_dir(env) / "phalanx-slates"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder} for private files: {error.strerror}{_WAY_OUT}") from error
+    return folder
+
+
+def is_watched(env: Mapping[str, str] | None = None) -> bool:
+    """True for a rank whose launcher reads its slate at the end, and then removes it."""
+    return VariableReader(env).text("PHALANX_WATCHED") is not None
 
 
 def cache_dir(env: Mapping[str, str] | None = None) -> Path | None:

@@ -21,6 +21,8 @@ from .health import Health
 from .tracking import call_site
 from .tracking.journal import Journal, describe
 from .tracking.long_waits import LongWaits
+from .tracking.noting import Notes
+from .tracking.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
@@ -44,9 +46,11 @@ class GroupCore:
         self._timeout = backend.timeout
         self._context = backend.next_context("group")
         self._control = backend.control
-        self._recorder: Recorder | None = None if core is None else core.Recorder()
+        notes = Notes.of(self._control.slate, self._context, backend.rank, backend.world_ranks, whereabouts)
+        """The notes on this group that other processes can read."""
+        self._recorder: Recorder | None = None if core is None else core.Recorder(*notes.for_recorder())
         """Records of the operations on the fast paths."""
-        self._journal = Journal(self._recorder)
+        self._journal = Journal(self._recorder, notes)
         self._told = False
         """True once the program was told that the group is broken."""
         self._closed = False
@@ -64,7 +68,7 @@ class GroupCore:
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
         self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
-        self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close]
+        self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close, notes.close]
         long_waits = LongWaits(self._journal, self._control, self._context, backend.world_ranks)
         self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal, long_waits)
         self._control.watch(self._context, self._health)

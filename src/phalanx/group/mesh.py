@@ -154,7 +154,7 @@ class Mesh:
             elif axis not in chosen:
                 made[axis] = of_axis
         if len(made) != len(self._axes) - len(chosen) + 1 or not isinstance(called, str) or not called:
-            raise UsageError(f"name={called!r} is not valid (expected a new name beside {', '.join(made)})")
+            raise UsageError(f"name={called!r} is not valid (expected a new name beside {', '.join(map(str, made))})")
         return Mesh._view(self._grid, made)
 
     def _parts(self, axis: str) -> tuple[int, ...]:
@@ -197,7 +197,13 @@ class Mesh:
         if any(len(parts) > 1 for parts in self._axes.values()):
             raise UsageError("a flattened mesh has no counterpart in torch (call to_torch before flatten)")
         names = tuple(self._grid.names[parts[0]] for parts in self._axes.values())
-        return whole[names if len(names) > 1 else names[0]]
+        try:
+            return whole[names if len(names) > 1 else names[0]]
+        except KeyError:
+            raise UsageError(
+                f"torch takes the axes of a mesh in their order only, and not {', '.join(names)} (call to_torch before "
+                "you choose them)"
+            ) from None
 
     @classmethod
     @hides_frames

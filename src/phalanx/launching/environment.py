@@ -15,13 +15,13 @@ from .guardian import MARK
 
 __all__ = ["OWN_VARIABLES", "cores", "new_run_id", "new_token", "rank_environment", "reserve_port"]
 
-_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "PHALANX_LAST_WORDS")
+_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "PHALANX_LAST_WORDS", "PHALANX_WATCHED")
 """Variables of an outer launcher for its own ranks. Here no agent hosts torch's store."""
 
 OWN_VARIABLES = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS {MARK}".split()
+    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS PHALANX_WATCHED {MARK}".split()
 )
 """Variables that users cannot set for the ranks: the launcher does."""
 
@@ -53,6 +53,7 @@ def rank_environment(
     last_words: str | None = None,
     restarts: int = 0,
     max_restarts: int = 0,
+    watched: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
@@ -61,6 +62,7 @@ def rank_environment(
         cores: Those of this node; its ranks share them.
         last_words: The folder where the rank leaves its last traceback; None if it prints it.
         restarts: How often the ranks were started before.
+        watched: The launcher reads the ranks' slates, and removes them.
         extra: The user's additions.
     """
     # By default each rank would start as many threads as there are cores, and they would get in each other's way.
@@ -88,6 +90,7 @@ def rank_environment(
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
         **({"PHALANX_LAST_WORDS": last_words} if last_words is not None else {}),
+        **({"PHALANX_WATCHED": "1"} if watched else {}),
         MARK: run_id,
     }
 

@@ -84,23 +84,43 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 
     @classmethod
     def convert(cls, module: nn.Module, group: Group, *, timeout: float | None = None) -> nn.Module:
-        """The module with every batch normalisation of torch in it replaced; parameters and statistics are kept."""
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
-            made = cls(
-                module.num_features,
-                group,
-                module.eps,
-                module.momentum,
-                module.affine,
-                module.track_running_stats,
-                timeout=timeout,
+        """The module with every batch normalisation of torch in it replaced; parameters and statistics are kept.
+
+        Raises:
+            UsageError: One of them does not know its features yet.
+        """
+        made: dict[int, nn.Module] = {}
+
+        def convert(part: nn.Module) -> nn.Module:
+            if id(part) not in made:  # the same one may be in several places
+                made[id(part)] = part
+                if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, cls):
+                    made[id(part)] = cls._like(part, group, timeout)
+                for name, child in part._modules.items():
+                    if child is not None:
+                        part._modules[name] = convert(child)
+            return made[id(part)]
+
+        return convert(module)
+
+    @classmethod
+    def _like(cls, given: Any, group: Group, timeout: float | None) -> SyncBatchNorm:
+        if isinstance(given, nn.modules.lazy.LazyModuleMixin) and given.has_uninitialized_params():
+            raise UsageError(
+                f"a {type(given).__name__} does not know its features yet (call the module once before you convert it)"
             )
-            made._parameters, made._buffers = module._parameters, module._buffers
-            made.training = module.training
-            return made
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child, group, timeout=timeout))
-        return module
+        made = cls(
+            given.num_features,
+            group,
+            given.eps,
+            given.momentum,
+            given.affine,
+            given.track_running_stats,
+            timeout=timeout,
+        )
+        made._parameters, made._buffers = given._parameters, given._buffers
+        made.training = given.training
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         memo[id(self.group)] = self.group
@@ -129,11 +149,12 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
             raise ValueError(f"expected more than 1 value per feature on all ranks together, got {count}")
         scale = torch.rsqrt(variance + eps).to(values.dtype)
         normal = (values - _spread(mean.to(values.dtype), x)) * _spread(scale, x)
-        output = normal
-        if weight is not None and bias is not None:
-            output = normal * _spread(weight.to(values.dtype), x) + _spread(bias.to(values.dtype), x)
+        output = normal if weight is None else normal * _spread(weight.to(values.dtype), x)
+        if bias is not None:
+            output = output + _spread(bias.to(values.dtype), x)
         ctx.save_for_backward(normal, weight, scale)
         ctx.group, ctx.timeout, ctx.count = group, timeout, count
+        ctx.bias_dtype = None if bias is None else bias.dtype
         found = torch.tensor(count)
         ctx.mark_non_differentiable(mean, variance, found)
         return output.to(x.dtype), mean, variance, found
@@ -151,9 +172,12 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
         back = incoming - _spread(means[0], normal) - normal * _spread(means[1], normal)
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         of_input = (back * _spread(factor, normal)).to(gradient.dtype)
-        if weight is None:
-            return of_input, None, None, None, None, None
-        return of_input, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None, None, None
+        return (
+            of_input,
+            None if weight is None else of_weight.to(weight.dtype),
+            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
+            *(None, None, None),
+        )
 
 
 def _statistics(x: torch.Tensor, group: Group, timeout: float | None) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+import zlib
 from typing import Protocol
 
 from ..config.options import Options
@@ -44,6 +46,9 @@ class ControlEvents(Protocol):
 
     def status(self, context: bytes | None, sequence: int = 0) -> say.OperationStatus:
         """The status of this rank in a group (None for any), or at its collective of that number."""
+
+    def slate_contents(self) -> bytes | None:
+        """The contents of this rank's slate; None if it has none."""
 
 
 class KnownStatuses:
@@ -187,10 +192,18 @@ class ControlClient:
         elif isinstance(message, say.StatusQuery):
             status = self._events.status(message.context, message.sequence)
             self.link.send(say.StatusReply(message.query, status))
+        elif isinstance(message, say.SlateQuery):
+            self._show_slate(message.query)
         elif isinstance(message, say.Shutdown):
             self._leaving = True  # the end that follows is no loss
         else:
             self._answered(message)
+
+    def _show_slate(self, query: int) -> None:
+        self.link.send(say.SlateReply(query, time.monotonic_ns()))
+        contents = self._events.slate_contents()
+        if contents is not None:
+            self.link.send(say.SlateReply(query, time.monotonic_ns(), zlib.compress(contents, 1)))
 
     def _answered(self, message: say.Message) -> None:
         with self._condition:

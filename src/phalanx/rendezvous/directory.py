@@ -44,6 +44,8 @@ A rank that is alive answers in milliseconds.
 """
 FAREWELL_WAIT = 0.1
 """Seconds in which a rank's goodbye may come after the abort of one that missed it."""
+MOST_WATCHERS, MOST_LOOKS, WATCHER_ROOM = 16, 64, 1 << 20
+"""Those who look on, their questions that are kept, and the bytes that may wait for one of them."""
 WAITING_PAUSE = 0.1
 """Seconds between two words on who is missing."""
 
@@ -125,6 +127,10 @@ class Directory:
         """The ends of ranks' processes, as their launchers saw them."""
         self._waiting_is_due = False
         self._launchers: set[ControlLink] = set()
+        self._watchers: set[ControlLink] = set()
+        """Those who look at what the ranks do."""
+        self._looks: dict[int, tuple[ControlLink, int]] = {}
+        """For each question about the slates the link of the watcher, and the watcher's own number for it."""
         self._queries: dict[int, _Query] = {}
         self._query_numbers = itertools.count(1)
         self._one_world = one_world
@@ -225,7 +231,7 @@ class Directory:
         """In a forked child: closes the descriptors only."""
         self._closed = True
         self._acceptor.abandon()
-        for link in [rank.link for rank in self._ranks.values()] + list(self._launchers):
+        for link in self._links():
             link.stream.abandon()
         self._reactor.abandon()
 
@@ -234,10 +240,12 @@ class Directory:
     def _close(self) -> None:
         self._acceptor.close()
         self._tell_all(say.Shutdown())
-        for link in [rank.link for rank in self._ranks.values()] + list(self._launchers):
+        for link in self._links():
             link.close()
 
     def _admit(self, hello: Hello) -> HandshakeStatus:
+        if hello.role is Role.WATCHER:
+            return HandshakeStatus.OK if len(self._watchers) < MOST_WATCHERS else HandshakeStatus.TAKEN
         if hello.world_size != self.world_size:
             return HandshakeStatus.WORLD_SIZE
         if hello.role is Role.LAUNCHER:
@@ -255,6 +263,9 @@ class Directory:
         stream.watch_host(self.options.heartbeat_timeout)
         if hello.role is Role.LAUNCHER:
             self._welcome_launcher(stream)
+            return
+        if hello.role is Role.WATCHER:
+            self._welcome_watcher(stream)
             return
         rank = hello.rank
         if rank in self._ranks:  # two were admitted at once, and the other was quicker to hear of it
@@ -281,6 +292,29 @@ class Directory:
         link.start()
         if self._cause is not None:
             link.send(_describe(self._cause))
+
+    def _welcome_watcher(self, stream: Stream) -> None:
+        link = ControlLink(
+            self._reactor, stream, lambda m: self._heard_watcher(link, m), lambda _reason: self._watchers.discard(link)
+        )
+        self._watchers.add(link)
+        link.start()
+
+    def _heard_watcher(self, link: ControlLink, message: say.Message) -> None:
+        if not isinstance(message, say.SlateQuery) or link.waiting > WATCHER_ROOM:
+            return  # one that does not read what it asked for gets no more
+        number = next(self._query_numbers)
+        self._looks[number] = (link, message.query)
+        while len(self._looks) > MOST_LOOKS:
+            del self._looks[next(iter(self._looks))]
+        link.send(say.SlateRanks(message.query, self.world_size, sorted(self._ranks)))
+        for entry in list(self._ranks.values()):
+            entry.link.send(say.SlateQuery(number))
+
+    def _show(self, rank: int, message: say.SlateReply) -> None:
+        link, number = self._looks.get(message.query, (None, 0))
+        if link is not None and not link.closed:
+            link.send(say.SlateReply(number, message.clock_ns, message.data, rank))
 
     def _heard_launcher(self, message: say.Message) -> None:
         if isinstance(message, say.Abort) and 0 <= message.rank < self.world_size:
@@ -322,6 +356,8 @@ class Directory:
             self._ask(rank, message)
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
+        elif isinstance(message, say.SlateReply):
+            self._show(rank, message)
 
     def _missing(self) -> list[int]:
         return [r for r in range(self.world_size) if r not in self._ranks or self._ranks[r].member is None]
@@ -438,6 +474,9 @@ class Directory:
             for callback in self._callbacks:
                 callback(cause)
 
+    def _links(self) -> list[ControlLink]:
+        return [*(rank.link for rank in self._ranks.values()), *self._launchers, *self._watchers]
+
     def _tell_all(self, message: say.Message, *, but: int | None = None) -> None:
         for rank, entry in list(self._ranks.items()):
             if rank != but:
@@ -454,7 +493,7 @@ class Directory:
         if self._orphaned and not self._closed and (self._state is _State.FORMING or not self._ranks):
             self._closed = True
             self._acceptor.close()
-            for link in [rank.link for rank in self._ranks.values()] + list(self._launchers):
+            for link in self._links():
                 link.close()
             self._reactor.stop()
 

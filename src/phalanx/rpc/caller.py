@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -25,6 +26,7 @@ from ..errors import (
     copy_for_raise,
     of_call,
 )
+from ..slate.calls import CALLS
 from ..transports.stream import Stream
 from ..transports.waker import Waker
 from ..wire.calls import CallKind
@@ -169,8 +171,15 @@ class CallerLink(CallLink):
             self.abandon(pending, None)
             self._after_moving()
             raise
+        self._count(pending, True)
         value = read_value(head, self.limits)
         return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
+
+    def _count(self, pending: PendingCall, ok: bool) -> None:
+        """Counts a call that has ended. It began when its deadline was set."""
+        deadline = pending.deadline
+        if deadline.seconds != math.inf:
+            CALLS.add(pending.name, self.world_rank, ok, time.monotonic() - (deadline.at - deadline.seconds))
 
     def _take_answer(self, pending: PendingCall) -> bytes | None:
         """Waits for a short result, and returns its head: it needs no `Frame`. None if anything else comes first."""
@@ -269,6 +278,7 @@ class CallerLink(CallLink):
 
     def result(self, pending: PendingCall) -> Any:
         """Returns or raises the answer of a finished call."""
+        self._count(pending, pending.error is None and pending.frame is not None and pending.frame.kind is not _ERROR)
         if pending.error is not None:
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame

@@ -18,6 +18,7 @@ from ..arguments import in_units
 from ..errors import Cancelled, FunctionNotFound, InvalidArgument, InvalidMessage, PhalanxError, UsageError
 from ..exception_text import describe, message_of, type_name
 from ..frames import user_traceback
+from ..slate.calls import CALLS
 from ..wire.calls import CallKind
 from ..wire.packing import SIMPLE
 from .backpressure import LONG, ThrottledLink
@@ -50,6 +51,7 @@ class ServedCall:
     # Defaults of the class, not set for each call: only a few kinds of calls change them.
     context: CallContext | None = None
     _entered = False
+    _entered_at = 0.0
     """Whether the handler was entered: then an exception is its own."""
     _generator: Generator[Any, None, Any] | None = None
     _flow: threading.Lock | None = None
@@ -98,6 +100,7 @@ class ServedCall:
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
             self._entered = True
+            self._entered_at = time.monotonic()
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
                 return
@@ -106,6 +109,7 @@ class ServedCall:
                 result = function.call(*args, **kwargs)
             finally:
                 running_call.reset(token)
+            self._count(name, True)
             if target == CREATE:
                 self._keep(registry, name, result, context)
             elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
@@ -113,7 +117,17 @@ class ServedCall:
             else:
                 self._answer(result)
         except BaseException as error:
+            if self._entered and self.context is not None:
+                self._count(self.context.name, False)
             self._fail(error)
+
+    def _count(self, name: str, ok: bool) -> None:
+        """Counts the call, once its handler has ended."""
+        if not self._entered_at:
+            return  # it was counted, and its answer could not be sent
+        queue, now = self._entered_at - self._arrived_at, time.monotonic()
+        CALLS.add(name, -1, ok, now - self._arrived_at, queue, now - self._entered_at)
+        self._entered_at = 0.0
 
     def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
         """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
@@ -263,7 +277,9 @@ class ServedCall:
             if inspect.isasyncgen(made):
                 await self._stream_async(made, context)
             else:
-                self._answer(await made)
+                result = await made
+                self._count(context.name, True)
+                self._answer(result)
         except asyncio.CancelledError:
             self._fail(Cancelled(f"{function.name!r} was cancelled"))
         except BaseException as error:

@@ -13,11 +13,11 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..deadline import Deadline
 from ..errors import Timeout
-from ..operating_system import keepalive_options
+from ..operating_system import keepalive_options, link_numbers
 
 if TYPE_CHECKING:
     import ssl
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IOV_MAX",
     "ConnectionRefused",
+    "LinkState",
     "Stream",
     "StreamEnded",
     "TlsStream",
@@ -40,6 +41,21 @@ TLS_PIECE = 256 << 10
 """Bytes handed to OpenSSL in one call. Of a write that does not go through as a whole it reports no progress at all."""
 CACHED = 256 << 10
 """Bytes under way between two processes of one host: so few are still in the cache when they are received."""
+
+
+class LinkState(NamedTuple):
+    """The kernel's measurements of a connection."""
+
+    sent: int
+    """Bytes that the other side has acknowledged."""
+    received: int
+    busy_us: int
+    """Time with data on its way to the other side."""
+    held_us: int
+    """The part of it in which the other side did not read."""
+    round_trip_us: int
+    lost: int
+    """Packets that were sent again."""
 
 
 class StreamEnded(ConnectionError):
@@ -116,6 +132,14 @@ class Stream:
     def peer_host(self) -> str:
         """The other side's address without the port."""
         return str(self._socket.getpeername()[0])
+
+    @property
+    def link_state(self) -> LinkState | None:
+        """The state of the connection; None where the system does not tell it."""
+        if self._socket.family == socket.AF_UNIX:
+            return None
+        found = link_numbers(self._socket)
+        return None if found is None else LinkState(*found)
 
     def receive_into(self, view: memoryview) -> int:
         """Fills as much of `view` as there is now; 0 if there is nothing yet.

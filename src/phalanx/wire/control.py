@@ -29,6 +29,9 @@ __all__ = [
     "OperationStatus",
     "Roster",
     "Shutdown",
+    "SlateQuery",
+    "SlateRanks",
+    "SlateReply",
     "StatusQuery",
     "StatusReply",
     "Statuses",
@@ -194,6 +197,31 @@ class Statuses(Struct, frozen=True):
     silent: dict[int, tuple[float, OperationStatus | None]]
 
 
+class SlateQuery(Struct, frozen=True):
+    """Asks all ranks for their slates."""
+
+    query: int
+
+
+class SlateRanks(Struct, frozen=True):
+    """The ranks that were asked."""
+
+    query: int
+    world_size: int
+    ranks: list[int]
+
+
+class SlateReply(Struct, frozen=True):
+    """The slate of a rank. First comes one without data, so that the clock is as fresh as can be."""
+
+    query: int
+    clock_ns: int
+    data: bytes = b""
+    """Compressed by zlib."""
+    rank: int = -1
+    """Filled in by the directory, which knows who says it."""
+
+
 class Shutdown(Struct, frozen=True):
     """The directory ends on purpose. Ranks are not watched any more; channels go on."""
 
@@ -213,6 +241,9 @@ Message = (
     | StatusQuery
     | StatusReply
     | Statuses
+    | SlateQuery
+    | SlateRanks
+    | SlateReply
     | Shutdown
 )
 

@@ -69,6 +69,8 @@ class Role(enum.IntEnum):
     """The launcher of one node watches the world."""
     CHANNEL = 3
     """A rank opens a channel of a group to another rank."""
+    WATCHER = 4
+    """Somebody looks at what the ranks do. It need not know how many there are."""
 
 
 class HandshakeStatus(enum.IntEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,76 @@ def test_any_number_of_ranks(ranks: int, optimizer: Any) -> None:
     assert found[0] == pytest.approx(expected, rel=1e-5)
 
 
+class Tied(nn.Module):
+    """The last layer has the weights of the embedding. The one that is registered first gets the whole gradient."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        parts = {"word": nn.Embedding(WORDS, 6), "guess": nn.Linear(6, WORDS, bias=False)}
+        for name in sorted(parts, reverse=order == "word first"):
+            self.add_module(name, parts[name])
+        self.guess.weight = self.word.weight
+        nn.init.normal_(self.word.weight, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.guess(self.word(words))
+
+
+@pytest.mark.parametrize("order", ["word first", "guess first"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_of_tied_weights(order: str, passes: int) -> None:
+    """They are added as they come: with the bits of one process, but that a second pass has another order."""
+    plain = Tied(order)
+    for step in range(passes):
+        loss_of(plain, batch(step)).backward()
+
+    def body(world: px.Group) -> Any:
+        model = px.parallel.FSDP(Tied(order), world)
+        seen = []
+        for use in (model.module.word.weight, model.module.guess.weight):
+            use.register_hook(lambda gradient: seen.append(gradient.layout))
+        for step in range(passes):
+            with model.no_sync() if step < passes - 1 else contextlib.nullcontext():
+                loss = loss_of(model, batch(step))
+            loss.backward()
+        (shard,) = model.parameters()
+        left = [use.grad for use in (model.module.word.weight, model.module.guess.weight)]
+        return shard.grad, seen, left
+
+    ((gradient, seen, left),) = run_ranks(1, body)
+    if passes == 1:
+        assert torch.equal(gradient, plain.word.weight.grad)
+    torch.testing.assert_close(gradient, plain.word.weight.grad)
+    assert seen == [torch.strided, torch.sparse_coo] * passes
+    assert left == [None, None]
+
+
+def test_a_tied_embedding_alone() -> None:
+    """Only the embedding is used: its sparse gradient is all that there is."""
+    plain = Tied("word first")
+    plain.word(batch(0)).square().sum().backward()
+
+    def body(world: px.Group) -> Any:
+        inner = Tied("word first")
+        inner.forward = lambda words: inner.word(words)  # type: ignore[method-assign]
+        model = px.parallel.FSDP(inner, world)
+        model(batch(0)).square().sum().backward()
+        (shard,) = model.parameters()
+        return shard.grad
+
+    assert torch.equal(torch.cat(run_ranks(2, body)), plain.word.weight.grad)
+
+
+def test_an_optimizer_of_the_other_name_of_tied_weights() -> None:
+    def body(world: px.Group) -> None:
+        model = px.parallel.FSDP(Tied("word first"), world)
+        loss_of(model, batch(0)).backward()
+        torch.optim.SGD([model.module.guess.weight], lr=0.1).step()
+
+    with pytest.raises(px.UsageError, match=r"whole parameter 'word\.weight'"):
+        run_ranks(1, body)
+
+
 def test_processes_share_parameters() -> None:
     def body(world: px.Group) -> Any:
         model = px.parallel.FSDP(fresh(), world)
@@ -77,10 +148,10 @@ def test_gathered_parameters_are_given_back(monkeypatch: pytest.MonkeyPatch) -> 
 
     def body(world: px.Group) -> None:
         model = px.parallel.FSDP(fresh(), world)
-        weights = [layer[0].weight for layer in model.module.layers]
+        places = [place for unit in model._units for place in unit.places if place.name.endswith(".0.weight")]
 
         def there() -> list[bool]:
-            return [weight.untyped_storage().size() > 0 for weight in weights]
+            return [place.parameter.untyped_storage().size() > 0 for place in places]
 
         assert there() == [False] * 3
         loss = loss_of(model, batch(0))
@@ -90,7 +161,7 @@ def test_gathered_parameters_are_given_back(monkeypatch: pytest.MonkeyPatch) -> 
         with torch.no_grad():
             model(batch(0))
         assert there() == [False] * 3
-        assert model.module.embedding.weight.untyped_storage().size() == 0
+        assert isinstance(model.module.embedding.weight, units.AbsentParameter)
 
     run_ranks(2, body)
 
@@ -144,8 +215,9 @@ def test_gradients_that_add_up(memory: str, strategy: str) -> None:
         grads = [each[name] for each in found if each[name] is not None and each[name].numel()]
         if strategy == "none":
             grads = grads[:1]
-        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if parameter.requires_grad:
+        expected = parameter.grad
+        assert (expected is None) == (not grads)
+        if expected is not None:
             got = torch.cat([grad.reshape(-1) for grad in grads])
             torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-5, atol=1e-7)
 

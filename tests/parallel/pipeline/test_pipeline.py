@@ -435,3 +435,41 @@ def test_the_report_of_a_step() -> None:
     assert "rank 1: computed" in str(first)
     assert first.draw().count("\n") == 1
     assert first.draw("svg").startswith("<svg")
+
+
+def test_outputs_of_all_kinds_are_put_together() -> None:
+    class Last(nn.Module):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"dict": {"y": x, "more": (x, None)}, "words": "words"}[self.kind]
+
+    def body(world: px.Group) -> Any:
+        x = torch.arange(6.0).view(6, 1)
+        found = px.parallel.Pipeline([nn.Identity(), Last("dict")], world, microbatches=3)(x)
+        if world.rank == 1:
+            assert torch.equal(found["y"], x)
+            assert torch.equal(found["more"][0], x)
+            assert found["more"][1] is None
+        words = px.parallel.Pipeline([nn.Identity(), Last("words")], world, microbatches=3)
+        if world.rank == 0:
+            assert words(x) is None
+        else:
+            with pytest.raises(px.UsageError, match="the last stage returned 'words', which cannot be put together"):
+                words(x)
+
+    run_ranks(2, body)
+
+
+def test_a_missing_loss_is_heard_by_all() -> None:
+    def body(world: px.Group) -> Any:
+        pipeline = px.parallel.Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), world, microbatches=2)
+        x = torch.ones(4, 2)
+        with pytest.raises(px.PhalanxError, match="loss_fn is missing") as caught:
+            pipeline.step(x, x)
+        assert type(caught.value) is (px.UsageError if world.rank == 1 else px.Desync)
+        return pipeline.step(x, x, nn.functional.mse_loss).isfinite().item()
+
+    assert run_ranks(2, body) == [True, True]

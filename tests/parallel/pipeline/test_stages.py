@@ -42,6 +42,22 @@ def test_a_sequential_is_cut_by_parameters_or_where_asked() -> None:
     assert names(per_rank=2) == [["0"], ["1"], ["2"], ["3"]]
 
 
+def test_a_layer_that_is_there_twice() -> None:
+    act, twice = nn.ReLU(), nn.Linear(2, 2)
+    model = nn.Sequential(twice, act, twice, act, nn.Linear(2, 2), act)
+    stages = all_stages(model, 2, None, [4])
+    assert [len(stage) for stage in stages if stage is not None] == [4, 2]  # type: ignore[arg-type]
+
+    def body(world: px.Group) -> Any:
+        x = torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+        found = px.parallel.Pipeline(model, world, microbatches=2, cuts=[4])(x)
+        return found is None or torch.allclose(found, model(x))
+
+    assert run_ranks(2, body) == [True, True]
+    with pytest.raises(px.UsageError, match="share a parameter"):
+        all_stages(model, 2, None, [2])
+
+
 def test_a_tuple_is_one_value_for_the_layers_of_a_sequential() -> None:
     class Swap(nn.Module):
         def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 from ..._native import core
@@ -20,8 +20,10 @@ from ...rendezvous.control import ControlClient, KnownStatuses
 from ...rendezvous.host import host_id, hostname, memory_id
 from ...rendezvous.join import dial
 from ...rendezvous.meeting import Meeting, arrange
+from ...slate.files import job_of
+from ...slate.slate import open_slate
 from ...transports.reactor import Reactor
-from ...transports.stream import ConnectionRefused, Stream
+from ...transports.stream import ConnectionRefused, LinkState, Stream
 from ...transports.tcp import check_tls, listen
 from ...types import Address
 from ...wire.control import Member
@@ -93,6 +95,8 @@ class MeshWorld(ControlPlane):
         """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
         self._closing = False
+        self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
+        """The rank at the other end of each channel."""
         self.roster: list[Member] = []
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
@@ -134,6 +138,16 @@ class MeshWorld(ControlPlane):
         roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
         self.roster, self.directory_host = roster.members, roster.host
         meeting.formed()
+        directory = str(Address(stream.peer_host, meeting.addresses[0].port)) if len(meeting.addresses) == 1 else ""
+        job = job_of(meeting.token, str(meeting.addresses[0]))
+        self.slate = open_slate(job, self.rank, self.size, hostname(), host_id(), directory, self._links)
+
+    def _links(self) -> Iterator[tuple[int, LinkState]]:
+        """The state of the channels over the network."""
+        for stream, rank in list(self._streams.items()):
+            state = stream.link_state
+            if state is not None:
+                yield rank, state
 
     @property
     def trouble(self) -> PhalanxError | None:
@@ -167,7 +181,7 @@ class MeshWorld(ControlPlane):
         hello = Hello(Role.CHANNEL, self.rank, self.size, rank, *key)
         address = self.address_of(rank)
         try:
-            return dial(
+            stream = dial(
                 [address],
                 hello,
                 self.meeting.token,
@@ -178,6 +192,8 @@ class MeshWorld(ControlPlane):
                 rest=lambda seconds: self.verdict(rank, (), seconds),
                 gone_after=GONE_AFTER,
             )
+            self._streams[stream] = rank
+            return stream
         except (
             ConnectionRefused
         ):  # it listened there before; the directory is gone, too, or it would have reported the loss
@@ -255,6 +271,7 @@ class MeshWorld(ControlPlane):
 
     def _welcome(self, stream: Stream, hello: Hello) -> None:
         key = (hello.context, hello.lane)
+        self._streams[stream] = hello.rank
         with self._lock:
             lane = self._lanes.get(key)
             waiting = sum(rank == hello.rank for streams in self._parked.values() for rank, _ in streams)
@@ -295,6 +312,8 @@ class MeshWorld(ControlPlane):
 
     def _shut_down(self) -> None:
         self._closing = True
+        if self.slate is not None:
+            self.slate.close()
         acceptor: Acceptor | None = getattr(self, "_acceptor", None)
         client: ControlClient | None = getattr(self, "_client", None)
         if acceptor is not None:
@@ -313,6 +332,8 @@ class MeshWorld(ControlPlane):
 
     def abandon(self) -> None:
         """In a forked child: closes the descriptors only. The other ranks notice nothing."""
+        if self.slate is not None:
+            self.slate.abandon()
         self._acceptor.abandon()
         self._client.link.stream.abandon()
         for lane in list(self._lanes.values()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import click
 
@@ -39,6 +40,13 @@ __all__ = ["CHECKS", "Finding", "Severity", "Situation", "command", "examine", "
 @click.option("--hostfile", type=click.Path(dir_okay=False), help="File with the hosts of the self-test.")
 @click.option("--ssh", metavar="COMMAND", help="How the self-test reaches a host.")
 @click.option("--remote-python", metavar="PATH", help="Python on the hosts of the self-test.")
+@click.option("--last", is_flag=True, help="Tell the last seconds of the last job that failed on this machine.")
+@click.option(
+    "--flight-recorder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="With --last: write its last collectives for torch's flight-recorder analyser.",
+)
 @click.option("--json", "machine_readable", is_flag=True, help="Print JSON.")
 def command(
     master: str | None,
@@ -48,6 +56,8 @@ def command(
     hostfile: str | None,
     ssh: str | None,
     remote_python: str | None,
+    last: bool,
+    flight_recorder: Path | None,
     machine_readable: bool,
 ) -> None:
     """Look at this machine and say what would break a job, and what to do.
@@ -57,7 +67,12 @@ def command(
 
     With --selftest it starts ranks and moves bytes through shared memory, from process to process, over TCP and between
     the hosts, checks them, and says roughly how fast each was.
+
+    With --last it tells of the last job that failed here: what each rank was doing, where, and who waited for whom.
     """
+    if last or flight_recorder is not None:
+        _tell_last(last, flight_recorder)
+        return
     given = {"--hosts": hosts, "--hostfile": hostfile, "--ssh": ssh, "--remote-python": remote_python, "-n": ranks}
     where = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     if where and not selftest:
@@ -88,3 +103,16 @@ def command(
             findings = list(look(status.update))
         show_table(findings)
     sys.exit(1 if any(finding.status is Severity.PROBLEM for finding in findings) else 0)
+
+
+def _tell_last(last: bool, folder: Path | None) -> None:
+    from .last import tell_last, write_last_records
+
+    if not last:
+        raise click.UsageError("--flight-recorder goes with --last")
+    click.echo(tell_last())
+    if folder is not None:
+        written = write_last_records(folder)
+        click.echo(
+            f"\n{len(written)} files for `python -m torch.distributed.flight_recorder.fr_trace {folder}` are written"
+        )

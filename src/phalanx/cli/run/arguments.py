@@ -225,6 +225,16 @@ def _of_torchrun(*names: str, **options: Any) -> Callable[[Callable[..., None]],
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL.",
 )
+@click.option("--page", is_flag=True, help="Show the job on a web page; its address is printed.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write every operation to a file for Perfetto (ui.perfetto.dev) and Chrome.",
+)
+@click.option(
+    "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Keep a file of Prometheus metrics up to date."
+)
 @click.option(
     "--as-gloo", is_flag=True, help='Have torch\'s "gloo" mean Phalanx, for programs that take no other name.'
 )
@@ -255,6 +265,9 @@ def command(
     log_dir: Path | None,
     max_restarts: int,
     grace: float,
+    page: bool,
+    trace: Path | None,
+    metrics: Path | None,
     as_gloo: bool,
     no_prefix: bool,
     extra: dict[str, str],
@@ -270,6 +283,11 @@ def command(
     try:
         if hostfile is not None or hosts is not None:
             _check_hosts_alone(hostfile, hosts, max_restarts)
+            for option, wanted in (("--page", page), ("--trace", trace), ("--metrics", metrics)):
+                if wanted:
+                    raise ConfigError(
+                        f"{option} is not for --hosts yet (use --nnodes, with {option} on the first node)"
+                    )
             on_hosts = hosts_plan(
                 read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""),
                 ranks=ranks if _given("ranks") else None,
@@ -308,6 +326,9 @@ def command(
             max_restarts=max_restarts,
             grace=grace,
             prefix=not no_prefix,
+            page=page,
+            trace=trace,
+            metrics=metrics,
             extra=extra,
         )
     except ConfigError as error:

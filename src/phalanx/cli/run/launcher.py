@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from phalanx.errors import ConfigError
 from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
 from phalanx.launching.guardian import end_all
+from phalanx.slate.files import job_of
 from phalanx.types import Address
 
 from .events import LauncherMailbox, MailHandler, Signals
+from .monitor import JobMonitor, JobView
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
@@ -25,6 +27,7 @@ from .writer import OutputWriter
 
 if TYPE_CHECKING:
     from phalanx.config import Options
+    from phalanx.seeing.slates import SlateSource
 
 __all__ = ["launch"]
 
@@ -118,6 +121,7 @@ def _attempt(
                 cores=available,
                 restarts=restarts,
                 max_restarts=plan.max_restarts,
+                watched=True,
                 extra=plan.extra,
             )
             rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
@@ -125,6 +129,7 @@ def _attempt(
                 console.connect(rank.rank, rank.stdout, "stdout"),
                 console.connect(rank.rank, rank.stderr, "stderr"),
             )
+        monitor = _watch_job(plan, world.address, token, options, console)
         supervisor = Supervisor(
             plan,
             processes,
@@ -135,11 +140,49 @@ def _attempt(
             mailbox=mailbox,
             signals=signals,
             upstream=upstream,
+            monitor=monitor,
         )
         code = supervisor.run()
         if supervisor.failed and restarts < plan.max_restarts:
             console.err.say(f"phalanx: starting all ranks again ({restarts + 1} of {plan.max_restarts} times)")
         return code, supervisor.failed
+
+
+def _watch_job(plan: RunPlan, directory: Address, token: bytes, options: Options, console: Console) -> JobMonitor:
+    """Watches the job, and shows it as the plan says.
+
+    Raises:
+        ConfigError: A file cannot be written, or there is no port for the page.
+    """
+    views: list[JobView] = []
+    try:
+        if plan.page:
+            from .page.view import PageView
+
+            page = PageView()
+            views.append(page)
+            console.err.say(f"phalanx: this job is at {page.server.url}")
+        if plan.trace is not None:
+            from phalanx.seeing.trace import TraceFile
+
+            views.append(TraceFile(plan.trace))
+        if plan.metrics is not None:
+            from phalanx.seeing.metrics import MetricsFile, OpenTelemetryView
+
+            views.append(MetricsFile(plan.metrics))
+            with contextlib.suppress(ImportError):
+                views.append(OpenTelemetryView())
+    except OSError as error:
+        what = "--page" if plan.page and not views else "--trace"
+        raise ConfigError(f"{what} cannot be served: {error}") from None
+
+    def afar() -> SlateSource:
+        from phalanx.seeing.remote import RemoteSlates
+
+        return RemoteSlates(directory, token, options)
+
+    several = plan.nodes > 1 and plan.node == 0
+    return JobMonitor(job_of(token, str(directory)), views, afar if several else None)
 
 
 def _open_world(

@@ -53,6 +53,12 @@ class RunPlan:
     """How often all ranks are started again after one has failed."""
     grace: float = 5.0
     prefix: bool = True
+    page: bool = False
+    """Serve a web page with what the job does."""
+    trace: Path | None = None
+    """Where every operation is written to."""
+    metrics: Path | None = None
+    """Where metrics are written to."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Variables for the ranks."""
 
@@ -67,6 +73,11 @@ class RunPlan:
             raise ConfigError(f"--grace {self.grace} is not valid (expected seconds, 0 or more)")
         if self.nodes > 1:
             self._check_nodes()
+        for option, path in (("--trace", self.trace), ("--metrics", self.metrics)):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ConfigError(f"{option} {path} is not valid (there is no folder {path.parent})")
+            if path is not None and path.is_dir():
+                raise ConfigError(f"{option} {path} is not valid (it is a folder; expected a file)")
         for name in self.extra:
             if name in OWN_VARIABLES:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")

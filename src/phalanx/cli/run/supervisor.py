@@ -12,6 +12,7 @@ from phalanx.launching.guardian import end_all, send
 
 from .ending import Ending, Reason
 from .events import LauncherMailbox, Signals
+from .monitor import JobMonitor
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
@@ -41,6 +42,7 @@ class Supervisor:
         processes: The ranks, started.
         outputs: For each rank its standard output and error.
         upstream: Hears of the end instead of the person at this terminal.
+        monitor: Watches the job, and has the last word on who made whom wait.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class Supervisor:
         mailbox: LauncherMailbox,
         signals: Signals,
         upstream: Upstream | None = None,
+        monitor: JobMonitor | None = None,
     ) -> None:
         self._plan = plan
         self._upstream = upstream
+        self._monitor = monitor
         self._processes = processes
         self._by_rank = outputs
         self._outputs = [output for pair in outputs.values() for output in pair]
@@ -267,6 +271,9 @@ class Supervisor:
             self._upstream.concluded(verdict)
         elif verdict.failed:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
+        if self._monitor is not None:
+            for line in self._monitor.close(failed=code != 0):
+                self._say(line)
         if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
             return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE
         return code

@@ -13,10 +13,12 @@ from ..._native import dtype_name_of_code
 from ...wire.control import OperationStatus
 from . import call_site
 from .call import CollectiveCall, name_of_call
+from .noting import Notes
 from .whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from ..._core import Recorder
+    from ...slate.writing import OperationPlace
     from .call_site import CallSite
 
     Record = tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]
@@ -36,13 +38,23 @@ class Entry:
         operation: The name of a message.
         sequence: The number of a collective; 0 for a message.
         call: What a collective is. Its name is made of it when an error has to tell it.
+        notes: Where others see it; None for one that the core has noted.
     """
 
-    __slots__ = ("_call", "_operation", "began", "caller", "ended", "fingerprint", "sequence")
+    __slots__ = ("_call", "_notes", "_operation", "_place", "began", "caller", "ended", "fingerprint", "sequence")
 
-    def __init__(self, operation: str, sequence: int, caller: CallSite, call: CollectiveCall | None = None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        sequence: int,
+        caller: CallSite,
+        call: CollectiveCall | None = None,
+        notes: Notes | None = None,
+    ) -> None:
         self._operation = operation
         self._call = call
+        self._notes = notes
+        self._place: OperationPlace | None = None
         self.sequence = sequence
         self.fingerprint = 0
         """The fingerprint of a collective that has begun to run."""
@@ -95,11 +107,25 @@ class Entry:
         """Notes that a collective begins to run; returns its fingerprint."""
         assert self._call is not None
         self.fingerprint = self._call.fingerprint(self.sequence)
+        if self._notes is not None:
+            self._place = self._notes.begin_collective(self._call, self.sequence, self.fingerprint, self.caller)
         return self.fingerprint
+
+    def show_message(self, peer: int | None, size: int) -> None:
+        """Notes that a message begins.
+
+        Args:
+            peer: The rank of the group at the other end; None for any.
+        """
+        if self._notes is not None:
+            self._place = self._notes.begin_message(self._operation, peer, size, self.caller)
 
     def end(self) -> None:
         """The operation is over, well or not."""
         self.ended = time.monotonic()
+        if self._notes is not None:
+            self._notes.end(self._place)
+            self._place = None
 
 
 class Journal:
@@ -107,10 +133,12 @@ class Journal:
 
     Args:
         recorder: Where the fast paths of the core note theirs, if there is a core.
+        notes: What other processes see.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
+    def __init__(self, recorder: Recorder | None = None, notes: Notes | None = None) -> None:
         self._recorder = recorder
+        self._notes = notes
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._sequence = 0
@@ -120,9 +148,15 @@ class Journal:
         """Collectives issued so far, by whatever path."""
         return self._sequence if self._recorder is None else self._recorder.sequence
 
-    def begin(self, operation: str) -> Entry:
-        """Notes that a message begins."""
-        entry = Entry(operation, 0, call_site.find())
+    def begin(self, operation: str, peer: int | None = None, size: int = 0) -> Entry:
+        """Notes that a message begins.
+
+        Args:
+            peer: The rank of the group at the other end; None for any.
+            size: Its bytes, as far as they are known.
+        """
+        entry = Entry(operation, 0, call_site.find(), notes=self._notes)
+        entry.show_message(peer, size)
         with self._lock:
             self._entries.append(entry)
         return entry
@@ -135,7 +169,7 @@ class Journal:
                 self._recorder.sequence += 1
             else:
                 self._sequence += 1
-            entry = Entry("", self.sequence, caller, call)
+            entry = Entry("", self.sequence, caller, call, self._notes)
             self._entries.append(entry)
         return entry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, overload
 
 from ...arguments import as_index, in_units
+from ...backends.lane import payload_size
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
 from ...frames import hide_frames, hides_frames
@@ -259,7 +260,7 @@ class PointToPoint(GroupCore):
             sink = ArraySink(target, self._naming)
         deadline = self._deadline(timeout)
         source = "any" if src is None else src
-        entry = self._journal.begin(f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})")
+        entry = self._journal.begin(f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", src)
         description, payload = adapted.description.pack(), [adapted.bytes]
         try:
             receive = self._messages.post(src, tag, sink)
@@ -446,7 +447,7 @@ class PointToPoint(GroupCore):
         if operation is None:
             self._send_array(x, dst, tag, deadline, False)
         else:
-            self._complete(self._journal.begin(_to("send", dst, tag)), [operation], deadline, [dst])
+            self._complete(self._journal.begin(_to("send", dst, tag), dst), [operation], deadline, [dst])
             last_handed_over()
 
     def _go_on_receiving(
@@ -456,7 +457,7 @@ class PointToPoint(GroupCore):
         deadline.at -= waited
         if operation is None:
             return self._receive_array(out, src, tag, deadline, False)
-        self._complete(self._journal.begin(_describe("recv", src, tag)), [operation], deadline, [src])
+        self._complete(self._journal.begin(_describe("recv", src, tag), src), [operation], deadline, [src])
         last_handed_over()
         return out
 
@@ -515,7 +516,7 @@ class PointToPoint(GroupCore):
         deadline: Deadline,
         async_op: bool,
     ) -> Work[None] | None:
-        entry = self._journal.begin(what)
+        entry = self._journal.begin(what, dst, payload_size(payload))
         try:
             with naming_limits():
                 operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
@@ -528,7 +529,7 @@ class PointToPoint(GroupCore):
         return None
 
     def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
-        entry = self._journal.begin(what)
+        entry = self._journal.begin(what, src)
         try:
             receive = self._messages.post(src, tag, sink)
             if async_op:

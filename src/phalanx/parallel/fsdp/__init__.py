@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ...untraced import leave_calls_alone
 from .wrapper import FSDP
 
 __all__ = ["FSDP"]
+
+# A compiled module is traced through its hooks, but what gathers its parameters is none of its computation.
+leave_calls_alone(__name__)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...errors import UsageError
-from .units import Unit
+from .units import AbsentParameter, Unit
 
 __all__ = ["watch"]
 
@@ -29,6 +29,8 @@ class Sharded(Protocol):
         """It has changed them."""
 
 
+_OF_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step of one element depends on others."""
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -52,18 +54,35 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[Sharded]:
     """
     if not _watched:
         return
-    mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    mine = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter in mine.values():
+        if isinstance(parameter, AbsentParameter):
+            raise _refusal(parameter.place_name, "of the module inside")
     for wrapper in list(_watched):
         for place in (place for unit in wrapper._units for place in unit.places):
             inside = [(use, "of the module inside") for use in place.uses]
             for whole, when in [*inside, (place.original(), "made before it was wrapped")]:
                 if whole is not None and id(whole) in mine and isinstance(whole, nn.Parameter):
-                    raise UsageError(
-                        f"the optimizer has the whole parameter {place.name!r} of an FSDP ({when}), not this rank's "
-                        "rows of it (make it of the parameters() of the FSDP itself)"
-                    )
+                    raise _refusal(place.name, when)
         if any(id(shard) in mine for unit in wrapper._units for shard in unit.shards):
+            _refuse_whole_matrices(optimizer, wrapper)
             yield wrapper
+
+
+def _refusal(name: str, when: str) -> UsageError:
+    return UsageError(
+        f"the optimizer has the whole parameter {name!r} of an FSDP ({when}), not this rank's rows of it (make it of "
+        "the parameters() of the FSDP itself)"
+    )
+
+
+def _refuse_whole_matrices(optimizer: torch.optim.Optimizer, wrapper: Sharded) -> None:
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _OF_WHOLE_MATRICES and any(unit.ranks > 1 for unit in wrapper._units):
+            raise UsageError(
+                f"{kind.__name__} computes with whole parameters, of which each rank of an FSDP has some rows (use one "
+                "that looks at each element, as AdamW; or px.parallel.DDP, or strategy='none')"
+            )
 
 
 def _before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

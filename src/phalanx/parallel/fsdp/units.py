@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ...group import Group, Work
 from .averaging import Averaging, large_ones
 from .host_memory import share_memory
 from .layout import Layout
 
-__all__ = ["GatheredUnit", "Place", "SharedUnit", "Unit", "WholeUnit"]
+__all__ = ["AbsentParameter", "GatheredUnit", "Place", "SharedUnit", "Unit", "WholeUnit"]
 
 
 class Place:
@@ -45,6 +46,19 @@ class Place:
         """Those of all modules."""
         self.owners: list[tuple[nn.Module, str]] = []
         self.is_hooked = False
+        self.trains = parameter.requires_grad
+        """Whether it was trained when last looked at."""
+
+    def hide(self) -> None:
+        """Puts something in the module's place that says where the parameter is: its memory is given back."""
+        absent = AbsentParameter.of(self)
+        for module, name in self.owners:
+            module._parameters[name] = absent
+
+    def show(self) -> None:
+        """Gives the module its parameter again."""
+        for (module, name), use in zip(self.owners, self.uses, strict=True):
+            module._parameters[name] = use
 
     def put(self, tensor: torch.Tensor) -> None:
         """Makes this tensor the module's parameter, in all places."""
@@ -73,6 +87,42 @@ class Place:
             self.parameter.grad = gradient.add_(whole)
         else:
             whole.add_(gradient)
+
+
+class AbsentParameter(nn.Parameter):  # type: ignore[misc]
+    """Stands for a parameter whose memory is given back. Torch would read what is not there, and crash."""
+
+    place_name: str
+
+    @classmethod
+    def of(cls, place: Place) -> AbsentParameter:
+        """A stand-in for the parameter of a place: it has its shape and dtype, and nothing else."""
+        whole = place.parameter
+        made: AbsentParameter = torch.empty(whole.shape, dtype=whole.dtype, device="meta").as_subclass(cls)
+        made.requires_grad_(whole.requires_grad)
+        made.place_name = place.name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OF_NO_VALUE or not any(hasattr(each, "place_name") for each in args if isinstance(each, cls)):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        name = next(each.place_name for each in args if isinstance(each, cls))
+        raise UsageError(
+            f"parameter {name!r} is not there: an FSDP gathers it while its layer runs (call the layer; the FSDP has "
+            "its rows in parameters(), and the whole in full_state_dict())"
+        )
+
+
+_OF_NO_VALUE = {
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf")
+    ),
+    *(getattr(torch.Tensor, name).__get__ for name in ("grad", "is_meta", "ndim", "itemsize", "nbytes")),
+    *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.is_complex),
+}
+"""Questions that a parameter answers that is not there."""
 
 
 def _may_be_sparse(module: nn.Module) -> bool:
@@ -117,6 +167,8 @@ class Unit:
         self.ranks = 1 if shards is None else shards.world_size
         shapes = [place.parameter.shape for place in places]
         self.layout = Layout(shapes, self.ranks, large_ones(shapes, self.ranks, self.dtype))
+        self.size = sum(shape.numel() for shape in shapes) * self.dtype.itemsize
+        """Bytes of its whole parameters."""
         self.shards: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
         self.has_gradients = [False] * len(places)
@@ -301,11 +353,15 @@ class GatheredUnit(Unit):
         self._flat.untyped_storage().resize_(self._bytes)
         # Autograd may have kept views of these tensors for backward. They get the values that they had.
         self.layout.unpack(parts, [place.parameter.data for place in self.places])
+        for place in self.places:
+            place.show()
         self._is_there = True
 
     def release(self) -> None:
         if self._is_there:
             self._is_there = False
+            for place in self.places:
+                place.hide()
             self._flat.untyped_storage().resize_(0)
 
     def refresh(self) -> None:

@@ -16,12 +16,14 @@ from ...checkpoint import Shard
 from ...errors import UsageError
 from ...group import Group, Mesh
 from ...group.tracking import call_site
+from ...untraced import not_inlined
 from .. import replicas
 from ..autograd_nodes import EndOfBackward, nodes_of
+from ..ddp import DDP
 from . import optimizer_hooks
 from .backward import BackwardPass
 from .optimizer_state import OptimizerState
-from .units import GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
+from .units import AbsentParameter, GatheredUnit, NoSharedMemory, Place, SharedUnit, Unit, WholeUnit
 
 __all__ = ["FSDP"]
 
@@ -116,6 +118,9 @@ class FSDP(nn.Module):  # type: ignore[misc]
     # -- set up --------------------------------------------------------------------------------------------------------
 
     def _check(self, units: Sequence[type[nn.Module]] | None) -> None:
+        for name, part in self.module.named_modules():
+            if isinstance(part, (FSDP, DDP)):
+                raise UsageError(f"{name or 'the module'} is wrapped already (expected a module without FSDP and DDP)")
         named = dict(self.module.named_parameters())
         if not any(parameter.requires_grad for parameter in named.values()):
             raise UsageError("the module has no parameters that require gradients")
@@ -196,12 +201,15 @@ class FSDP(nn.Module):  # type: ignore[misc]
                 use.register_post_accumulate_grad_hook(_Fired(self, unit, place))
 
     def _follow_shards(self) -> None:
-        """A shard that the program has frozen or unfrozen says so for the whole parameter."""
+        """A shard that the program has frozen or unfrozen says so for the whole parameter, and that for the shard."""
         for unit in self._units:
             for place, shard, _ in unit.named_shards():
                 if place.parameter.requires_grad != shard.requires_grad:
+                    # One of them is as it was; the program has changed the other.
+                    place.trains = not place.trains
+                    shard.requires_grad_(place.trains)
                     for use in place.uses:
-                        use.requires_grad_(shard.requires_grad)
+                        use.requires_grad_(place.trains)
                     self._hook_parameter(unit, place)
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
@@ -213,8 +221,7 @@ class FSDP(nn.Module):  # type: ignore[misc]
         self._gather_rest()
         if self._compute is not None:
             args, kwargs = _converted(args, self._compute), _converted(kwargs, self._compute)
-        with _naming_what_is_not_there():
-            output = self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
             self._awaits_backward = True
             self._watch(output, self._syncs)
@@ -240,33 +247,43 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if not (self._stepped or (self._due and torch.is_grad_enabled())):
             return
         self._due = self._stepped = False
+        self._refuse_late_ones()
         for unit in self._units:
             unit.refresh()
         if self._shards is not None:  # nobody computes before all have made their step
             self._shards.barrier(timeout=self._timeout)
 
+    def _refuse_late_ones(self) -> None:
+        """Refuses parameters that the module got after it was wrapped: nobody would average or save them."""
+        known = {id(use) for unit in self._units for place in unit.places for use in place.uses}
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) not in known and not isinstance(parameter, AbsentParameter):
+                raise UsageError(f"parameter {name!r} was added or replaced after FSDP(...) (do that before)")
+
     def _watch(self, output: Any, averages: bool) -> None:
         def reached(_grads: Any) -> None:
             if self._pass is None:
                 self._gather_rest()
-                self._begin(averages)
+                # A graph of this backward is made, as for a penalty of gradients: another one will need the parameters.
+                self._begin(averages, keeps=torch.is_grad_enabled())
 
         for node in {id(node): node for node in nodes_of(output, set())}.values():
             node.register_prehook(reached)
 
-    def _new_pass(self, averages: bool) -> BackwardPass:
+    def _new_pass(self, averages: bool, keeps: bool = False) -> BackwardPass:
         layers = [unit for unit in self._units if unit.module is not None]
         rest = [unit for unit in self._units if unit.module is None]
         return BackwardPass(
             [*reversed(layers), *rest],
             self.group,
             averages=averages,
+            keeps=keeps,
             timeout=self._timeout,
             on_end=self._ended,
         )
 
-    def _begin(self, averages: bool) -> None:
-        self._pass = self._new_pass(averages)
+    def _begin(self, averages: bool, keeps: bool) -> None:
+        self._pass = self._new_pass(averages, keeps)
         torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self._pass))
 
     def fired(self, unit: Unit, parameter: Any) -> None:
@@ -274,12 +291,13 @@ class FSDP(nn.Module):  # type: ignore[misc]
         if self._pass is not None:
             self._pass.mark_ready(unit, parameter)
 
-    def _ended(self, averaged: bool) -> None:
+    def _ended(self, averaged: bool, keeps: bool) -> None:
         self._pass = None
-        self._awaits_backward = False
         self._due = self._due or averaged
-        for unit in self._units:
-            unit.release()
+        if not keeps:
+            self._awaits_backward = False
+            for unit in self._units:
+                unit.release()
 
     def _gather_rest(self) -> None:
         for unit in self._units:
@@ -318,9 +336,17 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients of all shards together so that their norm is at most `max_norm`. All ranks call it.
 
+        Args:
+            norm_type: The p of the norm, more than 0; infinity for the largest element.
+
         Returns:
             The norm before, the same on all ranks.
+
+        Raises:
+            UsageError: There is no such norm.
         """
+        if not norm_type > 0:
+            raise UsageError(f"norm_type={norm_type!r} is not valid (expected a number of more than 0, or infinity)")
         gradients = [shard.grad for shard in self.parameters() if shard.grad is not None]
         norms = [torch.linalg.vector_norm(_longest(each), norm_type) for each in gradients]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
@@ -352,7 +378,12 @@ class FSDP(nn.Module):  # type: ignore[misc]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of the shards, and what `no_sync` has left."""
         super().zero_grad(set_to_none)
-        self.module.zero_grad(set_to_none)
+        for place in (place for unit in self._units for place in unit.places):
+            for use in place.uses:
+                if set_to_none:
+                    use.grad = None
+                elif use.grad is not None:
+                    use.grad.detach_().zero_()
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Parameters as `px.checkpoint.Shard`, buffers as they are: for `px.checkpoint.save`, which writes each once.
@@ -503,24 +534,6 @@ def _longest(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
-@contextlib.contextmanager
-def _naming_what_is_not_there() -> Iterator[None]:
-    """Explains torch's error for a parameter whose memory is given back just now.
-
-    Raises:
-        UsageError: A parameter of a layer was used outside of the layer's forward.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "storage of size 0" not in str(error):
-            raise
-        raise UsageError(
-            "a parameter was used while it is not gathered: the module takes it from a layer that it does not call "
-            "(call the layer, or name other classes of layers by units=)"
-        ) from error
-
-
 def _groups(where: Group | Mesh, strategy: str) -> tuple[Group | None, Group | None]:
     """The ranks that share the rows, and those that have the same; None where there are no others."""
     group = where.group if isinstance(where, Mesh) else where
@@ -587,6 +600,7 @@ def _assigned(module: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[nn.M
 def _gather_for(units: Sequence[Unit]) -> Callable[..., None]:
     first, *ahead = units
 
+    @not_inlined
     def hook(_module: nn.Module, _inputs: Any) -> None:
         first.prefetch()
         for unit in ahead:
@@ -599,6 +613,7 @@ def _gather_for(units: Sequence[Unit]) -> Callable[..., None]:
 def _after_forward(unit: Unit, behind: Sequence[Unit]) -> Callable[..., None]:
     back = _gather_for([unit, *behind])
 
+    @not_inlined
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         unit.release()
         if torch.is_grad_enabled():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +53,21 @@ def split(batch: Any, count: int, what: str) -> Batch:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """The outputs of all micro-batches as one, along the first dim."""
+    """The outputs of all micro-batches as one, along the first dim.
+
+    Raises:
+        UsageError: They are neither tensors nor tuples and dicts of them.
+    """
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outputs)) if first.dim() else torch.stack(list(outputs))
     if isinstance(first, (tuple, list)):
         return tuple(joined(column) for column in zip(*outputs, strict=True))
-    return first
+    if isinstance(first, Mapping):
+        return {key: joined([output[key] for output in outputs]) for key in first}
+    if all(output is None for output in outputs):
+        return None
+    raise UsageError(
+        f"the last stage returned {shown(first)}, which cannot be put together for all micro-batches (expected "
+        "tensors, or tuples and dicts of them)"
+    )

@@ -118,7 +118,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
                 "(expected px.parallel.DDP)"
             )
         if isinstance(made, SequentialPart):
-            for name, layer in made.named_children():
+            for name, layer in made._modules.items():
                 self._add(name, layer)
         else:
             self._add(str(index), made)
@@ -302,9 +302,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
     def _loss(self, mode: Mode, inputs: Any, targets: Any, loss_fn: Any, reduction: str) -> torch.Tensor:
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={shown(reduction)} is not valid (expected 'mean' or 'sum')")
-        if loss_fn is None and self.schedule.stages - 1 in self._stages:
-            raise UsageError("loss_fn is missing (expected a function of output and targets on the last rank)")
-        return self._run(mode, inputs, targets, loss_fn, mean=reduction == "mean").loss
+        return self._run(mode, inputs, targets, loss_fn or _missing, mean=reduction == "mean").loss
 
     def _run(self, mode: Mode, inputs: Any, targets: Any, loss_fn: Any, *, mean: bool) -> Run:
         if self._busy is not None:
@@ -331,6 +329,11 @@ class Pipeline(nn.Module):  # type: ignore[misc]
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UsageError("a Pipeline cannot be pickled, because its group cannot (save its state_dict())")
+
+
+def _missing(*_: Any) -> NoReturn:
+    """Stands for a loss that was not given. It is an error of the last stage, of which the other ranks hear."""
+    raise UsageError("loss_fn is missing (expected a function of output and targets on the last rank)")
 
 
 def _tensor(value: Any) -> torch.Tensor:

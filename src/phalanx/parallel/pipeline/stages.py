@@ -69,7 +69,7 @@ def cut_evenly(weights: Sequence[int], parts: int) -> list[int]:
 
 
 def _parts(model: nn.Sequential, count: int, cuts: Sequence[int] | None) -> list[SequentialPart]:
-    layers = list(model.named_children())
+    layers = list(model._modules.items())  # `named_children` leaves out a layer that is there for the second time
     if len(layers) < count:
         raise UsageError(f"an nn.Sequential of {len(layers)} layers cannot be cut into {count} stages")
     if cuts is None:

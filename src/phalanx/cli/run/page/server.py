@@ -1,0 +1,228 @@
+"""Serves the page: HTTP on loopback, for whoever has the address with the token in it.
+
+Everything below `/TOKEN/`: the page, its script, `events` (server-sent), `picture` (JSON) and `metrics` (Prometheus). A
+request is refused that has another token, comes by another host name (so that no other site can point its own name
+here), or from a page of another origin. Each client has a thread of its own and gets the newest picture only: one that
+reads slowly misses some, and keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PageServer"]
+
+FILES = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+PATIENCE = 10.0
+"""Seconds that a client may take to send its request, or to read a piece of the answer."""
+MOST_CLIENTS = 16
+PAUSE = 15.0
+"""Seconds after which a line is sent although there is no news, to see whether anybody is there."""
+
+
+class PageServer:
+    """Serves the page until it is closed.
+
+    Raises:
+        OSError: There is no port, or no thread.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._news = threading.Condition()
+        self._count = 0
+        self._texts: dict[str, bytes] = {"picture": b"null", "metrics": b""}
+        self._closed = False
+        self._clients = threading.BoundedSemaphore(MOST_CLIENTS)
+        page = self
+
+        class _Handler(_PageHandler):
+            server_page = page
+
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="phalanx-page", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token."""
+        return f"http://127.0.0.1:{self.port}/{self.token}/"
+
+    def publish(self, *, picture: bytes, metrics: bytes) -> None:
+        """Replaces what is shown. Never waits for a client.
+
+        Args:
+            picture: JSON in one line.
+            metrics: Prometheus text.
+        """
+        with self._news:
+            self._count += 1
+            self._texts = {"picture": picture, "metrics": metrics}
+            self._news.notify_all()
+
+    def close(self) -> None:
+        """Ends the server, and all clients."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # -- for the threads of clients ----------------------------------------------------------------------------------
+
+    def admits(self, host: str, origin: str | None, token: str) -> bool:
+        """True for a request that comes from our own page, or from a program that has its address."""
+        names = {f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
+        return (
+            host in names
+            and (origin is None or origin in {f"http://{name}" for name in names})
+            and hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
+        )
+
+    def text(self, name: str) -> bytes:
+        """The text that is shown now."""
+        with self._news:
+            return self._texts[name]
+
+    def wait(self, seen: int) -> tuple[int, bytes | None]:
+        """Waits for a picture that is newer than number `seen`. None: there was none for a while, or the end (-1)."""
+        with self._news:
+            if self._count == seen and not self._closed:
+                self._news.wait(PAUSE)
+            if self._closed:
+                return -1, None
+            return self._count, self._texts["picture"] if self._count != seen else None
+
+    @contextlib.contextmanager
+    def place(self) -> Any:
+        """One of the places for clients that stay; False if all are taken."""
+        taken = self._clients.acquire(blocking=False)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._clients.release()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 16
+    block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._threads_left = threading.BoundedSemaphore(2 * MOST_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Drops a client beyond those that can be served: threads are the job's as well."""
+        if not self._threads_left.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._threads_left.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
+class _PageHandler(BaseHTTPRequestHandler):
+    server_page: PageServer
+    server_version = "phalanx"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
+    began = 0.0
+
+    def handle(self) -> None:
+        self.began = time.monotonic()
+        super().handle()
+
+    def handle_one_request(self) -> None:
+        super().handle_one_request()
+        self.close_connection = True  # one request each: nobody keeps a thread for nothing
+
+    def do_GET(self) -> None:
+        """Answers a request."""
+        page = self.server_page
+        token, slash, name = self.path.partition("?")[0].lstrip("/").partition("/")
+        if not page.admits(self.headers.get("Host", ""), self.headers.get("Origin"), token):
+            self._refuse(HTTPStatus.FORBIDDEN)
+        elif not slash:
+            self._refuse(HTTPStatus.NOT_FOUND)
+        elif name in FILES:
+            file, kind = FILES[name]
+            self._answer((Path(__file__).parent / file).read_bytes(), kind)
+        elif name == "picture":
+            self._answer(page.text("picture"), "application/json")
+        elif name == "metrics":
+            self._answer(page.text("metrics"), "text/plain; version=0.0.4; charset=utf-8")
+        elif name == "events":
+            with page.place() as taken:
+                if taken:
+                    self._stream()
+                else:
+                    self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND)
+
+    def _stream(self) -> None:
+        self._begin(HTTPStatus.OK, "text/event-stream", None)
+        seen = 0
+        with contextlib.suppress(OSError):
+            while seen >= 0:
+                seen, picture = self.server_page.wait(seen)
+                if seen < 0:
+                    self.wfile.write(b"event: end\ndata: {}\n\n")
+                elif picture is None:
+                    self.wfile.write(b": still here\n\n")
+                else:
+                    self.wfile.write(b"data: " + picture + b"\n\n")
+
+    def _answer(self, body: bytes, kind: str) -> None:
+        self._begin(HTTPStatus.OK, kind, len(body))
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._begin(status, "text/plain", 0)
+
+    def _begin(self, status: HTTPStatus, kind: str, size: int | None) -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        if size is not None:
+            self.send_header("Content-Length", str(size))
+        self.send_header("Connection", "close")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Says nothing: the token is in the path."""

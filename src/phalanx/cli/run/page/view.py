@@ -1,0 +1,79 @@
+"""The contents of the page: the picture, and a timeline of the last seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from phalanx.seeing.metrics import as_prometheus
+from phalanx.seeing.picture import to_plain
+
+from .server import PageServer
+
+if TYPE_CHECKING:
+    from phalanx.seeing.picture import Picture
+    from phalanx.seeing.watch import JobWatch
+
+__all__ = ["PageView"]
+
+SPAN = 10.0
+"""Seconds of the timeline."""
+MOST = 1200
+"""Operations of the timeline, in all; of more, each look keeps some."""
+HISTORY = 240
+"""Looks of which throughput and memory are drawn."""
+LINGER = 2.0
+"""Seconds that a page that is open has to see the end."""
+
+
+class PageView:
+    """Shows a job on a page. A `JobView`."""
+
+    def __init__(self) -> None:
+        self.server = PageServer()
+        self._operations: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._history: deque[list[Any]] = deque(maxlen=HISTORY)
+
+    def update(self, watch: JobWatch, picture: Picture) -> None:
+        """Takes what the last look has found."""
+        now = time.monotonic_ns()
+        for joined in watch.joined:
+            count = len(joined.sequence)
+            step = max(1, count * len(joined.members) // (MOST // 4))
+            for row in range(0, count, step):
+                met = int(joined.arrived[row, joined.last[row]])
+                self._operations.append(
+                    {
+                        "what": str(joined.sites[row]),
+                        "number": int(joined.sequence[row]),
+                        "last": int(joined.members[joined.last[row]]),
+                        "ranks": list(joined.members),
+                        "began": (joined.arrived[row] / 1e9).round(6).tolist(),
+                        "met": round(met / 1e9, 6),
+                        "ended": (joined.ended[row] / 1e9).round(6).tolist(),
+                    }
+                )
+        since = now / 1e9 - SPAN
+        self._history.append(
+            [
+                round(picture.elapsed, 2),
+                round(sum(rank.bytes_per_second for rank in picture.ranks)),
+                sum(rank.memory for rank in picture.ranks),
+            ]
+        )
+        shown = {
+            **to_plain(picture),
+            "now": now / 1e9,
+            "span": SPAN,
+            "timeline": [op for op in self._operations if max(op["ended"]) >= since],
+            "history": list(self._history),
+        }
+        self.server.publish(
+            picture=json.dumps(shown, separators=(",", ":")).encode(), metrics=as_prometheus(picture).encode()
+        )
+
+    def close(self) -> None:
+        """The job is over."""
+        self.server.close()

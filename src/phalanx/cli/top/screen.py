@@ -1,0 +1,177 @@
+"""A picture of a job for a terminal."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.seeing.picture import Picture, RankPicture
+from phalanx.seeing.watch import JobWatch
+
+__all__ = ["as_text", "follow", "render"]
+
+WIDTH = 120
+"""Columns of a picture that is printed to a file."""
+RANKS_SHOWN = 64
+WORTH_SHOWING = 10_000
+"""Bytes per second from which the links are shown."""
+COLOURS = {
+    "blocked": "bold red",
+    "mismatch": "bold red",
+    "straggler": "bold yellow",
+    "once": "yellow",
+    "link": "bold magenta",
+}
+
+
+def follow(watch: JobWatch, interval: float) -> None:
+    """Shows the job until it ends or the user has seen enough."""
+    with Live(Text("looking for the ranks …"), screen=True, auto_refresh=False) as live:
+        last: RenderableType = Text("")
+        try:
+            while True:
+                picture = watch.look()
+                if picture is not None:
+                    last = render(picture)
+                    live.update(last, refresh=True)
+                    if not picture.running:
+                        break
+                time.sleep(interval)
+        except KeyboardInterrupt:
+            pass
+    Console().print(last)
+
+
+def as_text(picture: Picture) -> str:
+    """The picture as plain text."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False)
+    console.print(render(picture))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def render(picture: Picture) -> Group:
+    """The picture for rich."""
+    parts: list[RenderableType] = [_head(picture)]
+    parts += [Padding(Text(found.text, style=COLOURS.get(found.kind, "")), (0, 0, 0, 2)) for found in picture.findings]
+    if not picture.findings:
+        calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
+        parts.append(Text(f"  {calm}", style="green"))
+    parts += [Text(""), _ranks(picture)]
+    if picture.sites:
+        parts += [Text(""), _sites(picture)]
+    if any(link.bytes_per_second >= WORTH_SHOWING for link in picture.links):
+        parts += [Text(""), _links(picture)]
+    if picture.calls:
+        parts += [Text(""), _calls(picture)]
+    return Group(*parts)
+
+
+def _head(picture: Picture) -> Text:
+    seen = len(picture.ranks)
+    ranks = f"{picture.world_size} ranks" if seen == picture.world_size else f"{seen} of {picture.world_size} ranks"
+    clock = f", clocks within {picture.clock_error * 1e3:.1f} ms" if picture.clock_error else ""
+    script, _, arguments = picture.program.partition(" ")
+    text = Text(f"{Path(script).name or 'a job'} {arguments[:40]}".strip(), style="bold")
+    text.append(f"   job {picture.job}, {ranks}, {picture.elapsed:.1f} s{clock}", style="dim")
+    return text
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _ranks(picture: Picture) -> Table:
+    table = _table(">rank", "does", "at", ">since", "waits for", ">waiting", ">moving", ">bytes/s", ">ops/s", ">memory")
+    blamed = {rank for finding in picture.findings for rank in finding.ranks if finding.kind != "link"}
+    for rank in picture.ranks[:RANKS_SHOWN]:
+        style = "bold red" if rank.state in ("lost", "failed", "stopped") else "yellow" if rank.rank in blamed else ""
+        table.add_row(
+            str(rank.rank),
+            _does(rank),
+            rank.line,
+            f"{rank.seconds:.1f} s",
+            _listed(rank.waits_for),
+            f"{rank.waiting:.0%}",
+            f"{rank.moving:.0%}",
+            in_units(rank.bytes_per_second),
+            f"{rank.operations_per_second:.0f}",
+            in_units(rank.memory),
+            style=style,
+        )
+    if len(picture.ranks) > RANKS_SHOWN:
+        table.add_row("…", f"{len(picture.ranks) - RANKS_SHOWN} more")
+    return table
+
+
+def _does(rank: RankPicture) -> str:
+    words = rank.operation or "no operation"
+    return words if rank.state == "running" else f"{rank.state}: {words}" if rank.operation else rank.state
+
+
+def _sites(picture: Picture) -> Table:
+    table = _table("call site", ">calls", ">bytes", ">time", ">waiting", "latest", ">by")
+    for site in picture.sites[:8]:
+        waiting = f"{min(1.0, site.waiting / site.seconds):.0%}" if site.seconds else ""
+        latest = f"rank {site.last} ({site.often:.0%})" if site.last >= 0 else ""
+        table.add_row(
+            f"{site.verb} at {site.where}",
+            str(site.count),
+            in_units(site.bytes),
+            f"{site.seconds:.2f} s",
+            waiting,
+            latest,
+            f"{site.late:.2f} s" if site.last >= 0 else "",
+        )
+    return table
+
+
+def _links(picture: Picture) -> Table:
+    table = _table("link", ">bytes/s", ">busy", ">while busy", ">round trip", ">sent again")
+    busiest = sorted(picture.links, key=lambda link: -link.busy)[:8]
+    for link in busiest:
+        table.add_row(
+            f"{link.source} → {link.target}",
+            in_units(link.bytes_per_second),
+            f"{link.busy:.0%}",
+            f"{in_units(link.rate)}/s",
+            f"{link.round_trip * 1e3:.2f} ms",
+            str(link.lost),
+        )
+    return table
+
+
+def _calls(picture: Picture) -> Table:
+    table = _table("remote call", ">calls", ">failed", ">mean", ">queue", ">handler", ">wire")
+    for call in picture.calls[:8]:
+        table.add_row(
+            f"{call.name}: {call.caller} → {call.server}",
+            str(call.count),
+            str(call.failed),
+            *(f"{seconds * 1e3:.2f} ms" for seconds in (call.seconds, call.queue, call.handler, call.wire)),
+        )
+    return table
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{', '.join(map(str, ranks[:3]))}, … ({len(ranks)})"
+
+
+def in_units(count: float) -> str:
+    """A number of bytes, short."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"

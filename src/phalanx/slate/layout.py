@@ -1,0 +1,155 @@
+"""The layout of a slate. `cpp/phalanx/slate.hpp` is the same table for the core.
+
+```
+header | records | call sites | groups | peers | remote calls | members | text
+```
+
+Everything is little-endian and at a fixed place. One process writes, any may read, and no one waits for another. A
+record holds its own number while it is whole. A text in the header is whole if its count is even and did not change
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+__all__ = [
+    "CALL",
+    "CALLS",
+    "CALLS_AT",
+    "CLOSED",
+    "COUNT_AT",
+    "FAILED",
+    "GROUP",
+    "GROUPS",
+    "GROUPS_AT",
+    "HEADER",
+    "MAGIC",
+    "MEMBERS_AT",
+    "MEMBERS_BYTES",
+    "PEER",
+    "PEERS",
+    "PEERS_AT",
+    "RECORD",
+    "RECORDS",
+    "RECORDS_AT",
+    "RUNNING",
+    "SITE",
+    "SITES",
+    "SITES_AT",
+    "SIZE",
+    "TEXT_AT",
+    "TEXT_BYTES",
+    "VERSION",
+]
+
+MAGIC: Final = b"PHXSLATE"
+VERSION: Final = 1
+RUNNING, CLOSED, FAILED = 0, 1, 2
+"""The states of a rank: its world is open, it has closed it on purpose, or its world has failed."""
+
+COUNT_AT: Final = 128
+HEADER: Final = np.dtype(
+    {
+        "names": [
+            "magic", "version", "size", "pid", "rank", "world_size", "state", "job", "began_ns", "began_wall_ns",
+            "beat_ns", "memory", "count", "sites", "text", "place_count", "place", "host", "host_id", "directory",
+            "process_started", "program",
+        ],
+        "formats": [
+            "S8", "<u4", "<u4", "<i4", "<i4", "<i4", "<u4", "S32", "<i8", "<i8",
+            "<i8", "<u8", "<u8", "<u4", "<u4", "<u8", "S512", "S128", "S128", "S128",
+            "S64", "S512",
+        ],
+        "offsets": [
+            0, 8, 12, 16, 20, 24, 28, 32, 64, 72,
+            80, 88, COUNT_AT, COUNT_AT + 8, COUNT_AT + 12, 192, 256, 768, 896, 1024,
+            1152, 1280,
+        ],
+        "itemsize": 4096,
+    }
+)  # fmt: skip
+RECORD: Final = np.dtype(
+    [
+        ("began_ns", "<i8"),
+        ("ended_ns", "<i8"),
+        ("sequence", "<u8"),
+        ("bytes", "<u8"),
+        ("group", "<u4"),
+        ("site", "<u4"),
+        ("peer", "<i4"),
+        ("unused", "<u4"),
+        ("fingerprint", "<u8"),
+        ("number", "<u8"),
+    ]
+)
+SITE: Final = np.dtype(
+    [
+        ("text", "<u4"),
+        ("length", "<u4"),
+        ("count", "<u8"),
+        ("bytes", "<u8"),
+        ("total_ns", "<i8"),
+        ("longest_ns", "<i8"),
+        ("unused", "<u8", 3),
+    ]
+)
+GROUP: Final = np.dtype(
+    [
+        ("id", "<u8"),
+        ("sequence", "<u8"),
+        ("fingerprint", "<u8"),
+        ("rank", "<u4"),
+        ("size", "<u4"),
+        ("text", "<u4"),
+        ("length", "<u4"),
+        ("unused", "<u8", 3),
+    ]
+)
+PEER: Final = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("sockets", "<u4"),
+        ("sent", "<u8"),
+        ("received", "<u8"),
+        ("busy_us", "<u8"),
+        ("held_us", "<u8"),
+        ("round_trip_us", "<u4"),
+        ("lost", "<u4"),
+        ("unused", "<u8", 2),
+    ]
+)
+"""`busy_us`: time with data on its way to that rank; `held_us`: the part of it in which that rank did not read."""
+CALL: Final = np.dtype(
+    [
+        ("name", "S56"),
+        ("peer", "<i4"),
+        ("unused", "<u4"),
+        ("count", "<u8"),
+        ("failed", "<u8"),
+        ("total_ns", "<u8"),
+        ("queue_ns", "<u8"),
+        ("handler_ns", "<u8"),
+        ("more", "<u8", 3),
+    ]
+)
+"""Calls of one function: made to a rank (`total_ns`), or served for all (`peer` -1; queue and handler)."""
+
+RECORDS: Final = 2048
+SITES: Final = 256
+GROUPS: Final = 64
+PEERS: Final = 64
+CALLS: Final = 64
+MEMBERS_BYTES: Final = 16 << 10
+TEXT_BYTES: Final = 64 << 10
+
+RECORDS_AT: Final = HEADER.itemsize
+SITES_AT: Final = RECORDS_AT + RECORDS * RECORD.itemsize
+GROUPS_AT: Final = SITES_AT + SITES * SITE.itemsize
+PEERS_AT: Final = GROUPS_AT + GROUPS * GROUP.itemsize
+CALLS_AT: Final = PEERS_AT + PEERS * PEER.itemsize
+MEMBERS_AT: Final = CALLS_AT + CALLS * CALL.itemsize
+TEXT_AT: Final = MEMBERS_AT + MEMBERS_BYTES
+SIZE: Final = TEXT_AT + TEXT_BYTES

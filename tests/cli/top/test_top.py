@@ -1,0 +1,182 @@
+"""`phalanx top` on real jobs: it must answer while all ranks hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run.support import PROGRAM, Runner
+from tests.lateness import bound
+
+from phalanx.cli.top.screen import as_text, in_units
+from phalanx.seeing.slates import jobs_here, read_files
+from phalanx.seeing.watch import JobWatch
+
+HANG = """
+import numpy as np
+import phalanx as px
+
+def spin():
+    while True:
+        sum(range(1000))
+
+with px.init() as world:
+    for _ in range(50):
+        world.all_reduce(np.ones(8))
+    if world.rank == 2:
+        spin()
+    world.all_reduce(np.ones(8))
+"""
+BRANCH = """
+import numpy as np
+import phalanx as px
+
+with px.init() as world:
+    world.barrier()
+    if world.rank == 1:
+        world.recv(src=0, tag=7)
+    else:
+        world.all_reduce(np.ones(8))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    runner.clean_up()
+
+
+def job_of(script: str) -> str:
+    """The name of the job that runs a script, once it has come so far."""
+    end = time.monotonic() + bound(30)
+    while time.monotonic() < end:
+        for job in jobs_here():
+            if job.program.endswith(script) and job.alive and len(job.ranks) == job.world_size:
+                return job.job
+        time.sleep(0.02)
+    raise AssertionError(f"no job runs {script}")
+
+
+def until_found(job: str, kind: str) -> tuple[Any, float]:
+    """Looks until something is found; returns it, and for how long the ranks had been waiting."""
+    watch = JobWatch(lambda: read_files(job))
+    end = time.monotonic() + bound(30)
+    while time.monotonic() < end:
+        picture = watch.look()
+        for finding in picture.findings if picture is not None else []:
+            if finding.kind == kind:
+                return finding, finding.seconds
+        time.sleep(0.05)
+    raise AssertionError(f"nothing of kind {kind} was found")
+
+
+def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [*PROGRAM, "top", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Runner, tmp_path: Path) -> None:
+    script = run.script(HANG, "hang.py")
+    token = tmp_path / "token"
+    token.write_text("the secret of this job")
+    token.chmod(0o600)
+    launched = run.start("-n", "3", "--token-file", str(token), script)
+    job = job_of(script)
+    found, seconds = until_found(job, "blocked")
+    assert found.ranks == [2]
+    assert found.where.startswith("hang.py:7 in spin") or found.where.startswith("hang.py:6 in spin")
+    assert seconds < bound(1.0)
+    answer = top("--once", job)
+    assert answer.returncode == 0, answer.stderr
+    assert "ranks 0, 1 wait in all_reduce #51 at hang.py:14 in <module>, because rank 2 is at hang.py" in answer.stdout
+    picture = json.loads(top("--once", "--json", job).stdout)
+    assert [rank["waits_for"] for rank in picture["ranks"]] == [[2], [2], []]
+    # The same by way of the directory, for whoever has the token.
+    [slate] = [slate for rank, slate in read_files(job).items() if rank == 0]
+    address = slate.text("directory")
+    afar = top("--once", "--address", address, "--token-file", str(token))
+    assert "because rank 2 is at hang.py" in afar.stdout, afar.stderr
+    assert "clocks within" in afar.stdout
+    stranger = top("--once", "--address", address, PHALANX_TOKEN="a guess")
+    assert stranger.returncode == 1
+    assert "tokens differ" in stranger.stderr
+    launched.process.terminate()
+    launched.finish()
+    [kept] = [job for job in jobs_here() if job.program.endswith(script)]
+    assert kept.failed, "kept for doctor --last"
+
+
+def test_a_rank_that_took_another_branch_is_named(run: Runner) -> None:
+    script = run.script(BRANCH, "branch.py")
+    launched = run.start("-n", "3", script)
+    found, seconds = until_found(job_of(script), "blocked")
+    assert set(found.ranks) <= {0, 1, 2}
+    assert "rank 1 is in recv at branch.py:8" in found.text
+    assert seconds < bound(1.0)
+    launched.process.terminate()
+    launched.finish()
+
+
+@pytest.mark.parametrize("late", [1, None])
+def test_the_last_line_names_a_straggler_and_nobody_else(run: Runner, late: int | None) -> None:
+    script = run.script(
+        f"""
+        import time
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            x = np.ones(8)
+            for _ in range(400):
+                if world.rank == {late}:
+                    time.sleep(0.003)
+                world.all_reduce(x)
+        """,
+        "late.py",
+    )
+    launched = run("-n", "2", script)
+    assert launched.process.returncode == 0, launched.err
+    assert [job for job in jobs_here() if job.program.endswith(script)] == []
+    if late is None:
+        assert "made the others wait" not in launched.err
+    else:
+        assert "phalanx: rank 1 made the others wait" in launched.err
+        assert "mostly in all_reduce at late.py:11 in <module>" in launched.err
+
+
+def test_no_job(tmp_path: Path) -> None:
+    answer = top("--once", "nosuchjob")
+    assert answer.returncode == 1
+    assert "no job 'nosuchjob' runs on this machine" in answer.stderr
+
+
+def test_a_picture_as_text() -> None:
+    from tests.seeing.support import Op, slate
+
+    slates = {rank: slate(rank, [Op(1, 0, 1), Op(2, 2 + 3 * rank, 6)], place="train.py:3 in f") for rank in (0, 1)}
+    watch = JobWatch(lambda: slates, lambda: 1_010_000_000)
+    picture = watch.look()
+    assert picture is not None
+    text = as_text(picture)
+    assert "train.py   job job, 2 ranks" in text
+    assert "all_reduce at train.py:88 in main" in text
+    assert "nobody waits for long" in text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB")])
+def test_units(count: int, text: str) -> None:
+    assert in_units(count) == text

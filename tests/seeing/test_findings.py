@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from phalanx.seeing.findings import links_found, stragglers_found
+from phalanx.seeing.picture import LinkPicture
+
+WHERE = {rank: f"all_reduce at train.py:{rank}" for rank in range(8)}
+
+
+def parts(rng: np.random.Generator, ranks: int, count: int, noise: float) -> np.ndarray:
+    return rng.exponential(noise, (count, ranks)) * rng.integers(0, 2, (count, ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_not_named(ranks: int, seed: int) -> None:
+    table = parts(np.random.default_rng(seed), ranks, 60, 0.01)
+    assert stragglers_found(list(table), np.full(ranks, 300.0), 3.0, WHERE) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_is_always_late_is_named_in_noise(ranks: int, seed: int) -> None:
+    table = parts(np.random.default_rng(seed), ranks, 60, 0.01)
+    table[:, ranks - 1] += 0.012
+    [found] = stragglers_found(list(table), np.full(ranks, 300.0), 3.0, WHERE)
+    assert found.kind == "straggler"
+    assert found.ranks == [ranks - 1]
+    assert f"rank {ranks - 1} made the others wait" in found.text
+    assert found.text.endswith(f"all_reduce at train.py:{ranks - 1}")
+
+
+def test_two_stragglers_are_both_named() -> None:
+    table = parts(np.random.default_rng(1), 8, 60, 0.005)
+    table[:, 2] += 0.02
+    table[:, 5] += 0.03
+    found = stragglers_found(list(table), np.full(8, 300.0), 5.0, WHERE)
+    assert [finding.ranks for finding in found] == [[5], [2]]
+
+
+def test_a_rank_that_was_late_once_is_not_called_a_straggler() -> None:
+    table = parts(np.random.default_rng(1), 4, 60, 0.002)
+    table[30, 1] += 2.5
+    [found] = stragglers_found(list(table), np.full(4, 300.0), 20.0, WHERE)
+    assert (found.kind, found.ranks) == ("once", [1])
+    assert "was late once, by 2.5 s" in found.text
+
+
+def test_microseconds_are_the_scheduler() -> None:
+    table = np.zeros((100, 2))
+    table[:, 1] = 50e-6 * 5
+    assert stragglers_found(list(table), np.array([0.0, 500.0]), 0.05, WHERE) == []
+
+
+def link(source: int, target: int, rate: float, busy: float) -> LinkPicture:
+    return LinkPicture(source, target, rate * busy, busy, rate, 1e-4, 0)
+
+
+def test_a_link_far_below_the_others_is_named() -> None:
+    links = [link(0, 1, 2e9, 0.2), link(1, 2, 1e7, 0.9), link(2, 3, 2e9, 0.2), link(3, 0, 2.1e9, 0.2)]
+    [found] = links_found(links, 10.0, 0.8)
+    assert (found.kind, found.ranks) == ("link", [1, 2])
+    assert "10 MB/s, others 2 GB/s" in found.text
+    assert links_found(links, 10.0, 0.1) == [], "nobody waits for the data"
+    assert links_found(links, 1e-4, 0.8) == [], "too little was sent to know"
+
+
+def test_the_only_link_is_named_if_it_is_slow_and_busy() -> None:
+    both = [link(0, 1, 1.2e7, 0.95), link(1, 0, 1.2e7, 0.95)]
+    [found] = links_found(both, 10.0, 0.9)
+    assert set(found.ranks) == {0, 1}
+    assert links_found([link(0, 1, 1e10, 0.95), link(1, 0, 1e10, 0.95)], 10.0, 0.9) == []

@@ -1,0 +1,191 @@
+"""The slate of a rank: written by the core or by Python, read by others, removed or left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx import _native
+from phalanx.group.tracking import call_site
+from phalanx.operating_system import process_started
+from phalanx.seeing.reading import RankSlate
+from phalanx.slate import files, layout
+from phalanx.slate import slate as slate_module
+from phalanx.slate.calls import CallCounts
+from phalanx.slate.slate import Slate, open_slate
+from phalanx.slate.writing import PythonWriter
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "slates"
+
+    def made() -> Path:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    monkeypatch.setattr(files, "memory_dir", made)
+    return folder
+
+
+def opened(job: str = "job", rank: int = 0) -> Slate:
+    made = open_slate(job, rank, 2, "host", "id", "127.0.0.1:1", list)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("kind", ["core", "python"])
+def test_operations_are_noted(own_folder: Path, kind: str) -> None:
+    if kind == "core" and _native.core is None:
+        pytest.skip("there is no core")
+    path, fd = files.make_file("job", 0)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1  # as Slate does: the first site stands for all others
+    site = call_site.find()
+    first = writer.begin(1, "all_reduce", site, -1, 64, 5, 77)
+    second = writer.begin(1, "send", site, 1, 32, 0, 0)
+    writer.end(second)
+    os.close(fd)
+    found = RankSlate(path.read_bytes())
+    assert found.records["sequence"].tolist() == [5, 0]
+    assert found.records["number"].tolist() == [1, 2]
+    assert found.records["ended_ns"][0] == 0
+    assert found.records["ended_ns"][1] >= found.records["began_ns"][1] > 0
+    assert [site.verb for site in found.sites[1:]] == ["all_reduce", "send"]
+    assert found.sites[1].where.startswith(f"{Path(__file__).name}:")
+    assert found.sites[1].function == "test_operations_are_noted"
+    writer.end(first)
+    found = RankSlate(path.read_bytes())
+    assert found.site_table["count"].tolist() == [0, 1, 1]
+    assert found.site_table["bytes"].tolist() == [0, 64, 32]
+
+
+@pytest.mark.parametrize("kind", ["core", "python"])
+def test_the_ring_goes_round(kind: str) -> None:
+    if kind == "core" and _native.core is None:
+        pytest.skip("there is no core")
+    path, fd = files.make_file("job", 0)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1
+    site = call_site.find()
+    old = writer.begin(1, "recv", site, 0, 0, 0, 0)
+    for sequence in range(1, layout.RECORDS + 10):
+        writer.end(writer.begin(1, "barrier", site, -1, 0, sequence, 1))
+    writer.end(old)  # its place is another's by now
+    os.close(fd)
+    found = RankSlate(path.read_bytes())
+    assert found.records["sequence"].tolist() == list(range(10, layout.RECORDS + 10))
+    assert (found.records["ended_ns"] > 0).all()
+    assert found.site_table["count"].tolist() == [0, 1, layout.RECORDS + 9]
+
+
+def test_what_a_slate_says_of_its_rank(own_folder: Path) -> None:
+    slate = opened(rank=1)
+    slate.watch_program(lambda: "train.py:5 in main")
+    number = slate.add_group(b"0123456789abcdef", 1, (0, 1))
+    slate._beat()
+    [file] = files.listed()
+    data = file.read()
+    assert data is not None
+    found = RankSlate(data)
+    assert (found.rank, found.world_size, found.pid) == (1, 2, os.getpid())
+    assert found.place == "train.py:5 in main"
+    assert found.groups[number].members == (0, 1)
+    assert found.text("process_started") == process_started(os.getpid())
+    assert found.memory > 1 << 20
+    assert file.is_alive
+    assert files.text(data, "program") == " ".join(sys.argv)[:511]
+    slate.drop_group(number)
+    assert RankSlate(slate.contents()).groups == {}
+    slate.close()
+    slate.close()
+    assert not own_folder.exists(), "the last one takes the folder with it"
+
+
+def test_groups_beyond_the_table_are_not_shown() -> None:
+    slate = opened()
+    numbers = [slate.add_group(bytes([n]) * 16, 0, (0, 1)) for n in range(1, layout.GROUPS + 3)]
+    assert numbers[:-3] == list(range(1, layout.GROUPS))
+    assert numbers[-3:] == [0, 0, 0]
+    slate.drop_group(5)
+    assert slate.add_group(b"x" * 16, 0, (0, 1)) == 5
+    slate.close()
+
+
+def test_remote_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = CallCounts()
+    monkeypatch.setattr(slate_module, "CALLS", counts)
+    slate = opened()
+    counts.add("add", 1, True, 0.5)
+    counts.add("add", 1, False, 0.25)
+    counts.add("add", -1, True, 0.625, queue=0.125, handler=0.5)
+    slate._beat()
+    found = RankSlate(slate.contents()).calls
+    assert [(bytes(row["name"]), row["peer"], row["count"], row["failed"]) for row in found] == [
+        (b"add", 1, 2, 1),
+        (b"add", -1, 1, 0),
+    ]
+    assert found["total_ns"].tolist() == [750_000_000, 625_000_000]
+    assert found["queue_ns"].tolist() == [0, 125_000_000]
+    for number in range(200):
+        counts.add(f"f{number}", 0, True, 0.1)
+    slate._beat()
+    found = RankSlate(slate.contents()).calls
+    assert len(found) == layout.CALLS
+    assert bytes(found[-1]["name"]) == b"others"
+    assert found[-1]["count"] == 139
+    slate.close()
+
+
+def test_a_failed_rank_leaves_its_slate(own_folder: Path) -> None:
+    slate = opened()
+    slate.fail()
+    slate.close()
+    [file] = files.listed()
+    assert file.state == layout.FAILED
+
+
+def test_only_the_last_failure_is_kept(own_folder: Path) -> None:
+    own_folder.mkdir()
+    for number, (job, state) in enumerate([("old", 2), ("fine", 1), ("new", 2), ("mine", 0)]):
+        path = own_folder / f"{job}.0.999999{number}"
+        data = bytearray(layout.SIZE)
+        data[:8], data[8:12], data[28:32] = layout.MAGIC, (1).to_bytes(4, "little"), state.to_bytes(4, "little")
+        data[1152:1155] = b"gone"[:3]
+        path.write_bytes(data)
+        os.utime(path, (number, number))
+    files.tidy(but="mine")
+    assert sorted(file.job for file in files.listed()) == ["mine", "new"]
+
+
+def test_a_stranger_is_not_read(own_folder: Path) -> None:
+    own_folder.mkdir()
+    (own_folder / "job.0.1").write_bytes(b"x" * layout.SIZE)
+    (own_folder / "job.1.1").write_bytes(b"short")
+    (own_folder / "job.2.1").symlink_to("/etc/passwd")
+    (own_folder / "job.3.1").mkdir()
+    os.mkfifo(own_folder / "job.4.1")
+    assert [file.read() for file in files.listed()] == [None] * 5
+
+
+def test_no_room_is_no_failure(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "reserve", full)
+    assert open_slate("job", 0, 2, "host", "id", "", list) is None
+    assert list(files.listed()) == []
+
+
+def test_a_forked_child_leaves_it_alone() -> None:
+    slate = opened()
+    child = os.fork()
+    if child == 0:
+        slate.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(files.listed())) == 1
+    slate.close()
