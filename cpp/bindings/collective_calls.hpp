@@ -47,6 +47,8 @@ struct Array {
     int dims = 0;
     std::array<Py_ssize_t, Record::most_dims> lengths;  // as many as there are dims
     Dtype dtype = Dtype::uint8;
+    int gpu = -1;            // the number of the GPU that it lies on; -1 on the CPU
+    void* stream = nullptr;  // that GPU's current one when the call was made
 
     bool divides(int parts) const noexcept { return dims > 0 && lengths[0] % parts == 0; }
     bool apart_from(const Array& other) const noexcept {
@@ -73,6 +75,7 @@ struct Operation {
     std::uint64_t kind = 0;        // the part of the fingerprint that stays
     std::uint64_t sequence = 0;    // 0: it has no number yet
     std::uint64_t fingerprint = 0;
+    bool on_gpu = false;
 
     // Its shape, where that is the same on all ranks.
     int dims() const noexcept { return verb == Verb::scatter ? 0 : x.dims; }
@@ -183,6 +186,8 @@ protected:
 
     // Whether this path can do it at all.
     virtual bool takes(const Operation&) const { return true; }
+    // The number of the GPU whose arrays this path takes, too; -1 if it takes none.
+    virtual int own_gpu() const noexcept { return -1; }
     // Does it in its turn; false if it is not, or cannot be now.
     virtual bool run(Operation&) = 0;
     // Gives it its number, for later: an IssuedCollective, or None.
@@ -193,13 +198,18 @@ protected:
     int rank() const noexcept { return rank_; }
     int ranks() const noexcept { return ranks_; }
 
+    // `dtype`: as `number_of` says.
     std::uint64_t kind_of(Verb verb, int dtype, int op) {
-        std::uint64_t& known = kinds_[static_cast<int>(verb)][dtype + 1][op + 1];
+        const bool gpu = dtype >= on_gpu;
+        std::uint64_t& known = kinds_[gpu ? 1 : 0][static_cast<int>(verb)][gpu ? dtype - on_gpu : dtype + 1][op + 1];
         if (known == 0)
             known = nb::cast<std::uint64_t>(in_interpreter(
                 [&] { return kind_of_(verb_names[static_cast<int>(verb)], dtype, op >= 0 ? op_names[op] : ""); }));
         return known;
     }
+
+    // An operation's dtype and where the arrays lie, as one number; -1 if there is none.
+    static int number_of(const Operation& o) noexcept { return o.on_gpu ? on_gpu + o.dtype : o.dtype; }
 
     // What the root of a scatter tells of the parts of an array; mostly it is like the one before.
     const std::string& words_of(const Array& array) {
@@ -224,7 +234,7 @@ protected:
         Record& record = recorder_.begin(verb_names[static_cast<int>(o.verb)], site);
         record.rank = o.root;
         if (o.op >= 0) record.op = op_names[o.op];
-        record.dtype = o.dtype;
+        record.dtype = number_of(o);
         record.dims = o.dims();
         std::copy_n(o.x.lengths.begin(), o.dims(), record.shape.begin());
         record.sequence = o.sequence;
@@ -239,11 +249,14 @@ protected:
 
 private:
     static constexpr double longest_seconds = 1e9;
+    static constexpr int on_gpu = 100;  // ON_GPU in phalanx/_native.py
 
     nb::object start(Operation& o, nb::handle timeout, bool later) {
         if (o.verb != Verb::barrier && o.verb != Verb::scatter) o.dtype = static_cast<int>(o.x.dtype);
+        o.on_gpu = o.x.gpu >= 0 || o.out.gpu >= 0;
+        if (o.on_gpu && (later || (o.out.object.is_valid() && o.x.gpu != o.out.gpu))) return nb::none();
         if (!set_time(o, timeout) || !takes(o)) return nb::none();
-        o.kind = kind_of(o.verb, o.dtype, o.op);
+        o.kind = kind_of(o.verb, number_of(o), o.op);
         if (later) return issue(o);
         if (!run(o)) return nb::none();
         return nb::borrow(o.result.is_valid() ? o.result : nb::handle(Py_True));
@@ -270,7 +283,10 @@ private:
 
     bool look(nb::handle object, bool writable, Array& found) {
         PlainArray plain;
-        if (!arrays_.look_further(object, writable, plain) || plain.dims > Record::most_dims) return false;
+        if (!arrays_.look_further(object, writable, plain, own_gpu() >= 0) || plain.dims > Record::most_dims) return false;
+        if (plain.gpu >= 0 && plain.gpu != own_gpu()) return false;
+        found.gpu = plain.gpu;
+        found.stream = plain.stream;
         found.object = object;
         found.data = plain.data;
         found.bytes = plain.bytes;
@@ -314,7 +330,7 @@ private:
     std::vector<Py_ssize_t> described_shape_;
     PyTypeObject* described_type_ = nullptr;  // only compared
     std::array<nb::object, ops> op_objects_;
-    std::uint64_t kinds_[verbs][dtypes + 1][ops + 1] = {};
+    std::uint64_t kinds_[2][verbs][dtypes + 1][ops + 1] = {};  // on the host, and on a GPU
 };
 
 // The verbs, for Python. None is declined as anything else that is not as it should be: the general way says what is wrong.

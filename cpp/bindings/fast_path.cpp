@@ -5,6 +5,8 @@
 // An asynchronous call is only issued here. It runs later, in the thread that waits for it or in the group's own
 // (phalanx/group/worker.py).
 //
+// Arrays on a GPU are taken once all ranks have agreed on how they share it (phalanx/group/engines/cuda/engine.py).
+//
 // On MPI (phalanx/group/engines/mpi/engine.py) the segment only makes sure that all ranks have come and mean the same; then
 // MPI's own function is called.
 
@@ -19,6 +21,7 @@
 
 #include "alarm.hpp"
 #include "collective_calls.hpp"
+#include "device.hpp"
 #include "gil.hpp"
 #include "module.hpp"
 #include "mpi_calls.hpp"
@@ -82,7 +85,15 @@ public:
         call.bound.resumable = resumable;
         call.bound.held = &state;
         Ending end;
-        if (o.bytes <= worth_holding || mpi_ != nullptr) {
+        if (o.on_gpu) {
+            try {
+                const WithoutGil released;
+                end.outcome = device_->ops.run_on(o.x.stream, call, on_device(o));
+            } catch (const cuda::Error& error) {
+                end.interrupt = device_->exception_of(error);
+                end.outcome = Outcome::interrupted;
+            }
+        } else if (o.bytes <= worth_holding || mpi_ != nullptr) {
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
             call.bound.after_long = [](void* held) { take_gil(*static_cast<PyThreadState**>(held)); };
@@ -91,7 +102,7 @@ public:
             const WithoutGil released;
             end.outcome = in_segment(o, parts, call);
         }
-        if (mpi_ != nullptr && end.outcome == Outcome::done) {
+        if (mpi_ != nullptr && !o.on_gpu && end.outcome == Outcome::done) {
             int error = 0;
             mpi_->enter(o.sequence, o.seconds());
             {
@@ -121,7 +132,7 @@ public:
             recorder_.end(again, monotonic_ns());
         }
         // Before another thread's operation changes it.
-        end.blamed = nb::cast(s_.ops.blamed(end.outcome));
+        end.blamed = nb::cast(o.on_gpu ? device_->ops.blamed(end.outcome) : s_.ops.blamed(end.outcome));
         bool detached = false;
         {
             const WithoutGil released;
@@ -142,8 +153,15 @@ public:
         if (!parts.fit) in_interpreter([&] { return misfit_(o.out.object, nb::bytes(parts.told.data(), parts.told.size()), o.root); });
     }
 
+    nb::object device() const { return device_owner_; }
+    void use_device(nb::object device) {
+        device_ = device.is_none() ? nullptr : nb::cast<DeviceGroup*>(device);
+        device_owner_ = std::move(device);
+    }
+
 protected:
     bool takes(const Operation& o) const override {
+        if (o.on_gpu) return o.verb != Verb::scatter && !device_->ops.gpu().is_capturing(o.x.stream);
         if (mpi_ == nullptr || o.verb == Verb::barrier) return true;
         if (o.verb == Verb::gather || o.verb == Verb::scatter || !o.x.apart_from(o.out)) return false;
         const std::size_t items = std::max(o.x.items, o.out.items);
@@ -162,8 +180,29 @@ protected:
 
     nb::object issue(Operation& o) override;
     bool adds_at_once() const noexcept override { return mpi_ == nullptr; }
+    int own_gpu() const noexcept override { return device_ == nullptr ? -1 : device_->ops.gpu().number; }
 
 private:
+    cuda::Operation on_device(const Operation& o) const {
+        using cuda::Kind;
+        const auto address = [](const Array& array) { return reinterpret_cast<cuda::Address>(array.data); };
+        cuda::Operation made{Kind::all_reduce, address(o.x), o.x.bytes, address(o.out), o.out.bytes, o.how, o.root, Lengths(0), o.bytes};
+        switch (o.verb) {
+            case Verb::broadcast: made.kind = Kind::broadcast; break;
+            case Verb::all_reduce: break;
+            case Verb::reduce: made.kind = Kind::reduce; break;
+            case Verb::all_gather: made.kind = Kind::all_gather; break;
+            case Verb::gather: made.kind = Kind::gather; break;
+            case Verb::reduce_scatter: made.kind = Kind::reduce_scatter; break;
+            case Verb::all_to_all: made.kind = Kind::all_to_all; break;
+            default: throw std::logic_error("an operation that no GPU does");
+        }
+        const bool gathers = o.verb == Verb::all_gather || o.verb == Verb::gather;
+        if (gathers) made.counts = Lengths(o.x.bytes);
+        if (o.verb == Verb::all_to_all) made.counts = Lengths(o.x.bytes / ranks());
+        return made;
+    }
+
     Outcome in_segment(const Operation& o, Parts& parts, const Call& call) {
         Collectives& segment = s_.ops;
         switch (o.verb) {
@@ -226,6 +265,8 @@ private:
     nb::object failed_, misfit_;
     nb::object mpi_owner_;
     MpiCalls* mpi_;
+    nb::object device_owner_ = nb::none();
+    DeviceGroup* device_ = nullptr;  // null: arrays on a GPU are declined
 };
 
 // An asynchronous collective: it has its number and its deadline, and runs when those that were issued before have ended.
@@ -323,5 +364,7 @@ void phalanx::bind_fast_path(nb::module_& m) {
              nb::arg("segment"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"), nb::arg("failed"),
              nb::arg("describe"), nb::arg("misfit"), nb::arg("timeout"), nb::arg("mpi") = nb::none(), nb::keep_alive<1, 2>(),
              nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
+    path.def_prop_rw("device", &FastPath::device, [](FastPath& self, nb::object device) { self.use_device(std::move(device)); },
+                     nb::for_setter(nb::arg("device").none()));
     bind_verbs(path);
 }

@@ -1,4 +1,4 @@
-// A contiguous CPU tensor of torch as flat memory, found by the table of C functions that torch offers for this
+// A contiguous tensor of torch as flat memory, on the CPU or where that is asked for on a GPU, found by the table of C functions that torch offers for this
 // (DLPack's exchange API, `Tensor.__dlpack_c_exchange_api__`): a fraction of what an array of NumPy on it costs.
 #pragma once
 
@@ -22,6 +22,8 @@ struct TensorView {
     bool is_stand_in = false; // that is not the dtype of the tensor, but one of the same size
     bool is_floating = false;
     PyObject* dtype = nullptr;  // the tensor's own, which torch keeps for ever
+    int gpu = -1;             // the number of the GPU that it lies on; -1 on the CPU
+    void* stream = nullptr;   // that GPU's current one in this thread
     int dims = 0;
     const std::int64_t* shape = nullptr;  // the tensor's own, which changes if it is resized: to be copied at once
 
@@ -37,6 +39,10 @@ struct FlatTensor : TensorView {
         static constexpr const char* formats[] = {"?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d"};
         static std::byte nothing{};
         auto* flat = nb::inst_ptr<FlatTensor>(self);
+        if (flat->gpu >= 0) {
+            PyErr_SetString(PyExc_BufferError, "the tensor lies on a GPU");
+            return -1;
+        }
         void* place = flat->data != nullptr ? flat->data : &nothing;
         if (PyBuffer_FillInfo(view, self, place, flat->count * flat->itemsize, 0, flags) != 0) return -1;
         view->itemsize = flat->itemsize;
@@ -51,29 +57,32 @@ struct FlatTensor : TensorView {
 class TensorReader {
 public:
     // `types` are the classes of tensors that nothing special is about. `dtypes` are tuples of: torch's dtype, the position in
-    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, and whether it
-    // has a fraction.
+    // PLAIN of what it lies in memory as, the bytes of an element, whether that is only a stand-in of its size, whether it
+    // has a fraction, and the position of the dtype itself: behind PLAIN for bfloat16, -1 for one that is not known.
     TensorReader(std::vector<nb::object> types, nb::object exchange_api, nb::object is_neg, const nb::list& dtypes)
         : types_(std::move(types)), is_neg_(std::move(is_neg)) {
         const auto* api = static_cast<const Api*>(PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
         if (api == nullptr) throw nb::python_error();
         while (api != nullptr && api->major != 1) api = api->older;
         read_ = api == nullptr ? nullptr : api->read;
+        current_stream_ = api == nullptr ? nullptr : api->stream;
         for (nb::handle row : dtypes)
             kinds_.push_back({nb::object(row[0]), nb::cast<int>(nb::object(row[1])), nb::cast<int>(nb::object(row[2])),
-                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4]))});
+                              nb::cast<bool>(nb::object(row[3])), nb::cast<bool>(nb::object(row[4])),
+                              nb::cast<int>(nb::object(row[5]))});
     }
 
     // As the other, and keeps the tensor.
-    bool look(nb::handle object, FlatTensor& found) const {
-        if (!look(object, static_cast<TensorView&>(found))) return false;
+    bool look(nb::handle object, FlatTensor& found, bool on_gpu = false) const {
+        if (!look(object, static_cast<TensorView&>(found), on_gpu)) return false;
         found.shape = nullptr;
         found.tensor = nb::borrow(object);
         return true;
     }
 
-    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU.
-    bool look(nb::handle object, TensorView& found) const {
+    // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU, or with `on_gpu` on
+    // one of CUDA's GPUs.
+    bool look(nb::handle object, TensorView& found, bool on_gpu = false) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
         bool known = false;
         for (const nb::object& one : types_) known = known || one.ptr() == type;
@@ -84,13 +93,22 @@ public:
             PyErr_Clear();
             return false;
         }
-        if (tensor.device != cpu || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize) return false;
+        if ((tensor.device != cpu && !(on_gpu && tensor.device == cuda)) || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize)
+            return false;
         std::int64_t count = 1;
         for (int i = tensor.dims; i-- > 0;) {
             if (tensor.shape[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != count && !is_empty(tensor)) return false;
             count *= tensor.shape[i];
         }
         if ((tensor.data == nullptr && count != 0) || !is_as_it_lies(object)) return false;
+        found.gpu = -1;
+        if (tensor.device == cuda) {
+            found.gpu = tensor.device_number;
+            if (current_stream_ == nullptr || current_stream_(tensor.device, tensor.device_number, &found.stream) != 0) {
+                PyErr_Clear();
+                return false;
+            }
+        }
         found.data = static_cast<std::byte*>(tensor.data) + tensor.offset;
         found.count = static_cast<Py_ssize_t>(count);
         found.itemsize = kind->itemsize;
@@ -98,6 +116,11 @@ public:
         found.number = kind->number;
         found.is_stand_in = kind->is_stand_in;
         found.is_floating = kind->is_floating;
+        if (found.gpu >= 0) {  // where it lies, NumPy cannot look
+            if (kind->own_number < 0) return false;
+            found.number = kind->own_number;
+            found.is_stand_in = false;
+        }
         found.dtype = kind->dtype.ptr();
         found.dims = tensor.dims;
         found.shape = tensor.shape;
@@ -121,9 +144,9 @@ private:
         const Api* older;
         void *allocate, *own, *make;
         int (*read)(void* tensor, Tensor* found);
-        void* stream;
+        int (*stream)(int device, std::int32_t device_number, void** found);
     };
-    static constexpr std::int32_t cpu = 1;
+    static constexpr std::int32_t cpu = 1, cuda = 2;
 
     static bool is_empty(const Tensor& tensor) noexcept {
         for (int i = 0; i < tensor.dims; ++i)
@@ -145,6 +168,7 @@ private:
         int itemsize;
         bool is_stand_in;
         bool is_floating;
+        int own_number;
     };
 
     // DLPack has one name for several dtypes, so torch says which one it is. Null for one that is not known here.
@@ -158,6 +182,7 @@ private:
     std::vector<nb::object> types_;
     nb::object is_neg_;
     int (*read_)(void*, Tensor*) = nullptr;
+    int (*current_stream_)(int, std::int32_t, void**) = nullptr;
     std::vector<Kind> kinds_;
     nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
 };

@@ -41,6 +41,8 @@ struct PlainArray {
     const Py_ssize_t* shape = nullptr;
     const std::string* dtype = nullptr;  // as a frame calls it; null for a tensor's, and for bfloat16
     int number = -1;                     // of the dtype, in the list that was given; the next one is bfloat16
+    int gpu = -1;                        // the number of the GPU that it lies on; -1 on the CPU
+    void* stream = nullptr;              // that GPU's current one in this thread
 };
 
 // The dtypes that are plain. NumPy has one object of each; an equal one that somebody has made takes the general way.
@@ -75,14 +77,15 @@ public:
         return false;
     }
 
-    // As `look`, but takes bfloat16 and tensors, too. The shape of a tensor is to be copied at once.
-    bool look_further(nanobind::handle object, bool write, PlainArray& found) {
+    // As `look`, but takes bfloat16 and tensors, too, and with `on_gpu` those on a GPU. The shape of a tensor is to be copied at
+    // once.
+    bool look_further(nanobind::handle object, bool write, PlainArray& found, bool on_gpu = false) {
         if (look(object, write, found)) return true;
         if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == array_type_.ptr()) return look_bfloat16(object, write, found);
         const TensorReader* const reader = reader_for(object);
         TensorView view;
-        if (reader == nullptr || !reader->look(object, view)) return false;
-        found = {view.data, view.bytes(), view.dims, view.shape, nullptr, view.number};
+        if (reader == nullptr || !reader->look(object, view, on_gpu)) return false;
+        found = {view.data, view.bytes(), view.dims, view.shape, nullptr, view.number, view.gpu, view.stream};
         return true;
     }
 
@@ -111,7 +114,9 @@ private:
         static const nanobind::handle type = nanobind::type<FlatTensor>();
         if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != type.ptr()) return false;
         const auto* flat = nanobind::inst_ptr<FlatTensor>(object);
-        found = {flat->data, flat->bytes(), 1, &flat->count, &dtypes_[static_cast<std::size_t>(flat->number)].name, flat->number};
+        const auto number = static_cast<std::size_t>(flat->number);
+        const std::string* const name = number < dtypes_.size() ? &dtypes_[number].name : nullptr;
+        found = {flat->data, flat->bytes(), 1, &flat->count, name, flat->number, flat->gpu, flat->stream};
         return true;
     }
 

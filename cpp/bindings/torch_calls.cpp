@@ -139,14 +139,16 @@ public:
         world_size_ = nb::cast<int>(group_.attr("world_size"));
     }
 
-    bool closed = false;  // everything is declined
+    bool closed = false;     // everything is declined
+    bool takes_gpu = false;  // tensors on a GPU are not
 
     nb::object all_reduce(nb::handle tensors, nb::handle options) {
         CallOptions asked;
         FlatTensor flat;
         if (!reads(torch_.all_reduce, options, asked) || !look_one(tensors, flat) || !is_reducible(flat, asked)) return nb::none();
         const std::size_t size = flat.bytes();
-        return run(asked, {group_, verbs_.all_reduce, {made(flat), asked.op, {}}, nb::borrow(tensors), size});
+        const bool on_gpu = flat.gpu >= 0;
+        return run(asked, {group_, verbs_.all_reduce, {made(flat), asked.op, {}}, nb::borrow(tensors), size}, on_gpu);
     }
 
     nb::object broadcast(nb::handle tensors, nb::handle options) {
@@ -154,7 +156,8 @@ public:
         FlatTensor flat;
         if (!reads(torch_.broadcast, options, asked) || !look_one(tensors, flat)) return nb::none();
         const std::size_t size = flat.bytes();
-        return run(asked, {group_, verbs_.broadcast, {made(flat), asked.root, {}}, nb::borrow(tensors), size});
+        const bool on_gpu = flat.gpu >= 0;
+        return run(asked, {group_, verbs_.broadcast, {made(flat), asked.root, {}}, nb::borrow(tensors), size}, on_gpu);
     }
 
     nb::object reduce(nb::handle tensors, nb::handle options) {
@@ -162,7 +165,8 @@ public:
         FlatTensor flat;
         if (!reads(torch_.reduce, options, asked) || !look_one(tensors, flat) || !is_reducible(flat, asked)) return nb::none();
         const std::size_t size = flat.bytes();
-        return run(asked, {group_, verbs_.reduce, {made(flat), asked.root, asked.op}, nb::borrow(tensors), size});
+        const bool on_gpu = flat.gpu >= 0;
+        return run(asked, {group_, verbs_.reduce, {made(flat), asked.root, asked.op}, nb::borrow(tensors), size}, on_gpu);
     }
 
     nb::object all_gather(nb::handle output, nb::handle input, nb::handle options) {
@@ -171,7 +175,8 @@ public:
         if (!reads(torch_.all_gather, options, asked) || !look_both(output, whole, input, part)) return nb::none();
         if (whole.count != part.count * world_size_) return nb::none();
         const std::size_t size = whole.bytes();
-        return run(asked, {group_, verbs_.all_gather, {made(part), made(whole), {}}, listed(output), size});
+        const bool on_gpu = whole.gpu >= 0;
+        return run(asked, {group_, verbs_.all_gather, {made(part), made(whole), {}}, listed(output), size}, on_gpu);
     }
 
     nb::object reduce_scatter(nb::handle output, nb::handle input, nb::handle options) {
@@ -180,7 +185,8 @@ public:
         if (!reads(torch_.reduce_scatter, options, asked) || !look_both(output, part, input, whole)) return nb::none();
         if (whole.count != part.count * world_size_ || !is_reducible(whole, asked)) return nb::none();
         const std::size_t size = whole.bytes();
-        return run(asked, {group_, verbs_.reduce_scatter, {made(whole), asked.op, made(part)}, listed(output), size});
+        const bool on_gpu = whole.gpu >= 0;
+        return run(asked, {group_, verbs_.reduce_scatter, {made(whole), asked.op, made(part)}, listed(output), size}, on_gpu);
     }
 
     // Only of parts of one size.
@@ -191,7 +197,8 @@ public:
         if (!look_both(output, target, input, source) || target.count != source.count || !divides(target) || !divides(source))
             return nb::none();
         const std::size_t size = source.bytes();
-        return run(asked, {group_, verbs_.all_to_all, {made(source), made(target), {}}, listed(output), size});
+        const bool on_gpu = source.gpu >= 0;
+        return run(asked, {group_, verbs_.all_to_all, {made(source), made(target), {}}, listed(output), size}, on_gpu);
     }
 
     nb::object barrier(nb::handle options) {
@@ -203,7 +210,8 @@ public:
     // A short message. The handle of one that is done; otherwise what FastMessages says of one that goes on.
     nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.bytes() > longest_at_once || !lines_[1].idle()) return nb::none();
+        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0 || flat.bytes() > longest_at_once || !lines_[1].idle())
+            return nb::none();
         const nb::object messages = nb::getattr(group_, fast_messages_);
         if (messages.is_none()) return nb::none();
         const nb::object array = made(flat);
@@ -222,7 +230,7 @@ public:
     // The memory to receive to: the call must not wait for a message.
     nb::object recv(nb::handle tensors, nb::handle, nb::handle) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat)) return nb::none();
+        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
         return made(flat);
     }
 
@@ -254,11 +262,12 @@ private:
 
     bool look_one(nb::handle tensors, FlatTensor& found) const {
         return PyList_CheckExact(tensors.ptr()) && NB_LIST_GET_SIZE(tensors.ptr()) == 1 &&
-               torch_.reader.look(NB_LIST_GET_ITEM(tensors.ptr(), 0), found);
+               torch_.reader.look(NB_LIST_GET_ITEM(tensors.ptr(), 0), found, takes_gpu);
     }
 
     bool look_both(nb::handle one, FlatTensor& found, nb::handle other, FlatTensor& other_found) const {
-        return torch_.reader.look(one, found) && torch_.reader.look(other, other_found) && found.dtype == other_found.dtype;
+        return torch_.reader.look(one, found, takes_gpu) && torch_.reader.look(other, other_found, takes_gpu) &&
+               found.dtype == other_found.dtype && found.gpu == other_found.gpu;
     }
 
     bool divides(const FlatTensor& flat) const noexcept { return flat.rows >= 0 && flat.rows % world_size_ == 0; }
@@ -280,7 +289,8 @@ private:
     }
 
     // The handle of an operation that is done, the call for later, or None.
-    nb::object run(const CallOptions& asked, PreparedCall&& call) const {
+    nb::object run(const CallOptions& asked, PreparedCall&& call, bool on_gpu = false) const {
+        if (asked.later && on_gpu) return nb::none();
         if (asked.later) {
             call.note_caller();
             return nb::cast(std::move(call));
@@ -334,6 +344,7 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def(nb::init<const TorchAccess&, nb::object, nb::list>(), nb::arg("torch"), nb::arg("group"), nb::arg("lines"),
              nb::keep_alive<1, 2>())
         .def_rw("closed", &TorchCalls::closed)
+        .def_rw("takes_gpu", &TorchCalls::takes_gpu)
         .def("allreduce", &TorchCalls::all_reduce, nb::arg().none(), nb::arg().none())
         .def("broadcast", &TorchCalls::broadcast, nb::arg().none(), nb::arg().none())
         .def("reduce", &TorchCalls::reduce, nb::arg().none(), nb::arg().none())

@@ -96,6 +96,8 @@ struct Header {
     Shared<std::uint64_t> verdict;                 // beside it: a wait reads both
     // Who was the root of a short broadcast last, by its step: the step and the rank.
     alignas(cache_line) Shared<std::uint64_t> roots[notes];
+    // Whether a kernel may write to the arrays of all ranks; see cuda/flight.hpp.
+    alignas(cache_line) Shared<std::uint32_t> flight;
 };
 static_assert(sizeof(Header) <= page);
 
@@ -298,6 +300,9 @@ public:
     }
 
     bool aborted() const noexcept { return aborted_.load(std::memory_order_relaxed) != 0; }
+    const Shared<std::uint32_t>* abort_word() const noexcept { return &aborted_; }
+
+    Shared<std::uint32_t>& flight() const noexcept { return header().flight; }
 
 private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond

@@ -51,6 +51,8 @@ struct Bound {
     // Whether a collective that was interrupted before all ranks had met can run again: then it has not failed. From that
     // meeting on it is not interrupted, because the others are in the middle of it.
     bool resumable = false;
+    // How many times longer than usual to try before sleeping: what is waited for is known to come soon.
+    int eagerness = 1;
     // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
     void (*before_long)(void*) = nullptr;
     void (*after_long)(void*) = nullptr;
@@ -129,7 +131,8 @@ template <class Ready, class Crowded>
 Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Ready ready, Crowded crowded) {
     int yields = patience.yields;
     bool others = false;
-    for (int i = 0; i < patience.spins && !others; ++i) {
+    const int spins = patience.spins * bound.eagerness;
+    for (int i = 0; i < spins && !others; ++i) {
         if (ready()) return Outcome::done;
         if (i % 16 == 15 && yields > 0 && crowded()) {
             --yields;

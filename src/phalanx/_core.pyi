@@ -267,8 +267,67 @@ class IssuedCollective:
     def error(self) -> BaseException | None: ...
     def run(self) -> bool: ...
 
+def cuda_functions() -> list[str]: ...
+
+class DeviceCollectives:
+    def __init__(
+        self,
+        segment: Segment,
+        functions: list[int],
+        context: int,
+        stream: int,
+        event: int,
+        number: int,
+        executes: bool,
+        executors_process: int,
+        closed: int,
+        short_bytes: int,
+        short_if_busy: int,
+        slice_seconds: float,
+        load_kernels: Any,
+        error_of: Any,
+    ) -> None: ...
+    def broadcast(self, x: int, x_bytes: int, root: int, fingerprint: int, deadline: float, /) -> int: ...
+    def all_reduce(
+        self, x: int, x_bytes: int, dtype: int, op: int, divisor: int, fingerprint: int, deadline: float, /
+    ) -> int: ...
+    def reduce(
+        self, x: int, x_bytes: int, root: int, dtype: int, op: int, divisor: int, fingerprint: int, deadline: float, /
+    ) -> int: ...
+    def reduce_scatter(
+        self,
+        x: int,
+        x_bytes: int,
+        out: int,
+        out_bytes: int,
+        dtype: int,
+        op: int,
+        divisor: int,
+        fingerprint: int,
+        deadline: float,
+        /,
+    ) -> int: ...
+    def gather(
+        self, x: int, x_bytes: int, out: int, counts: list[int], root: int, fingerprint: int, deadline: float, /
+    ) -> int: ...
+    def all_to_all(
+        self,
+        x: int,
+        x_bytes: int,
+        out: int,
+        out_bytes: int,
+        sizes: list[int],
+        largest: int,
+        fingerprint: int,
+        deadline: float,
+        /,
+    ) -> int: ...
+    def close(self) -> None: ...
+    def blamed(self, outcome: int) -> list[int]: ...
+
 class FastPath:
     paused: int
+    device: DeviceCollectives | None
     def __init__(
         self,
         segment: Segment,
@@ -405,6 +464,7 @@ class PreparedCall:
 
 class TorchCalls:
     closed: bool
+    takes_gpu: bool
     def __init__(self, torch: TorchAccess, group: Any, lines: list[tuple[Any, Any]]) -> None: ...
     def allreduce(self, tensors: Any, options: Any, /) -> Any: ...
     def broadcast(self, tensors: Any, options: Any, /) -> Any: ...

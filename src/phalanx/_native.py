@@ -153,11 +153,11 @@ def _tensor_reader() -> TensorReader | None:
     exchange = getattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__", None)
     if core is None or torch is None or exchange is None or not hasattr(torch, "nn"):  # it may be being imported
         return None
-    rows = [(torch.bfloat16, len(PLAIN), 2, False, True)]  # which NumPy lacks
+    rows = [(torch.bfloat16, len(PLAIN), 2, False, True, len(PLAIN))]  # which NumPy lacks
     for dtype in map(np.dtype, _TENSOR_DTYPES):
         if hasattr(torch, dtype.name):
-            row = (getattr(torch, dtype.name), PLAIN.index(dtype.char), dtype.itemsize, False, dtype.kind == "f")
-            rows.append(row)
+            number = PLAIN.index(dtype.char)
+            rows.append((getattr(torch, dtype.name), number, dtype.itemsize, False, dtype.kind == "f", number))
     types = [torch.Tensor, torch.nn.Parameter]
     reader: TensorReader = core.TensorReader(types, exchange, torch.Tensor.is_neg, rows)
     return reader
@@ -172,8 +172,14 @@ def dtype_code(dtype: np.dtype[Any] | str) -> int:
     return (_BY_DTYPE.get(dtype) or _named(dtype)).code if isinstance(dtype, np.dtype) else _named(dtype).code
 
 
+ON_GPU: Final = 100
+"""The number that the core adds to that of a dtype if the array lies on a GPU."""
+
+
 def dtype_name_of_code(code: int) -> str:
-    """The name that travels with an array of the dtype that the core calls by this number."""
+    """The name that travels with an array of the dtype that the core calls by this number, and where it lies."""
+    if code >= ON_GPU:
+        return f"{dtype_name_of_code(code - ON_GPU)} on a GPU"
     name = _DTYPES[code]
     return name if name == "bfloat16" else np.dtype(name).str
 

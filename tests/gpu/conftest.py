@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.cuda.driver import use_driver
-from phalanx.group.engines.cuda import pace
+from phalanx.group.engines.cuda import routing
 
 
 @pytest.fixture(autouse=True)
 def own_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pace, "SLICE", pace.SLICE)
+    monkeypatch.setattr(routing, "SLICE", routing.SLICE)
     yield
     use_driver(None)

@@ -1,7 +1,8 @@
 """A stand-in for the CUDA driver whose memory of a GPU is shared memory of the host, and arrays that lie there.
 
 Processes open each other's memory as they would a GPU's. Kernels are done by NumPy, from the same bytes that a GPU
-would get. A stream does at once what is put on it, unless a test holds it back.
+would get. A stream does at once what is put on it, unless a test holds it back. The core calls the stand-in by the
+addresses of functions that ctypes makes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,50 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from phalanx._native import _DTYPES, _OPS, divide_in_place, reduce_into
 from phalanx.cuda import driver as driver_module
-from phalanx.cuda.driver import HANDLE_BYTES, CudaError, DeviceMemory
-from phalanx.cuda.kernels.plan import unpack
-from phalanx.group.engines.cuda import pace
+from phalanx.cuda.driver import _FUNCTIONS, HANDLE_BYTES, CudaError, _Copy2D, _Handle
+from phalanx.group.engines.cuda import routing
 
 _HANDLE = struct.Struct("<QQQ")
+CONTEXT = 0xC0DE
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    **_FUNCTIONS,
+    "cuPointerGetAttributes": (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
+    "cuIpcOpenMemHandle_v2": (ctypes.c_void_p, _Handle, ctypes.c_uint),
+    "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+}
+
+# `Plan` in combine.cu.
+POINTERS, PIECES = 320, 64
+_POINTERS, _PIECE, _END = struct.Struct(f"<{POINTERS}Q"), struct.Struct("<QHHHH"), struct.Struct("<dQII")
+PLAN_BYTES = _POINTERS.size + PIECES * _PIECE.size + _END.size
+
+
+class Piece(NamedTuple):
+    """Elements at these addresses are combined, in this order, and written to those."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    elements: int
+
+
+def unpack(parameter: bytes, pieces: int) -> tuple[list[Piece], int, float, int]:
+    """The first pieces of a launch, its reduction, its divisor, and the address of the word that closes it."""
+    pointers = _POINTERS.unpack_from(parameter)
+    found = []
+    for number in range(pieces):
+        count, first, inputs, outputs, aligned = _PIECE.unpack_from(parameter, _POINTERS.size + number * _PIECE.size)
+        middle = first + inputs
+        piece = Piece(pointers[first:middle], pointers[middle : middle + outputs], count)
+        assert aligned == (not any(address % 16 for address in (*piece.inputs, *piece.outputs)))
+        found.append(piece)
+    divisor, closed, op, _ = _END.unpack_from(parameter, PLAN_BYTES - _END.size)
+    return found, op, divisor, closed
 
 
 class FakeDriver:
@@ -51,9 +85,13 @@ class FakeDriver:
         self.capturing: set[int] = set()
         self.kernel_seconds = 0.0
         self.on_launch: Any = lambda: None
+        self.reads = 0
+        """Copies from the GPU."""
         self._memory: dict[int, tuple[mmap.mmap, int, int, int]] = {}
         self._numbers = itertools.count(1)
         self._contexts = 0
+        self._functions: dict[int, str] = {}
+        self._callbacks: dict[str, Any] = {}
 
     def device_name(self, device: int) -> str:
         return "Fake"
@@ -82,17 +120,37 @@ class FakeDriver:
         _, fd, _, _ = self._memory.pop(address)
         os.close(fd)
 
-    def buffer_id(self, address: int) -> int:
-        try:
-            return self.memory_at(address).buffer_id
-        except CudaError:
-            return 0
+    def device_at(self, address: int) -> int:
+        self.allocation_at(address)
+        return 0
 
-    def memory_at(self, address: int) -> DeviceMemory:
+    def allocation_at(self, address: int) -> tuple[int, int, int]:
+        """Where an allocation begins, its size, and its buffer id."""
         for base, (_, _, size, number) in self._memory.items():
             if base <= address < base + max(size, 1):
-                return DeviceMemory(0, base, size, number, self.exports)
+                return base, size, number
         raise CudaError("cuPointerGetAttributes", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    def context(self, device: int) -> int:
+        assert device == 0
+        return CONTEXT
+
+    def error_of(self, function: str, code: int) -> CudaError:
+        return CudaError(function, code, {700: "CUDA_ERROR_ILLEGAL_ADDRESS"}.get(code, ""))
+
+    def address_of(self, name: str) -> int:
+        """Of a function that does what the driver's would."""
+        if name not in self._callbacks:
+            body = getattr(self, f"_{name}")
+
+            def call(*arguments: Any) -> int:
+                try:
+                    return int(body(*arguments) or 0)
+                except CudaError as error:
+                    return error.code
+
+            self._callbacks[name] = ctypes.CFUNCTYPE(ctypes.c_int, *_SIGNATURES[name])(call)
+        return ctypes.cast(self._callbacks[name], ctypes.c_void_p).value or 0
 
     def register(self, address: int, size: int) -> bool:
         assert address % mmap.PAGESIZE == 0
@@ -104,11 +162,13 @@ class FakeDriver:
         self.registered.remove(address)
 
     def copy_to_host(self, host: int, address: int, size: int, stream: int) -> None:
-        self.memory_at(address)
+        self.reads += 1
+        self.allocation_at(address)
         ctypes.memmove(host, address, size)
 
     def copy_to_device(self, address: int, host: int, size: int, stream: int) -> None:
-        self.memory_at(address)
+        if address not in self.opened:
+            self.allocation_at(address)
         ctypes.memmove(address, host, size)
 
     def copy(self, to: int, address: int, size: int, stream: int) -> None:
@@ -169,16 +229,15 @@ class FakeDriver:
         assert b".entry combine_float32(" in ptx
         return next(self._numbers)
 
-    def function(self, module: int, name: str) -> str:
-        return name
-
-    def prepare_launch(self, function: str, grid: tuple[int, int], threads: int, parameter: bytes) -> Any:
-        return lambda stream: self.launch(function, grid, threads, parameter)
+    def function(self, module: int, name: str) -> int:
+        number = next(self._numbers)
+        self._functions[number] = name
+        return number
 
     def launch(self, function: str, grid: tuple[int, int], threads: int, parameter: bytes) -> None:
         self.on_launch()
         self.calls.append(function)
-        pieces, op, divisor = unpack(parameter, grid[1])
+        pieces, op, divisor, closed = unpack(parameter, grid[1])
         dtype = function.removeprefix("combine_")
         storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         per_block = threads * (16 // storage.itemsize)
@@ -196,8 +255,81 @@ class FakeDriver:
                 reduce_into(total, other, _OPS[op], dtype=name)
             if divisor != 1:
                 divide_in_place(total, int(divisor), dtype=name)
+            if _at(closed, 1, np.dtype(np.uint32))[0]:
+                continue
             for address in piece.outputs:
                 _at(address, piece.elements, storage)[:] = total
+
+    # -- the functions that the core calls, under the driver's names; a code other than 0 is an error -----
+
+    def _cuCtxGetCurrent(self, found: int) -> None:
+        _put(found, ctypes.c_void_p, CONTEXT)
+
+    def _cuCtxPushCurrent_v2(self, _context: int) -> int:
+        raise AssertionError("it is the current one")
+
+    def _cuCtxPopCurrent_v2(self, _found: int) -> int:
+        raise AssertionError("it was the current one")
+
+    def _cuPointerGetAttribute(self, found: int, attribute: int, address: int) -> None:
+        assert attribute == 7
+        _put(found, ctypes.c_uint64, self.allocation_at(address)[2])
+
+    def _cuPointerGetAttributes(self, count: int, attributes: int, places: int, address: int) -> None:
+        base, size, _ = self.allocation_at(address)
+        values = {2: (ctypes.c_uint, 2), 9: (ctypes.c_int, 0), 10: (ctypes.c_int, self.exports)}
+        values |= {11: (ctypes.c_uint64, base), 12: (ctypes.c_size_t, size)}
+        for i in range(count):
+            attribute = (ctypes.c_int * count).from_address(attributes)[i]
+            _put((ctypes.c_uint64 * count).from_address(places)[i], *values[attribute])
+
+    def _cuMemHostRegister_v2(self, address: int, size: int, _flags: int) -> int:
+        return not self.register(address, size)
+
+    def _cuMemHostUnregister(self, address: int) -> None:
+        self.unregister(address)
+
+    def _cuMemcpyDtoHAsync_v2(self, host: int, address: int, size: int, stream: int) -> None:
+        self.copy_to_host(host, address, size, stream)
+
+    def _cuMemcpyHtoDAsync_v2(self, address: int, host: int, size: int, stream: int) -> None:
+        self.copy_to_device(address, host, size, stream)
+
+    def _cuMemcpy2DAsync_v2(self, place: int, stream: int) -> None:
+        copy = _Copy2D.from_address(place)
+        assert copy.width == copy.src_pitch == copy.dst_pitch
+        self.copy_to_device(copy.dst_device, copy.src_host, copy.width * copy.height, stream)
+
+    def _cuStreamQuery(self, stream: int) -> int:
+        return 0 if self.is_idle(stream) else 600
+
+    def _cuStreamIsCapturing(self, stream: int, found: int) -> None:
+        _put(found, ctypes.c_int, self.is_capturing(stream))
+
+    def _cuEventRecord(self, event: int, stream: int) -> None:
+        self.record(event, stream)
+
+    def _cuEventQuery(self, event: int) -> int:
+        return 0 if self.is_done(event) else 600
+
+    def _cuIpcGetMemHandle(self, found: int, base: int) -> None:
+        ctypes.memmove(found, self.export(base), HANDLE_BYTES)
+
+    def _cuIpcOpenMemHandle_v2(self, found: int, handle: _Handle, _flags: int) -> None:
+        _put(found, ctypes.c_uint64, self.open(bytes(handle)))
+
+    def _cuIpcCloseMemHandle(self, address: int) -> None:
+        self.close(address)
+
+    def _cuLaunchKernel(self, function: int, *rest: Any) -> None:
+        (x, y, z, threads, *others), (_shared, _stream, parameters, extra) = rest[:6], rest[6:]
+        assert (z, *others, extra) == (1, 1, 1, None)
+        parameter = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value or 0, PLAN_BYTES)
+        self.launch(self._functions[function], (x, y), threads, parameter)
+
+
+def _put(place: int, kind: Any, value: Any) -> None:
+    kind.from_address(place).value = value
 
 
 def _at(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -247,7 +379,7 @@ class DriverArray:
 
 def install(**options: Any) -> FakeDriver:
     """Puts the stand-in in the driver's place, in this process."""
-    pace.SLICE = 60.0  # its kernels take as long as this machine lets them, which says nothing of a GPU
+    routing.SLICE = 60.0  # its kernels take as long as this machine lets them, which says nothing of a GPU
     made = FakeDriver(**options)
     driver_module.use_driver(made)
     return made

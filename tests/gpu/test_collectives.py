@@ -11,6 +11,7 @@ from tests.gpu.fake import DriverArray, FakeDriver, install
 import phalanx as px
 from phalanx import _native
 from phalanx.errors import Desync, UnsupportedOp, UsageError
+from phalanx.group.engines.cuda import routing
 from phalanx.testing import run_ranks
 
 LONG = 40_000
@@ -20,6 +21,7 @@ WAYS = {
     "no handles": ("mesh", {"exports": False}, "auto"),
     "tcp": ("mesh", {}, "tcp"),
 }
+"""The backend, the options of the stand-in, and the transport."""
 
 
 def on_ranks(n: int, body: Any, way: str, *args: Any) -> list[Any]:
@@ -128,7 +130,7 @@ def test_all_verbs(way: str, count: int) -> None:
 
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
 def test_the_executor_does_it() -> None:
-    """Rank 0 launches the kernels, and opens the memory of each other rank once."""
+    """Rank 0 launches the kernels, and opens the memory of each other rank once. They open its word."""
 
     def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int]:
         x = DriverArray(np.ones(LONG, np.float32))
@@ -137,7 +139,7 @@ def test_the_executor_does_it() -> None:
         assert x.numpy()[-1] == 8
         return fake.calls, len(fake.opened)
 
-    assert on_ranks(2, body, "executor") == [(["combine_float32"] * 3, 1), ([], 0)]
+    assert on_ranks(2, body, "executor") == [(["combine_float32"] * 3, 1), ([], 1)]
 
 
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
@@ -181,6 +183,22 @@ def test_means_of_float16(way: str, count: int) -> None:
     assert on_ranks(3, body, way) == [[60_000.0]] * 3
 
 
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+@pytest.mark.parametrize(("rank", "kernels"), [(0, 1), (1, 0)])
+def test_memory_that_cannot_be_given_away(rank: int, kernels: int) -> None:
+    """Of the executor it need not be opened by anybody; of another rank the array goes through the host."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, float]:
+        small = DriverArray(np.ones(1, np.float32))
+        group.all_reduce(small)  # they have agreed
+        fake.exports = group.rank != rank
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        return len(fake.calls), float(x.numpy()[-1])
+
+    assert on_ranks(2, body, "executor") == [(kernels, 2.0), (0, 2.0)]
+
+
 def test_memory_that_was_replaced_is_closed() -> None:
     def body(group: px.Group, fake: FakeDriver) -> int:
         for _ in range(3):
@@ -191,8 +209,61 @@ def test_memory_that_was_replaced_is_closed() -> None:
         return len(fake.opened)
 
     found = on_ranks(2, body, "executor")
-    assert found[1] == 0
+    assert found[1] == 1  # the executor's word
     assert found[0] <= 3
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_a_busy_gpu_is_gone_round() -> None:
+    """After a kernel that took long, arrays go through the host for a while; then the executor tries again."""
+
+    def body(group: px.Group, fake: FakeDriver) -> list[int]:
+        routing.SLICE = 0.05
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x, "max")  # the first one may have to wait for anything
+        for _ in range(300):
+            group.all_reduce(x, "max")
+        kernels = []
+        for seconds in (0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
+            before = len(fake.calls)
+            fake.kernel_seconds = seconds
+            group.all_reduce(x, "max")
+            kernels.append(len(fake.calls) - before)
+        return kernels
+
+    assert on_ranks(2, body, "executor")[0] == [1, 1, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+@pytest.mark.parametrize(
+    ("elements", "dtype", "moved"),
+    [
+        (40_000, np.float32, "uint64"),
+        (40_001, np.float32, "uint32"),
+        (70_001, np.int16, "uint16"),
+        (70_001, np.int8, "uint8"),
+    ],
+)
+def test_moves_are_as_wide_as_they_can_be(elements: int, dtype: Any, moved: str) -> None:
+    def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], bool]:
+        x = DriverArray(np.full(elements, group.rank, dtype))
+        group.broadcast(x, 1)
+        return fake.calls, bool((x.numpy() == 1).all())
+
+    assert on_ranks(2, body, "executor") == [([f"combine_{moved}"], True), ([], True)]
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_long_plans_are_several_launches() -> None:
+    """A launch has 64 pieces; an all_to_all of nine ranks has 81."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, bool]:
+        size = group.world_size
+        x, out = DriverArray(np.full((size, 3000), group.rank)), DriverArray(np.zeros((size, 3000), np.int64))
+        group.all_to_all(x, out)
+        return len(fake.calls), bool((out.numpy() == np.arange(size)[:, None]).all())
+
+    assert on_ranks(9, body, "executor") == [(2, True), *[(0, True)] * 8]
 
 
 def test_host_and_gpu_do_not_mix() -> None:
@@ -211,6 +282,23 @@ def test_host_and_gpu_do_not_mix() -> None:
 
     for text in run_ranks(2, started, backend="mesh"):
         assert "float32[4] on a GPU" in text
+
+
+def test_messages_use_memory_that_the_gpu_knows() -> None:
+    """Some memory is enough for many of them, and what is received is not read before."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, int, float]:
+        x = DriverArray(np.full(LONG, group.rank, np.float32))
+        group.all_reduce(DriverArray(np.zeros(1, np.float32)))
+        before, known = fake.reads, len(fake.registered)
+        for _ in range(5):
+            if group.rank == 0:
+                group.send(x, 1)
+            else:
+                group.recv(x, 0)
+        return fake.reads - before, len(fake.registered) - known, float(x.numpy()[-1])
+
+    assert on_ranks(2, body, "executor") == [(5, 1, 0.0), (0, 1, 0.0)]
 
 
 def test_refusals() -> None:

@@ -12,7 +12,6 @@ from tests.gpu.fake import DriverArray, install
 import phalanx as px
 from phalanx import _native
 from phalanx.cuda.driver import CudaError
-from phalanx.group.engines.cuda.flight import Flight
 from phalanx.testing import faults, run_ranks
 
 pytestmark = pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
@@ -115,13 +114,23 @@ def test_different_operations() -> None:
         assert found["error"] == "Desync", found
 
 
-def test_the_right_to_write() -> None:
-    made = Flight.make()
-    try:
-        made.begin()
-        made.end()
-        made.give_up()
-        with pytest.raises(px.PhalanxError, match="given up"):
-            made.begin()
-    finally:
-        made.close()
+def test_the_executor_is_stopped_before_its_kernel() -> None:
+    """The others give up and use their arrays again. The kernel that is launched later writes nothing."""
+
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank == 0:
+            fake.on_launch = lambda: time.sleep(2.5)
+            return outcome(lambda: group.all_reduce(x, timeout=20), x)
+        began = time.monotonic()
+        found = outcome(lambda: group.all_reduce(x, timeout=0.3), x)
+        time.sleep(max(0.0, began + 3.5 - time.monotonic()))
+        return found | {"later": bool((x.numpy() == 7).all())}
+
+    found = run_ranks(3, body, backend="mesh")
+    assert found[0]["error"] is not None
+    for one in found[1:]:
+        assert (one["error"], one["intact"], one["later"]) == ("Timeout", True, True), one
+        assert one["seconds"] < 2.4, one

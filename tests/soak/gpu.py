@@ -1,10 +1,11 @@
 """Ranks that are killed or stopped at random moments of collectives on a GPU: what the others see, and how soon.
 
-    python -m tests.soak.gpu [--kills 40] [--stops 10] [--ranks 3] [--jobs 4] [--seconds 60] [--fake]
+    python -m tests.soak.gpu [--kills 40] [--stops 10] [--ranks 3] [--jobs 4] [--seconds 60] [--fake | --torch]
 
 Each trial is a world of its own, whose ranks reduce arrays of random lengths until one of them is killed or stopped.
 Every other rank must name that one: within a second of a kill, at the deadline of a stop. After that nothing may write
-to its array, and its GPU must work as before. `--fake` uses the stand-in for the driver, which needs no GPU.
+to its array, and its GPU must work as before. `--torch` passes the same arrays as tensors, which take the fast path.
+`--fake` uses the stand-in for the driver, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ LENGTHS = [1, 1000, 100_000, 4 << 20, 16 << 20]
 DEADLINE = 2.0
 
 
-def trial(group: px.Group, seed: int, victim: int, number: int, fake: bool) -> dict[str, Any] | None:
+def trial(group: px.Group, seed: int, victim: int, number: int, fake: bool, torch: bool) -> dict[str, Any] | None:
     if fake:
         install()
     chosen = random.Random(seed)
     arrays = [DriverArray(np.ones(length // (64 if fake else 1) + 1, np.float32)) for length in LENGTHS]
-    for x in arrays:
-        group.all_reduce(x, "max")
+    passed: Any = dict(enumerate(arrays))
+    if torch:
+        from torch import as_tensor
+
+        passed = {i: as_tensor(x, device="cuda") for i, x in enumerate(arrays)}
+    for i in passed:
+        group.all_reduce(passed[i], "max")
     at = np.array([time.monotonic() + chosen.uniform(0.02, 0.3)])
     group.broadcast(at, 0)
     moment = float(at[0])
@@ -45,10 +51,11 @@ def trial(group: px.Group, seed: int, victim: int, number: int, fake: bool) -> d
     count = 0
     error: px.PhalanxError | None = None
     while error is None:
-        x = chosen.choice(arrays)
+        which = chosen.randrange(len(arrays))
+        x = arrays[which]
         op = chosen.choice(["max", "min"])
         try:
-            group.all_reduce(x, op, timeout=DEADLINE)
+            group.all_reduce(passed[which], op, timeout=DEADLINE)
             count += 1
         except px.PhalanxError as failure:
             noticed = time.monotonic() - moment
@@ -85,6 +92,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no trial after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--torch", action="store_true")
     arguments = parser.parse_args()
     numbers = [signal.SIGKILL] * arguments.kills + [signal.SIGSTOP] * arguments.stops
     random.Random(arguments.seed).shuffle(numbers)
@@ -95,7 +103,7 @@ def main() -> None:
         if time.monotonic() > until:
             return index, None
         victim = (arguments.seed + index) % arguments.ranks
-        given = (arguments.seed * 1000 + index, victim, int(numbers[index]), arguments.fake)
+        given = (arguments.seed * 1000 + index, victim, int(numbers[index]), arguments.fake, arguments.torch)
         try:
             return index, run_ranks(arguments.ranks, trial, *given, backend="mesh", timeout=60, may_die=[victim])
         except Exception as error:

@@ -359,7 +359,7 @@ def _of_interface(x: Any, write: bool) -> OnDevice:
         raise UnsupportedArray(f"a new {type(x).__name__} cannot be made here (pass out=)")
 
     known = driver()
-    device = known.memory_at(int(address)).device if address else 0
+    device = known.device_at(int(address)) if address else 0
     array = DeviceArray(int(address or 0), shape, storage, device, mark(device, int(stream or 0)), x, clone)
 
     def finish() -> Any:

@@ -1,6 +1,7 @@
 """The functions of the CUDA driver that Phalanx calls: one small table, by ctypes, opened at first use.
 
-`libcuda.so.1` comes with the driver, so no CUDA package is needed to install Phalanx. Every call releases the GIL. None
+`libcuda.so.1` comes with the driver, so no CUDA package is needed to install Phalanx. What a collective calls each time
+is called by the core, by the addresses of the functions. Every call releases the GIL. None
 of those that are made while ranks wait for each other blocks: copies and kernels are only put on a stream, and their
 end is looked for (`phalanx.cuda.waiting`).
 
@@ -13,12 +14,11 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import BackendUnavailable, PhalanxError
 
-__all__ = ["CudaDriver", "CudaError", "DeviceMemory", "driver", "use_driver"]
+__all__ = ["CudaDriver", "CudaError", "driver", "use_driver"]
 
 _INT, _UINT, _SIZE, _POINTER, _ADDRESS = (
     ctypes.c_int,
@@ -40,7 +40,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuCtxPushCurrent_v2": (_POINTER,),
     "cuCtxPopCurrent_v2": (_POINTER,),
     "cuPointerGetAttribute": (_POINTER, _INT, _ADDRESS),
-    "cuPointerGetAttributes": (_UINT, _POINTER, _POINTER, _ADDRESS),
     "cuMemAlloc_v2": (_POINTER, _SIZE),
     "cuMemFree_v2": (_ADDRESS,),
     "cuMemHostRegister_v2": (_POINTER, _SIZE, _UINT),
@@ -53,7 +52,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuStreamDestroy_v2": (_POINTER,),
     "cuStreamQuery": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
-    "cuStreamWaitEvent": (_POINTER, _POINTER, _UINT),
     "cuEventCreate": (_POINTER, _UINT),
     "cuEventRecord": (_POINTER, _POINTER),
     "cuEventQuery": (_POINTER,),
@@ -62,7 +60,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuIpcCloseMemHandle": (_ADDRESS,),
     "cuModuleLoadData": (_POINTER, _POINTER),
     "cuModuleGetFunction": (_POINTER, _POINTER, ctypes.c_char_p),
-    "cuLaunchKernel": (_POINTER, *[_UINT] * 7, _POINTER, _POINTER, _POINTER),
 }
 """The driver's functions and the types of their arguments. `cuIpcOpenMemHandle` takes a struct; see below."""
 
@@ -76,8 +73,7 @@ _NON_BLOCKING = 1
 _PORTABLE = 1
 _LAZY_PEER_ACCESS = 1
 _ALREADY_REGISTERED = 712
-# CUpointer_attribute
-_MEMORY_TYPE, _BUFFER_ID, _ORDINAL, _RANGE_START, _RANGE_SIZE, _LEGACY_IPC = 2, 7, 9, 11, 12, 10
+_ORDINAL = 9  # of CUpointer_attribute
 _IN_HOST, _ON_DEVICE = 1, 2
 _SHORT_COPY = 64 << 10
 
@@ -88,19 +84,6 @@ class CudaError(PhalanxError):
     def __init__(self, function: str, code: int, name: str) -> None:
         super().__init__(f"CUDA: {function} failed with {name or code}")
         self.code = code
-
-
-class DeviceMemory(NamedTuple):
-    """The memory that an address on a GPU belongs to."""
-
-    device: int
-    base: int
-    """Where the allocation begins."""
-    size: int
-    buffer_id: int
-    """A number that no other allocation of this process has, even if it comes to lie at the same address."""
-    can_export: bool
-    """True if another process can open it by a handle."""
 
 
 class _Handle(ctypes.Structure):
@@ -173,9 +156,17 @@ class CudaDriver:
             self._fail(name, code)
 
     def _fail(self, name: str, code: int) -> None:
+        raise self.error_of(name, code)
+
+    def error_of(self, name: str, code: int) -> CudaError:
+        """The exception for a function that has returned this code."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(code, ctypes.byref(text))
-        raise CudaError(name, code, (text.value or b"").decode())
+        return CudaError(name, code, (text.value or b"").decode())
+
+    def address_of(self, name: str) -> int:
+        """Where a function of the driver is, for the core."""
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0
 
     def _made(self, kind: Any, name: str, *arguments: Any) -> Any:
         """The value that a function hands over in its first argument."""
@@ -208,43 +199,27 @@ class CudaDriver:
         return uuid.raw
 
     def using(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """Makes a GPU the current one of this thread. Its context is the one that all libraries share."""
+        """Makes a GPU the current one of this thread."""
+        return _Using(self._library, self.context(device))
+
+    def context(self, device: int) -> int:
+        """The context of a GPU that all libraries share."""
         context = self._contexts.get(device)
         if context is None:
             with self._lock:
                 handle = self._made(_INT, "cuDeviceGet", device)
                 context = self._contexts[device] = self._made(_POINTER, "cuDevicePrimaryCtxRetain", handle)
-        return _Using(self._library, context)
+        return int(context)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def buffer_id(self, address: int) -> int:
-        """The number of the allocation that an address belongs to; 0 if there is none."""
-        found = _ADDRESS()
-        code = self._library.cuPointerGetAttribute(ctypes.byref(found), _BUFFER_ID, address)
-        return 0 if code else found.value
-
-    def memory_at(self, address: int) -> DeviceMemory:
-        """The memory that an address belongs to.
+    def device_at(self, address: int) -> int:
+        """The GPU that an address belongs to.
 
         Raises:
             CudaError: It is not the address of memory that the driver knows.
         """
-        kind, ordinal, legacy = _UINT(), _INT(), _INT()
-        buffer, base, size = _ADDRESS(), _ADDRESS(), _SIZE()
-        found = {
-            _MEMORY_TYPE: kind,
-            _BUFFER_ID: buffer,
-            _ORDINAL: ordinal,
-            _RANGE_START: base,
-            _RANGE_SIZE: size,
-            _LEGACY_IPC: legacy,
-        }
-        numbers = (_INT * len(found))(*found)
-        places = (_POINTER * len(found))(*map(ctypes.addressof, found.values()))
-        self._call("cuPointerGetAttributes", len(found), numbers, places, address)
-        can_export = kind.value == _ON_DEVICE and bool(legacy.value)
-        return DeviceMemory(ordinal.value, base.value, size.value, buffer.value, can_export)
+        return int(self._made(_INT, "cuPointerGetAttribute", _ORDINAL, address))
 
     def allocate(self, size: int) -> int:
         """The address of new memory on the current GPU."""
@@ -371,27 +346,6 @@ class CudaDriver:
     def function(self, module: int, name: str) -> int:
         """A kernel of a module."""
         return int(self._made(_POINTER, "cuModuleGetFunction", module, name.encode()))
-
-    def prepare_launch(
-        self, function: int, grid: tuple[int, int], threads: int, parameter: bytes
-    ) -> Callable[[int], None]:
-        """A function that puts a kernel on a stream.
-
-        Args:
-            grid: Blocks in x and y.
-            parameter: The one parameter that it has.
-        """
-        kept = ctypes.create_string_buffer(parameter, len(parameter))
-        parameters = (_POINTER * 1)(ctypes.addressof(kept))
-        shape = (ctypes.c_void_p(function), *grid, 1, threads, 1, 1, 0)
-        call = self._library.cuLaunchKernel
-
-        def launch(stream: int, _kept: Any = kept) -> None:
-            code = call(*shape, stream, parameters, None)
-            if code:
-                self._fail("cuLaunchKernel", code)
-
-        return launch
 
 
 _stand_in: list[Any] = []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +19,13 @@ from .arrays import DeviceArray
 from .driver import CudaDriver, driver
 from .waiting import wait_for_stream
 
-__all__ = ["HostCopies", "host_address", "host_copies", "read", "write"]
+__all__ = ["HostCopies", "host_address", "host_copies", "lend", "read", "write"]
 
 LONGEST = 1800.0
 """Seconds after which a copy for which no deadline was given has failed."""
+PAGE = 4096
+SMALLEST, LARGEST = 64 << 10, 64 << 20
+"""Bytes of memory that is kept to be used again; a larger array has memory of its own."""
 
 
 class HostCopies:
@@ -28,6 +36,32 @@ class HostCopies:
         self.device = device
         with known.using(device):
             self.stream = known.new_stream()
+        self._free: defaultdict[int, deque[npt.NDArray[np.uint8]]] = defaultdict(deque)
+        """Memory that the driver knows, by its size: copies from and to it are several times quicker."""
+
+    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], Callable[[], object]]:
+        """An array of the host to copy to or from, and a function that gives its memory back.
+
+        It is given back when the array is collected, too, but that may be late.
+        """
+        needed = math.prod(shape) * dtype.itemsize
+        if not 0 < needed <= LARGEST:
+            return np.empty(shape, dtype), lambda: None
+        size = max(SMALLEST, 1 << (needed - 1).bit_length())
+        free = self._free[size]
+        memory = free.pop() if free else self._new_memory(size)
+        owner = (ctypes.c_char * size).from_buffer(memory.data)
+        give_back = weakref.finalize(owner, free.append, memory)
+        give_back.atexit = False
+        array: npt.NDArray[Any] = np.frombuffer(memoryview(owner)[:needed], dtype).reshape(shape)
+        return array, give_back
+
+    def _new_memory(self, size: int) -> npt.NDArray[np.uint8]:
+        memory = np.empty(size + PAGE, np.uint8)
+        start = -host_address(memory) % PAGE  # whole pages, which nothing else has a part of
+        with self.driver.using(self.device):
+            self.driver.register(host_address(memory) + start, size)
+        return memory[start : start + size]
 
     def load(self, array: DeviceArray, host: int, deadline: Deadline) -> bool:
         """Copies an array to an address of the host once it is computed; False if the deadline passed before."""
@@ -79,23 +113,35 @@ def host_copies(device: int) -> HostCopies:
     return _made(driver(), device)
 
 
-def read(array: DeviceArray) -> npt.NDArray[Any]:
-    """A copy of an array on the host.
+def lend(array: DeviceArray, *, read: bool) -> tuple[npt.NDArray[Any], Callable[[], object]]:
+    """An array of the host that is like one on a GPU, and a function that gives its memory back.
+
+    Args:
+        read: True for a copy of its values; else they are arbitrary.
 
     Raises:
         Timeout: It was not computed in half an hour.
     """
-    host = np.empty(array.shape, array.dtype)
-    if not host_copies(array.device).load(array, host_address(host), Deadline(LONGEST)):
+    host, give_back = host_copies(array.device).lend(array.shape, array.dtype)
+    if read and not host_copies(array.device).load(array, host_address(host), Deadline(LONGEST)):
         raise Timeout(f"an array on a GPU was not computed within {LONGEST:g} s", seconds=LONGEST)
-    return host
+    return host, give_back
+
+
+def read(array: DeviceArray) -> npt.NDArray[Any]:
+    """A copy of an array on the host.
+
+    Raises:
+        Timeout: As `lend`.
+    """
+    return lend(array, read=True)[0]
 
 
 def write(array: DeviceArray, values: npt.NDArray[Any]) -> None:
     """Copies values of the host to an array.
 
     Raises:
-        Timeout: As `read`.
+        Timeout: As `lend`.
     """
     host = np.ascontiguousarray(values)
     if not host_copies(array.device).store(host_address(host), array, Deadline(LONGEST)):

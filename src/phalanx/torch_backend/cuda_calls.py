@@ -7,11 +7,12 @@ issued, and runs on a stream of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -75,7 +76,8 @@ class CudaCalls:
         def job(seconds: float | None) -> None:
             target = tensor.detach() if mine or how.factor is None else tensor.detach().clone()
             _multiply(target, how)
-            self._group.reduce(target, dst, how.name, timeout=seconds)
+            with _flattened(target, write=mine) as flat:
+                self._group.reduce(flat, dst, how.name, timeout=seconds)
             if mine:
                 _divide(target, how)
 
@@ -123,9 +125,12 @@ class CudaCalls:
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         tensor, request = only(tensors, "broadcast"), OperationRequest(opts)
-        return self._issue(
-            lambda seconds: self._group.broadcast(_movable(tensor), request.root, timeout=seconds), request, [tensor]
-        )
+
+        def job(seconds: float | None) -> None:
+            with _flattened(_movable(tensor), write=request.root != self._group.rank) as flat:
+                self._group.broadcast(flat, request.root, timeout=seconds)
+
+        return self._issue(job, request, [tensor])
 
     def all_gather_single(self, output: Any, values: Any, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([output], [values], opts)
@@ -137,7 +142,8 @@ class CudaCalls:
 
         def job(seconds: float | None) -> None:
             for output, values in zip(outputs, inputs, strict=True):
-                self._group.all_gather(_movable(values), _movable(output), timeout=seconds)
+                with _flattened(_movable(output), write=True) as everyone:
+                    self._group.all_gather(_movable(values).reshape(-1), everyone, timeout=seconds)
 
         return self._issue(job, request, list(outputs))
 
@@ -288,14 +294,15 @@ class CudaCalls:
     def _all_reduce(self, tensor: Any, how: Combining, seconds: float | None) -> None:
         target = tensor.detach()
         _multiply(target, how)
-        self._group.all_reduce(target, how.name, timeout=seconds)
+        with _flattened(target, write=True) as flat:
+            self._group.all_reduce(flat, how.name, timeout=seconds)
         _divide(target, how)
 
     def _reduce_scatter(self, output: Any, values: Any, how: Combining, seconds: float | None) -> None:
         if how.factor is not None:
             values = (values * how.factor).to(values.dtype)
-        target = output.detach().reshape(-1) if output.is_contiguous() else output.detach()
-        self._group.reduce_scatter(values.reshape(-1), how.name, target, timeout=seconds)
+        with _flattened(output.detach(), write=True) as target:
+            self._group.reduce_scatter(values.reshape(-1), how.name, target, timeout=seconds)
         _divide(output.detach(), how)
 
     def _all_gather_job(self, targets: Sequence[Any], tensor: Any) -> Job:
@@ -327,19 +334,18 @@ class CudaCalls:
         even: bool,
         seconds: float | None,
     ) -> None:
-        sent, got = _movable(values).reshape(-1), _movable(target)
-        flat = got.reshape(-1) if got.is_contiguous() else got
-        if even:
-            self._group.all_to_all(sent, flat, timeout=seconds)
-            return
-        width = _width(values)
-        self._group.all_to_all(
-            sent,
-            flat,
-            send_counts=[count * width for count in sending],
-            recv_counts=[count * width for count in receiving],
-            timeout=seconds,
-        )
+        sent, width = _movable(values).reshape(-1), _width(values)
+        with _flattened(_movable(target), write=True) as got:
+            if even:
+                self._group.all_to_all(sent, got, timeout=seconds)
+                return
+            self._group.all_to_all(
+                sent,
+                got,
+                send_counts=[count * width for count in sending],
+                recv_counts=[count * width for count in receiving],
+                timeout=seconds,
+            )
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
@@ -399,6 +405,19 @@ def _movable(tensor: Any) -> Any:
 
 def _width(tensor: Any) -> int:
     return tensor.dtype.itemsize if tensor.dtype in _AS_BYTES else 1
+
+
+@contextlib.contextmanager
+def _flattened(tensor: Any, *, write: bool) -> Iterator[Any]:
+    """The elements of a tensor in one dim, as the core passes them: ranks that call it by the fast path do the same.
+
+    Args:
+        write: True if they are changed.
+    """
+    flat = tensor.reshape(-1)
+    yield flat
+    if write and not tensor.is_contiguous():
+        tensor.copy_(flat.reshape(tensor.shape))
 
 
 def _joined(tensors: Sequence[Any]) -> Any:

@@ -44,6 +44,8 @@ def group_for(group: TorchGroup, device: Any) -> Any:
     """
     name = _backends(group).get(device.type)
     if name == "phalanx" and device.type == "cuda":
+        if group.fast_calls is not None:
+            group.fast_calls.takes_gpu = True
         return CudaCalls(group)
     if name is None or name == "phalanx":
         raise UnsupportedArray(

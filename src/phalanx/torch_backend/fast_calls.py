@@ -76,11 +76,13 @@ def _access(finished: type) -> TorchAccess | None:
     return access
 
 
-def _dtypes() -> list[tuple[Any, int, int, bool, bool]]:
+def _dtypes() -> list[tuple[Any, int, int, bool, bool, int]]:
     """The dtypes that the core knows; complex ones may be conjugated, which it does not look for."""
-    return [
-        (dtype, PLAIN.index(lies_as.char), size, stands_in, dtype.is_floating_point)
-        for known, stands_in in ((PLAIN_DTYPES, False), (OTHER_DTYPES, True))
-        for dtype, (lies_as, size) in known.items()
-        if not dtype.is_complex
-    ]
+    rows = []
+    for known, stands_in in ((PLAIN_DTYPES, False), (OTHER_DTYPES, True)):
+        for dtype, (lies_as, size) in known.items():
+            number = PLAIN.index(lies_as.char)
+            own = len(PLAIN) if dtype is torch.bfloat16 else -1 if stands_in else number
+            if not dtype.is_complex:
+                rows.append((dtype, number, size, stands_in, dtype.is_floating_point, own))
+    return rows

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.gpu.gpu import needs_gpu
 from tests.lateness import bound
 from tests.launchers.starting import mpirun, needs_mpirun, needs_torch
 
@@ -346,3 +347,21 @@ def test_ranks_end_when_their_driver_is_killed(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     wait_until(lambda: workers(tmp_path) == [], 10)
+
+
+def test_a_gpu_that_is_not_there_or_not_for_this() -> None:
+    done = bench("all_reduce", "--device", "cuda", "--in-segment", "all_reduce")
+    assert done.returncode == 2
+    assert "--device cuda does not go with --in-segment" in done.stderr
+    done = bench("all_reduce", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "CUDA driver" in done.stderr
+
+
+@needs_gpu
+def test_on_a_gpu() -> None:
+    """The ranks share one GPU; every result is checked before it is timed."""
+    done = bench("all_reduce", "gather", "pingpong", "--device", "cuda", "--sizes", "4,1M", "--against", "gloo")
+    assert done.returncode == 0, done.stderr
+    assert "Phalanx, GPU" in done.stdout
+    assert "Gloo, GPU" in done.stdout

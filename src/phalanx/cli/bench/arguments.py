@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
+from phalanx.cuda.driver import driver
+from phalanx.errors import BackendUnavailable
 from phalanx.operating_system import LINUX
 
 from .calibration import show_calibration
-from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, ours, ours_on
+from .contenders import MPIS, PEERS, TRANSPORTS, Contender, Missing, find_peer, on_gpu, ours, ours_on
 from .operations import DTYPES, OPERATIONS
 from .options import command_line, end_on_signals, list_of, of_every_run, ranks_of, sizes_of, unique
 from .plan import DEFAULT_OPERATIONS, BenchPlan
@@ -38,6 +40,7 @@ Examples:
   phalanx bench all_reduce --in-segment all_reduce --sizes 64M
   phalanx bench --transport tcp --against gloo,openmpi-tcp --json tcp.json --plot tcp.svg
   phalanx bench --backend mpi --against mpich
+  phalanx bench all_reduce --device cuda --against gloo
   phalanx bench --calibrate
 """
 
@@ -98,6 +101,14 @@ _MPIRUN = click.Path(exists=True, dir_okay=False, path_type=Path)
     "it is measured beside.",
 )
 @click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    metavar="NAME",
+    default="cpu",
+    show_default=True,
+    help="Where the arrays lie. cuda: tensors of torch on the GPUs of this machine, which the ranks take in turn.",
+)
+@click.option(
     "--in-segment",
     metavar="LIST",
     callback=list_of(list(OPERATIONS)),
@@ -123,6 +134,7 @@ def command(
     dtypes: list[str],
     transports: list[str],
     backend: str,
+    device: str,
     in_segment: list[str],
     against: list[str],
     openmpi: Path | None,
@@ -161,6 +173,9 @@ def command(
         missing = [peer for peer in missing if peer.name in against]
     else:
         mine = [ours(transport) for transport in transports]
+    if device == "cuda":
+        _check_gpu(backend, in_segment, peers)
+        mine, peers = [on_gpu(contender) for contender in mine], [on_gpu(peer) for peer in peers]
     for peer in missing:
         click.echo(f"phalanx: {peer.name} is left out: {peer.reason}", err=True)
     plan = BenchPlan(
@@ -184,6 +199,23 @@ def command(
     if plot_file is not None:
         draw(report, plot_file)
     sys.exit(1 if failed else 0)
+
+
+def _check_gpu(backend: str, in_segment: Sequence[str], peers: Sequence[Contender]) -> None:
+    """Refuses a run on a GPU that cannot be.
+
+    Raises:
+        click.UsageError: Another option does not go with it.
+        click.ClickException: There is no GPU.
+    """
+    others = [f"--against {peer.name}" for peer in peers if peer.name != "gloo"]
+    others += [f"--backend {backend}"] * (backend != "mesh") + ["--in-segment"] * bool(in_segment)
+    if others:
+        raise click.UsageError(f"--device cuda does not go with {others[0]}")
+    try:
+        driver()
+    except BackendUnavailable as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _mpi_of_choice(peers: Sequence[Contender], against: Sequence[str], mpiruns: dict[str, Path | None]) -> Contender:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ __all__ = [
     "StartCommand",
     "environment",
     "find_peer",
+    "on_gpu",
     "ours",
     "ours_on",
 ]
@@ -36,6 +37,7 @@ TRANSPORTS = ("auto", "tcp")
 _PHALANX = "phalanx.cli.bench.with_phalanx"
 _GLOO = "phalanx.cli.bench.with_torch:gloo"
 _MPI = "phalanx.cli.bench.with_mpi"
+_CUDA = "phalanx.cli.bench.with_cuda"
 
 
 class StartCommand(NamedTuple):
@@ -129,6 +131,12 @@ def ours_on(peer: Contender, transport: str) -> Contender:
         mpirun=peer.mpirun,
         options=peer.options,
     )
+
+
+def on_gpu(contender: Contender) -> Contender:
+    """Phalanx or Gloo on arrays of a GPU."""
+    library = f"{_CUDA}:{'phalanx' if contender.is_ours else contender.name}"
+    return replace(contender, name=f"{contender.name}-cuda", label=f"{contender.label}, GPU", library=library)
 
 
 # -- the environment ---------------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from .operations import Arrays
 
-__all__ = ["Call", "Library", "LibraryLacks", "open_library", "pingpong"]
+__all__ = ["Call", "DeviceLibrary", "Library", "LibraryLacks", "open_library", "pingpong"]
 
 Call = Callable[[], object]
 """One call of an operation, with its arguments bound."""
@@ -43,6 +43,17 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Leaves the world."""
+
+
+@runtime_checkable
+class DeviceLibrary(Protocol):
+    """A library whose calls are on copies of the arrays, in the memory of a device."""
+
+    def to_device(self, arrays: Arrays) -> None:
+        """Brings the copies up to date."""
+
+    def to_host(self, arrays: Arrays) -> None:
+        """Brings the arrays up to date."""
 
 
 def open_library(name: str, timeout: float) -> Library:

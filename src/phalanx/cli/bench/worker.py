@@ -18,7 +18,7 @@ import traceback
 
 import msgspec
 
-from .library import Call, Library, LibraryLacks, open_library
+from .library import Call, DeviceLibrary, Library, LibraryLacks, open_library
 from .memory import Usage, watch_memory
 from .operations import Arrays, find_operation, numpy_dtype
 from .orders import Answer, CheckOrder, DropOrder, EndOrder, MemoryOrder, Order, PrepareOrder, RunOrder
@@ -66,7 +66,7 @@ class _BenchWorker:
             call = library.call(order.operation, arrays)
         except LibraryLacks as error:
             return Answer(lacks=str(error))
-        _clear(arrays)
+        self._clear(arrays)
         self._prepared[order.slot] = (order.operation, arrays, call)
         return Answer()
 
@@ -75,11 +75,14 @@ class _BenchWorker:
         name, arrays, call = self._prepared[order.slot]
         operation, rank, size = find_operation(name), self._library.rank, self._library.size
         operation.before(rank, size, arrays.x)
+        self._to_device(arrays)
         self._library.barrier()
         call()
+        if isinstance(self._library, DeviceLibrary):
+            self._library.to_host(arrays)
         right = operation.after(rank, size, *arrays)
         self._library.barrier()
-        _clear(arrays)
+        self._clear(arrays)
         return Answer() if right else Answer(error=f"{name} gave a wrong result on rank {rank}")
 
     def _run(self, order: RunOrder) -> Answer:
@@ -105,12 +108,16 @@ class _BenchWorker:
         usage: Usage = watch_memory(calls)
         return Answer(memory=usage)
 
+    def _clear(self, arrays: Arrays) -> None:
+        """Zeros: they stay zeros in every reduction, and writing them makes all pages real."""
+        arrays.x.fill(0)
+        if arrays.out is not None:
+            arrays.out.fill(0)
+        self._to_device(arrays)
 
-def _clear(arrays: Arrays) -> None:
-    """Zeros: they stay zeros in every reduction, and writing them makes all pages real."""
-    arrays.x.fill(0)
-    if arrays.out is not None:
-        arrays.out.fill(0)
+    def _to_device(self, arrays: Arrays) -> None:
+        if isinstance(self._library, DeviceLibrary):
+            self._library.to_device(arrays)
 
 
 def _end_with_the_driver(connection: socket.socket) -> None:

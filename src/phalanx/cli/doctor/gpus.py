@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.cuda.driver import CudaDriver, driver
 from phalanx.errors import BackendUnavailable, PhalanxError
-from phalanx.group.engines.cuda.routing import SHORT, Placement, choose
+from phalanx.group.engines.cuda.routing import SHORT
 
 from .findings import Finding, Situation, check, ok, warning
 
@@ -40,13 +40,10 @@ def _listed(names: list[str]) -> str:
 
 def _ways(names: list[str]) -> str:
     """The way of a long array, for ranks that share a GPU and for those that do not."""
-    shared = choose("all_reduce", 1 << 30, Placement(one_gpu=True), busy=False).value
+    shared = f"arrays above {SHORT >> 10} KiB by one kernel of the lowest rank"
     if len(names) == 1:
-        return (
-            f"ranks of one host that share it: arrays above {SHORT >> 10} KiB {shared}, shorter ones through the host"
-        )
-    apart = choose("all_reduce", 1 << 30, Placement(one_gpu=False), busy=False).value
-    return f"ranks that share one: arrays above {SHORT >> 10} KiB {shared}; ranks on several: {apart}"
+        return f"ranks of one host that share it: {shared}, shorter ones through the host"
+    return f"ranks that share one: {shared}; ranks on several: through the memory of the host"
 
 
 def _obstacles(situation: Situation, _known: CudaDriver) -> Iterator[Finding]:

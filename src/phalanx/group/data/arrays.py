@@ -146,10 +146,13 @@ def adapt(x: Any, *, write: bool) -> Adapted:
     return _adapt_device(x, write) if found is None else _adapt_numpy(found, x, "numpy", write)
 
 
-def adapt_on_host(x: Any, *, write: bool) -> Adapted:
+def adapt_on_host(x: Any, *, write: bool, read: bool = True) -> Adapted:
     """As `adapt`, in the memory of the host: an array on a GPU is copied now, and back by `finish` if it is written.
 
     For what does not reach an engine as it is: messages, and verbs that look at the values.
+
+    Args:
+        read: False if all of its values will be replaced, so that they need not be copied.
     """
     adapted = adapt(x, write=write)
     if adapted.empty is None:
@@ -157,10 +160,11 @@ def adapt_on_host(x: Any, *, write: bool) -> Adapted:
     from ...cuda import host_copies  # most programs have no GPU
 
     device, finish = adapted.array, adapted.finish
-    host = host_copies.read(device)
+    host, give_back = host_copies.lend(device, read=read)
 
     def write_back() -> Any:
         host_copies.write(device, host)
+        give_back()
         return finish()
 
     return Adapted(host, adapted.dtype, adapted.library, write_back if write else finish)
@@ -225,7 +229,7 @@ def adapt_out(out: Any, *, on_host: bool = False) -> Adapted:
             f"out is a {type(out).__name__}, but the result is one array, with the parts of the ranks one after the "
             "other (leave out= away: the call returns it)"
         )
-    return adapt_on_host(out, write=True) if on_host else adapt(out, write=True)
+    return adapt_on_host(out, write=True, read=False) if on_host else adapt(out, write=True)
 
 
 def _foreign(x: Any) -> npt.NDArray[Any] | None:

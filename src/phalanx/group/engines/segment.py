@@ -22,7 +22,7 @@ from . import segment_setup
 from .base import Engine, EngineSetup, Flat, Parts, Receive
 
 if TYPE_CHECKING:
-    from ..._core import Segment
+    from ..._core import DeviceCollectives, FastPath, Segment
 
 __all__ = ["SegmentEngine", "raise_outcome", "start"]
 
@@ -83,6 +83,7 @@ class SegmentEngine(Engine):
         self.segment: Segment = segment
         self._members = tuple(members)
         self._lane = lane
+        self._fast_path: FastPath | None = None
 
     def _do(self, running: RunningCollective, operation: Callable[..., int], *arguments: Any) -> None:
         self._check(operation(*arguments, running.fingerprint, running.deadline.at))
@@ -96,7 +97,13 @@ class SegmentEngine(Engine):
         return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
 
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
-        return maker.make(self.segment)
+        self._fast_path = maker.make(self.segment)
+        return self._fast_path
+
+    def use_device(self, device: DeviceCollectives | None) -> None:
+        """Lets the fast path take arrays on a GPU, once all members have agreed on how they share it."""
+        if self._fast_path is not None:
+            self._fast_path.device = device
 
     def raise_failure(self, outcome: int, blamed: Sequence[int], interrupt: BaseException | int | None) -> NoReturn:
         if isinstance(interrupt, BaseException):

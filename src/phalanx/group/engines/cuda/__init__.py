@@ -1,6 +1,6 @@
 """Collectives on arrays that lie on a GPU.
 
-`engine.py` is the engine, on top of the group's engine for the memory of the host. `routing.py` says which way an
-operation goes: through the memory of the host (`staging.py`), or by one kernel that reads and writes the memory of all
-ranks (`executor.py`).
+`engine.py` is the engine, on top of the group's engine for the memory of the host. Where the ranks share memory of the
+host, `agreement.py` finds out whether they also share a GPU, and the core does the rest (cpp/phalanx/cuda). Elsewhere
+arrays go through the memory of the host (`staging.py`).
 """

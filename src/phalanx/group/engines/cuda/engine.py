@@ -1,18 +1,19 @@
 """The engine of arrays that lie on a GPU, above the group's engine for the memory of the host.
 
-Every method also takes arrays of the host, and hands them on. Whichever way an operation goes, it has ended when the
-method returns: its result can be used on any stream.
+Every method also takes arrays of the host, and hands them on. Where the ranks share memory of the host, the core does
+the rest (cpp/phalanx/cuda); else the arrays are copied to the host for the time of a collective there. Whichever way an
+operation goes, it has ended when the method returns: its result can be used on any stream.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ...._native import dtype_code, op_code
 from ....cuda.arrays import DeviceArray
 from ....cuda.host_copies import host_copies
 from ...data.reduction import Reduction
@@ -20,15 +21,14 @@ from ...fast_path import AnyFastPath, FastPathMaker
 from ...outcomes import DeadlinePassed
 from ...running_collective import RunningCollective
 from ..base import Engine, Flat, Parts, Receive
-from . import pieces
-from .agreement import agree
-from .executor import Executor, Operation
-from .routing import SHORT, Path, Placement, choose
+from ..segment import DONE, SegmentEngine
+from .agreement import DeviceSharing, agree
 from .staging import Staging
 
-__all__ = ["DeviceEngine"]
+if TYPE_CHECKING:
+    from ...._core import DeviceCollectives
 
-logger = logging.getLogger("phalanx.group")
+__all__ = ["DeviceEngine"]
 
 
 class DeviceEngine(Engine):
@@ -44,9 +44,7 @@ class DeviceEngine(Engine):
         self.exchanges_counts = host.exchanges_counts
         self._host = host
         self._staging = Staging(host.rank, host.segment)
-        self.placement: Placement | None = None
-        """Known after the first operation that is long enough to matter."""
-        self._executor: Executor | None = None
+        self._sharing: DeviceSharing | None = None
 
     @property
     def for_host(self) -> Engine:
@@ -64,42 +62,44 @@ class DeviceEngine(Engine):
     def close(self) -> None:
         """Gives back what it has on the GPU. The host's engine is the group's to close."""
         self._staging.close()
-        if self._executor is not None:
-            self._executor.close()
+        if self._sharing is not None:
+            if isinstance(self._host, SegmentEngine):
+                self._host.use_device(None)
+            self._sharing.close()
 
     # -- the way of an operation ---------------------------------------------------------------------------------------
 
-    def _execute(
+    def _in_core(
         self,
         running: RunningCollective,
-        operation: str,
-        size: int,
+        operation: Callable[[DeviceCollectives], Callable[..., int]],
         source: DeviceArray,
         target: DeviceArray | None,
-        plan: Operation,
-        reduction: Reduction | None = None,
+        *arguments: Any,
     ) -> bool:
-        """Does an operation by the executor's kernel, if that is its way; else False, on all ranks alike.
+        """Does an operation in the core; False, on all ranks alike, if that does not do it here.
 
         Args:
-            size: Bytes of the largest array of a rank.
+            operation: A method of the core.
+            target: None if this rank has none, or it is the source.
+            arguments: Of that method.
         """
         if self.size == 1:
             self._move(running, source, source if target is None else target)
             return True
-        if size <= SHORT:
+        if not isinstance(self._host, SegmentEngine):
             return False
-        if self.placement is None:
-            self.placement, self._executor = agree(running, self._host, source.device)
-        executor = self._executor
-        if executor is None:
-            return False
-        busy = executor.pace.busy
-        if choose(operation, size, self.placement, busy=busy) is not Path.EXECUTOR:
-            if busy:
-                executor.pace.staged()
-            return False
-        return executor.run(running, source, target, plan, reduction)
+        for array in (source,) if target is None else (source, target):
+            if not array.ready.wait(running.deadline):
+                raise DeadlinePassed([self.rank])
+        if self._sharing is None:
+            self._sharing = agree(running, self._host, source.device)
+            self._host.use_device(self._sharing.collectives)
+        core = self._sharing.collectives
+        outcome = operation(core)(*arguments, running.fingerprint, running.deadline.at)
+        if outcome != DONE:
+            self._host.raise_failure(outcome, core.blamed(outcome), None)
+        return True
 
     def _move(self, running: RunningCollective, source: DeviceArray, target: DeviceArray) -> None:
         """Any of these operations of a rank that is alone.
@@ -110,6 +110,10 @@ class DeviceEngine(Engine):
         if not host_copies(source.device).copy(source, target, running.deadline):
             raise DeadlinePassed([self.rank])
 
+    def _how(self, flat: DeviceArray, reduction: Reduction) -> tuple[int, int, int]:
+        divisor = self.size if reduction.name == "mean" else 1
+        return dtype_code(reduction.dtype or flat.dtype), op_code(reduction.step), divisor
+
     # -- the collectives -----------------------------------------------------------------------------------------------
 
     def barrier(self, running: RunningCollective) -> None:
@@ -119,11 +123,7 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.broadcast(running, flat, src)
             return
-
-        plan = Operation(
-            ("broadcast", flat.size, src), lambda sources, _targets: pieces.broadcast(sources, flat.size, src)
-        )
-        if self._execute(running, "broadcast", flat.nbytes, flat, None, plan):
+        if self._in_core(running, lambda core: core.broadcast, flat, None, flat.address, flat.nbytes, src):
             return
         mine = self.rank == src
         staged = self._staging.load(running, flat) if mine else self._staging.empty(flat)
@@ -135,9 +135,8 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.all_reduce(running, flat, reduction)
             return
-
-        plan = Operation(("all_reduce", flat.size), lambda sources, _targets: pieces.all_reduce(sources, flat.size))
-        if self._execute(running, "all_reduce", flat.nbytes, flat, None, plan, reduction):
+        how = self._how(flat, reduction)
+        if self._in_core(running, lambda core: core.all_reduce, flat, None, flat.address, flat.nbytes, *how):
             return
         staged = self._staging.load(running, flat)
         self._host.all_reduce(running, staged.flat, reduction)
@@ -147,9 +146,8 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.reduce(running, flat, dst, reduction)
             return
-
-        plan = Operation(("reduce", flat.size, dst), lambda sources, _targets: pieces.reduce(sources, flat.size, dst))
-        if self._execute(running, "reduce", flat.nbytes, flat, None, plan, reduction):
+        how = self._how(flat, reduction)
+        if self._in_core(running, lambda core: core.reduce, flat, None, flat.address, flat.nbytes, dst, *how):
             return
         staged = self._staging.load(running, flat)
         self._host.reduce(running, staged.flat, dst, reduction)
@@ -160,12 +158,8 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.reduce_scatter(running, source, target, reduction)
             return
-
-        plan = Operation(
-            ("reduce_scatter", target.size),
-            lambda sources, targets: pieces.reduce_scatter(sources, targets, target.size, source.itemsize),
-        )
-        if self._execute(running, "reduce_scatter", source.nbytes, source, target, plan, reduction):
+        arguments = (source.address, source.nbytes, target.address, target.nbytes, *self._how(source, reduction))
+        if self._in_core(running, lambda core: core.reduce_scatter, source, target, *arguments):
             return
         staged, part = self._staging.load(running, source), self._staging.empty(target)
         self._host.reduce_scatter(running, staged.flat, part.flat, reduction)
@@ -175,12 +169,9 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.all_gather(running, source, target, counts)
             return
-
-        plan = Operation(
-            ("all_gather", *counts),
-            lambda sources, targets: pieces.all_gather(sources, targets, counts, source.itemsize),
-        )
-        if self._execute(running, "all_gather", target.nbytes, source, target, plan):
+        sizes = [count * source.itemsize for count in counts]
+        arguments = (source.address, source.nbytes, target.address, sizes, -1)
+        if self._in_core(running, lambda core: core.gather, source, target, *arguments):
             return
         staged, everyone = self._staging.load(running, source), self._staging.empty(target)
         self._host.all_gather(running, staged.flat, everyone.flat, counts)
@@ -190,12 +181,10 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.gather(running, source, target, dst, counts)
             return
-
-        plan = Operation(
-            ("gather", dst, *counts),
-            lambda sources, targets: pieces.gather(sources, targets[dst], counts, source.itemsize),
-        )
-        if self._execute(running, "gather", sum(counts) * source.itemsize, source, target, plan):
+        sizes = [count * source.itemsize for count in counts]
+        place = 0 if target is None else target.address
+        arguments = (source.address, source.nbytes, place, sizes, dst)
+        if self._in_core(running, lambda core: core.gather, source, target, *arguments):
             return
         staged = self._staging.load(running, source)
         everyone = None if target is None else self._staging.empty(target)
@@ -238,13 +227,10 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.all_to_all(running, source, target, sizes)
             return
-
-        plan = Operation(
-            ("all_to_all", sizes.tobytes()),
-            lambda sources, targets: pieces.all_to_all(sources, targets, sizes, source.itemsize),
-        )
         largest = int(max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) * source.itemsize
-        if self._execute(running, "all_to_all", largest, source, target, plan):
+        matrix = (sizes * source.itemsize).reshape(-1).tolist()
+        arguments = (source.address, source.nbytes, target.address, target.nbytes, matrix, largest)
+        if self._in_core(running, lambda core: core.all_to_all, source, target, *arguments):
             return
         staged, received = self._staging.load(running, source), self._staging.empty(target)
         self._host.all_to_all(running, staged.flat, received.flat, sizes)

@@ -1,4 +1,4 @@
-"""Which way a collective on arrays of a GPU goes. A table, and nothing else: all ranks come to the same answer.
+"""From which size a collective on arrays of a GPU goes which way. The core decides by it, on all ranks alike.
 
 Figures of an H200, driver 580, without MPS, float32, two ranks:
 
@@ -10,47 +10,11 @@ Figures of an H200, driver 580, without MPS, float32, two ranks:
 
 from __future__ import annotations
 
-import enum
-from typing import NamedTuple
-
-__all__ = ["Path", "Placement", "choose"]
+__all__ = ["SHORT", "SHORT_IF_BUSY", "SLICE"]
 
 SHORT = 64 << 10
 """Bytes up to which an array goes through the memory of the host, whatever the GPU does."""
 SHORT_IF_BUSY = 16 << 20
 """The same while the ranks' own kernels keep the GPU busy."""
-
-
-class Path(enum.Enum):
-    """A way that an operation goes."""
-
-    STAGED = "through the memory of the host"
-    EXECUTOR = "by one kernel of the rank that leads the GPU"
-
-
-class Placement(NamedTuple):
-    """Where the ranks of a group are, as far as it matters here."""
-
-    one_gpu: bool
-    """True if all ranks use the same GPU and one of them can open the memory of all others."""
-    reason: str = ""
-    """Why not."""
-
-
-EXECUTED = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all"})
-"""The operations that have a kernel. The ranks of a scatter do not know beforehand how much there is to come."""
-
-
-def choose(operation: str, size: int, placement: Placement, *, busy: bool) -> Path:
-    """The way of an operation.
-
-    Args:
-        operation: An engine's method.
-        size: Bytes of the largest array of a rank; all ranks know it.
-        busy: True if the ranks have found the GPU busy with other kernels.
-    """
-    if not placement.one_gpu or operation not in EXECUTED:
-        return Path.STAGED
-    if size <= (SHORT_IF_BUSY if busy else SHORT):
-        return Path.STAGED
-    return Path.EXECUTOR
+SLICE = 1e-3
+"""Seconds that a kernel takes at least if it had to wait for the time slices of other processes."""

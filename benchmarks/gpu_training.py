@@ -1,0 +1,152 @@
+"""A small GPT on one GPU with several ranks: Phalanx beside Gloo, and beside the same work in one process.
+
+    python benchmarks/gpu_training.py [--ranks 2 4] [--steps 20] [--contenders alone px-ddp ddp-phalanx ddp-gloo ...]
+
+Each step trains on the same texts, cut among the ranks. Shown are the median of a step, and how far the losses are from
+those of one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+CONTENDERS = ["alone", "px-ddp", "ddp-phalanx", "fsdp-phalanx", "ddp-gloo"]
+WORDS, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 8192, 256, 512, 8, 8, 16
+
+
+class GPT(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """Says how likely each word is to come next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.place = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(LAYERS)
+        )
+        self.guess = nn.Linear(WIDTH, WORDS)
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        self.register_buffer("mask", mask)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.word(words) + self.place.weight
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask, is_causal=True)
+        return self.guess(x)
+
+
+def texts(step: int) -> torch.Tensor:
+    """The texts of a step."""
+    return torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+
+
+def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> None:
+    """One rank; rank 0 leaves losses and times in the folder."""
+    torch.cuda.set_device(0)
+    torch.manual_seed(0)
+    model: Any = GPT().cuda()
+    close: Any = None
+    kind, _, backend = contender.partition("-")
+    if contender != "alone":
+        dist.init_process_group(
+            "gloo" if backend in ("ddp", "gloo") else "phalanx",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=ranks,
+        )
+    if kind == "px":
+        import phalanx as px
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
+        port = [free_port() if rank == 0 else None]
+        dist.broadcast_object_list(port)
+        os.environ["MASTER_PORT"] = str(port[0])
+        group = px.init()
+        model, close = px.parallel.DDP(model, group), group.close
+    elif kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    elif kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    losses, times = [], []
+    for step in range(steps):
+        mine = texts(step).chunk(ranks)[rank].cuda()
+        torch.cuda.synchronize()
+        if dist.is_initialized():
+            dist.barrier()
+        before = time.perf_counter()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(mine[:, :-1]).flatten(0, 1), mine[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - before)
+        shared = loss.detach().cpu() / ranks
+        if dist.is_initialized():
+            dist.all_reduce(shared)
+        losses.append(shared.item())
+    if rank == 0:
+        with open(f"{folder}/result.json", "w", encoding="utf-8") as file:
+            json.dump({"losses": losses, "seconds": statistics.median(times[steps // 3 :])}, file)
+    if close is not None:
+        close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def main() -> None:
+    """Runs each contender in processes of its own, one after another."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
+    arguments = parser.parse_args()
+    count = sum(parameter.numel() for parameter in GPT().parameters())
+    click.echo(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; GPT of {count / 1e6:.1f} M parameters, float32"
+    )
+    reference: list[float] = []
+    for ranks in arguments.ranks:
+        for contender in arguments.contenders:
+            if contender == "alone" and reference:
+                continue
+            many = 1 if contender == "alone" else ranks
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(rank_of, (many, contender, arguments.steps, folder), nprocs=many)
+                with open(f"{folder}/result.json", encoding="utf-8") as file:
+                    found = json.load(file)
+            reference = reference or found["losses"]
+            apart = max(abs(a - b) for a, b in zip(found["losses"], reference, strict=True))
+            click.echo(
+                f"{contender:14} {many} ranks  {found['seconds'] * 1e3:8.1f} ms a step, "
+                f"last loss {found['losses'][-1]:.4f}, at most {apart:.4f} from one process"
+            )
+
+
+if __name__ == "__main__":
+    main()
