@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ class Slate:
         self._members = np.frombuffer(self._memory, np.uint8, layout.MEMBERS_BYTES, layout.MEMBERS_AT)
         self._member_texts: dict[bytes, int] = {}
         self._members_used = 0
+        self._free = deque(range(1, layout.GROUPS))
+        """Places for groups, the one that was free for the longest first."""
         self._links = links
         self._where: Callable[[], str] = lambda: ""
         self._lock = threading.Lock()
@@ -105,10 +108,9 @@ class Slate:
                 self._members[at : at + len(listed)] = np.frombuffer(listed, np.uint8)
                 self._members_used += len(listed)
                 self._member_texts[listed] = at
-            free = np.flatnonzero(self._groups["size"][1:] == 0)
-            if not len(free):
+            if not self._free:
                 return 0
-            number = int(free[0]) + 1
+            number = self._free.popleft()
             group = self._groups[number]
             group["sequence"], group["fingerprint"] = 0, 0
             group["rank"], group["text"], group["length"] = rank, at, len(listed)
@@ -117,11 +119,10 @@ class Slate:
         return number
 
     def drop_group(self, number: int) -> None:
-        """Gives the place of a group back."""
+        """Gives the place of a group back. What is noted there stays until another group needs it."""
         if number and not self._stop.is_set() and os.getpid() == self._pid:
             with self._lock:
-                if not self._contents:
-                    self._groups[number]["size"] = 0
+                self._free.append(number)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
