@@ -160,7 +160,7 @@ test-recipes: $(MPI)/.made ## the recipes: Lightning, accelerate, transformers, 
 	@$(MAKE) --no-print-directory VENV=$(RECIPES) $(RECIPES)/.clients
 	@$(RECIPES)/bin/python -m pytest -q -m slow tests/recipes $(ARGS)
 
-.PHONY: chaos hostile fuzz scale groups calls saves
+.PHONY: chaos hostile fuzz scale groups calls saves elastic elastic-soak
 chaos: $(VENV)/.test ## worlds with a killed or stopped rank: who notices, how soon, what is left behind
 hostile: $(VENV)/.test ## a world that forms under thousands of hostile connections
 fuzz: $(VENV)/.test ## a million inputs for every parser
@@ -168,7 +168,9 @@ scale: $(VENV)/.torch ## 64 processes form a world and pass a barrier, beside Gl
 groups: $(VENV)/.test ## ten thousand sub-groups, made and closed: what is left of them
 calls: $(VENV)/.test ## a hundred thousand remote calls of all kinds: is each answered once, and rightly?
 saves: $(VENV)/.test ## ranks killed at 500 points of saving a checkpoint: is the old one there, or the new one?
-chaos hostile fuzz scale groups calls saves:
+elastic: $(VENV)/.test ## elastic jobs whose ranks are killed 200 times: is the result that of one process?
+elastic-soak: elastic
+chaos hostile fuzz scale groups calls saves elastic:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
 .PHONY: parallelisms

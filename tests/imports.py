@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"phalanx"},
     {"launching"},
     {"seeing"},
-    {"torch_backend", "parallel", "rpc"},
+    {"torch_backend", "parallel", "rpc", "elastic"},
     {"checkpoint"},
     {"world"},
     {"last_words", "group"},

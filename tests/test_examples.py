@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,39 @@ def test_no_example_is_forgotten() -> None:
     others = {"failure.py", "train_gpt.py", "train_jax.py"}
     assert RANKS.keys() == LAUNCHED.keys()
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, *others}
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_elastic_training_survives_kills(library: str) -> None:
+    """Two ranks are killed by hand, as the example's first lines invite to."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    words = ["-m", "phalanx", "run", "--elastic", "2:3", str(EXAMPLES / "train_elastic.py"), library, "0.02"]
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
+        lines: list[str] = []
+        processes: dict[int, int] = {}
+        for line in job.stdout:
+            lines.append(line)
+            found = re.search(r"rank (\d+) is process (\d+)", line)
+            if found:
+                processes[int(found[1])] = int(found[2])
+            if len(processes) == 3 and found:
+                os.kill(processes[1], signal.SIGKILL)
+            if "go on without rank 1" in line:
+                os.kill(processes[0], signal.SIGKILL)
+    output = "".join(lines)
+    assert job.returncode == 0, output
+    ends = re.findall(
+        r"300 steps, 28800 samples, last with (\d) ranks: ([\d.]+)% of the images are right, weights (\w+)", output
+    )
+    assert len({weights for _, _, weights in ends}) == 1, output
+    assert float(ends[0][1]) > 90
+    assert "starting rank 3 in its place" in output
+    assert "starting rank 4 in its place" in output
+
+
+def test_elastic_training_alone() -> None:
+    done = run(str(EXAMPLES / "train_elastic.py"))
+    assert done.returncode == 0, done.stderr
+    assert "300 steps, 28800 samples, last with 1 ranks" in done.stdout

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, checkpoint, errors, parallel, rpc, testing
+    from . import backends, checkpoint, elastic, errors, parallel, rpc, testing
     from .config import Options, TlsOptions
     from .errors import (
         AuthenticationFailed,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Closed,
         ConfigError,
         Desync,
+        Evicted,
         FunctionNotFound,
         InvalidArgument,
         InvalidMessage,
@@ -70,6 +71,7 @@ __all__ = [
     "Closed",
     "ConfigError",
     "Desync",
+    "Evicted",
     "FunctionNotFound",
     "Group",
     "InvalidArgument",
@@ -104,6 +106,7 @@ __all__ = [
     "__version__",
     "backends",
     "checkpoint",
+    "elastic",
     "errors",
     "init",
     "launch",
@@ -159,6 +162,7 @@ _OF_A_GROUP = frozenset(
         "send",
         "send_object",
         "sendrecv",
+        "shrink",
         "split",
         "subgroup",
         "world_size",
@@ -187,7 +191,7 @@ _ELSEWHERE = {
     "shutdown": "world.close(), or `with phalanx.init() as world:`",
 }
 """Names that users of other libraries look for in the module, and what they want."""
-_PARTS = frozenset({"backends", "checkpoint", "errors", "parallel", "rpc", "testing"})
+_PARTS = frozenset({"backends", "checkpoint", "elastic", "errors", "parallel", "rpc", "testing"})
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ PhalanxError
 ├── RendezvousError              AuthenticationFailed  NoConnection  WorldNotFormed (also a Timeout)
 ├── Timeout (TimeoutError)
 ├── PeerLost (ConnectionError)   ChannelClosed
+├── Evicted
 ├── Desync
 ├── OutOfResources (OSError)
 ├── CheckpointError              CheckpointNotFound (FileNotFoundError)
@@ -35,6 +36,7 @@ __all__ = [
     "Closed",
     "ConfigError",
     "Desync",
+    "Evicted",
     "FunctionNotFound",
     "InvalidArgument",
     "InvalidMessage",
@@ -251,6 +253,13 @@ class ChannelClosed(PeerLost):
     """The other side closed the channel or the group on purpose."""
 
     _state = "is no longer there"
+
+
+class Evicted(PhalanxError):
+    """This rank was voted out: the others went on without it, because it did not answer in time.
+
+    Nothing of it reaches them any more. It can only end, and join again as a new rank.
+    """
 
 
 class Desync(PhalanxError):

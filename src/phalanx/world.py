@@ -182,7 +182,7 @@ def _backend(
     options: Options,
     meeting: Meeting | None,
 ) -> LaneBackend:
-    if launch.world_size == 1:
+    if launch.world_size == 1 and launch.joins is None:
         from .backends.simulated import SimulatedBackend
 
         return SimulatedBackend.create_group(1, timeout=timeout)[0]

@@ -34,7 +34,7 @@ def test_alone_it_prints_help_with_examples(arguments: list[str]) -> None:
     done = phalanx_command(*arguments)
     assert done.returncode == 0
     assert not done.stderr
-    for word in ("run", "doctor", "demo", "bench", "phalanx run -n 4 train.py"):
+    for word in ("run", "top", "doctor", "demo", "bench", "phalanx run -n 4 train.py"):
         assert word in done.stdout
 
 
@@ -48,7 +48,7 @@ def test_an_unknown_command_is_refused_with_help() -> None:
     assert done.returncode == 2
     assert "there is no command 'rnu' (did you mean 'run'?)" in done.stderr
     assert "did you mean `phalanx run train.py`?" in phalanx_command("train.py").stderr
-    assert "(expected one of run, doctor, " in phalanx_command("xyzzy").stderr
+    assert "(expected one of run, top, doctor, " in phalanx_command("xyzzy").stderr
 
 
 def test_help_imports_no_command() -> None:

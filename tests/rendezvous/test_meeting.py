@@ -99,7 +99,7 @@ def test_a_port_range() -> None:
         for rank in range(3):
             group.start(Job(3, directory=hosted.address).launch(rank), options=options)
         check(group)
-        ports = {member.port for member in group.world()[0].world.roster}
+        ports = {member.port for member in group.world()[0].world.roster.values()}
     assert ports == set(range(first, last + 1))
 
 
@@ -126,7 +126,7 @@ def test_an_interface_by_name_or_address(interface: str) -> None:
         for rank in range(2):
             group.start(Job(2, directory=hosted.address).launch(rank), options=Options(interface=interface))
         check(group)
-        hosts = {member.host for member in group.world()[0].world.roster}
+        hosts = {member.host for member in group.world()[0].world.roster.values()}
     assert hosts == {LOOPBACK if interface == "lo" else interface}
 
 
@@ -147,7 +147,7 @@ def test_ipv6() -> None:
         for rank in (2, 0, 1):
             group.start(job.launch(rank))
         check(group)
-        assert {member.host for member in group.world()[1].world.roster} == {"::1"}
+        assert {member.host for member in group.world()[1].world.roster.values()} == {"::1"}
 
 
 def test_an_interface_by_name_over_ipv6() -> None:
@@ -158,7 +158,7 @@ def test_an_interface_by_name_over_ipv6() -> None:
         for rank in range(2):
             group.start(job.launch(rank), options=Options(interface="lo"))
         check(group)
-        assert {member.host for member in group.world()[1].world.roster} == {"::1"}
+        assert {member.host for member in group.world()[1].world.roster.values()} == {"::1"}
 
 
 def listening() -> dict[str, str]:

@@ -16,10 +16,12 @@ from phalanx.wire import control
 from phalanx.wire.control import (
     MAX_CONTROL,
     Abort,
+    Arrivals,
     Break,
     ControlReader,
     EncodedError,
     Ended,
+    Evict,
     Heartbeat,
     Join,
     Leave,
@@ -28,7 +30,10 @@ from phalanx.wire.control import (
     Lost,
     Member,
     Message,
+    Note,
     OperationStatus,
+    Refused,
+    Regroup,
     Roster,
     Shutdown,
     SlateQuery,
@@ -37,7 +42,9 @@ from phalanx.wire.control import (
     Statuses,
     StatusQuery,
     StatusReply,
+    View,
     Waiting,
+    Welcome,
     pack,
     pack_error,
     parse_error,
@@ -47,6 +54,7 @@ INT = st.integers(-(2**63), 2**63 - 1)
 MARK = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=30)
 CONTEXT = st.binary(min_size=16, max_size=16)
+RANKS = st.lists(INT, max_size=5)
 SECONDS = st.floats(allow_nan=False)
 MEMBERS = st.builds(Member, INT, TEXT, TEXT, INT, TEXT, INT, INT)
 CAUSES = st.builds(EncodedError, TEXT, TEXT, INT, TEXT, TEXT, TEXT)
@@ -59,8 +67,8 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     Leave: st.just(Leave()),
     Leaving: st.just(Leaving()),
     Left: st.builds(Left, INT),
-    Lost: st.builds(Lost, INT, TEXT),
-    Abort: st.builds(Abort, INT, TEXT, TEXT),
+    Lost: st.builds(Lost, INT, TEXT, TEXT),
+    Abort: st.builds(Abort, INT, TEXT, TEXT, st.none() | INT, st.booleans()),
     Ended: st.builds(Ended, INT, TEXT),
     Break: st.builds(Break, CONTEXT, INT, CAUSES),
     StatusQuery: st.builds(StatusQuery, INT, CONTEXT),
@@ -71,6 +79,13 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
         st.dictionaries(INT, STATUSES, max_size=3),
         st.dictionaries(INT, st.tuples(SECONDS, st.none() | STATUSES), max_size=3),
     ),
+    Regroup: st.builds(Regroup, CONTEXT, INT, st.lists(INT, max_size=5), SECONDS, INT, st.booleans(), st.booleans()),
+    View: st.builds(View, CONTEXT, CONTEXT, INT, RANKS, RANKS, RANKS, st.lists(MEMBERS, max_size=3)),
+    Refused: st.builds(Refused, CONTEXT, TEXT, RANKS, st.booleans()),
+    Evict: st.builds(Evict, CONTEXT, TEXT, st.booleans()),
+    Arrivals: st.builds(Arrivals, INT),
+    Note: st.builds(Note, TEXT),
+    Welcome: st.builds(Welcome, INT),
     SlateQuery: st.builds(SlateQuery, INT),
     SlateRanks: st.builds(SlateRanks, INT, INT, st.lists(INT, max_size=4)),
     SlateReply: st.builds(SlateReply, INT, INT, st.binary(max_size=20), INT),

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ..algorithms.classic import BarrierMessage, star_barrier
@@ -17,6 +17,7 @@ from ..deadline import Deadline
 from ..errors import Closed, SelfSend, UnsupportedOp
 from ..rendezvous.host import hostname
 from ..wire.classic.frames import BARRIER
+from ..wire.control import Member, Regroup, View
 from .contexts import RAW_LANE, derive_context
 from .control_plane import ControlPlane
 from .lane import Lane
@@ -162,6 +163,32 @@ class LaneBackend(Backend):
         if self.peers == "ferrotorch":
             raise UnsupportedOp("ferrotorch's ranks do not know Agent's messages (use phalanx.rpc.ClassicAgent)")
         return LanePort(self.open_lane(context, number, ranks), self.control, accept)
+
+    epoch = 0
+    """The number of the view that this backend is, counted from the group that was there first."""
+    owns_world = True
+    """True if closing this backend leaves the world."""
+    is_world = False
+    """True if this is all of the world: who is voted out of it, is out of the world."""
+
+    def take_hosts(self, members: Iterable[Member]) -> None:
+        """Notes where the members are, as the directory says."""
+        rows = [(member.hostname, member.host_id, member.memory) for member in members]
+        self.hosts, self.host_ids, self.memory_ids = (tuple(column) for column in zip(*rows, strict=True))
+
+    def next_view(self, request: Regroup) -> tuple[LaneBackend, View]:
+        """Asks the directory for the next view of a group of these ranks, and returns a backend for its members.
+
+        Raises:
+            UnsupportedOp: This backend has no directory that could decide.
+            Evicted: The others went on without this rank.
+            Timeout: Not all members that are alive asked in time.
+            RendezvousError: The directory is gone.
+        """
+        raise UnsupportedOp(
+            f"a group on {type(self).__name__} cannot shrink: only backend='mesh' has a directory, which decides who "
+            "goes on"
+        )
 
     def next_context(self, label: str, key: tuple[int, ...] | None = None) -> bytes:
         """A new identity. The n-th call with the same arguments returns the same one on all ranks."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..errors import PeerLost, PhalanxError, RendezvousError
+from ..errors import Evicted, PeerLost, PhalanxError, RendezvousError
 from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import decode_error
 from ..slate.slate import Slate
@@ -59,6 +59,8 @@ class ControlPlane:
         """The notes of this rank that other processes can read; None where it makes none."""
         self.directory_host: int | None = None
         """The rank that hosts the directory, if a rank does: it is lost when the directory does not answer."""
+        self.arrivals = 0
+        """The number of ranks that wait to join the world, when last heard."""
 
     @property
     def trouble(self) -> PhalanxError | None:
@@ -117,11 +119,12 @@ class ControlPlane:
         """True once a rank has closed its world on purpose."""
         return rank in self._left
 
-    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+    def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
         """Ends the world for this rank and all others that can be reached.
 
         Args:
             peer: The rank that this one lost, if that is the reason.
+            on_purpose: Whether the program asked for it. An elastic world outlives the end of a rank, but not this.
         """
         self.on_abort(self.rank, reason, traceback)
 
@@ -142,9 +145,9 @@ class ControlPlane:
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    def on_lost(self, rank: int, reason: str) -> None:
+    def on_lost(self, rank: int, reason: str, traceback: str = "") -> None:
         """Handles that a rank has died."""
-        error = PeerLost(rank, reason)
+        error = PeerLost(rank, reason, remote_traceback=traceback or None)
         self._note_failure()
         with self._condition:
             self._lost.setdefault(rank, error)
@@ -157,6 +160,24 @@ class ControlPlane:
         """Handles that a rank has ended the world."""
         error = PeerLost(rank, reason, remote_traceback=traceback or None)
         self._end(error)
+
+    def on_evicted(self, context: bytes, error: Evicted, is_world: bool) -> None:
+        """Handles that this rank was voted out of a group, or of the whole world."""
+        if is_world:
+            self._end(error)
+            return
+        with self._condition:
+            reference = self._watchers.get(context)
+        watcher = reference() if reference is not None else None
+        if watcher is not None:
+            watcher.fail(error)
+
+    def on_arrivals(self, count: int) -> None:
+        """Handles that ranks wait to join the world."""
+        self.arrivals = count
+
+    def note(self, text: str) -> None:
+        """Has the launcher show a line, if there is one."""
 
     def on_left(self, rank: int) -> None:
         """Handles that a rank has closed its world on purpose."""

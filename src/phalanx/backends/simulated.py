@@ -45,7 +45,7 @@ class _SimulatedControlPlane(ControlPlane):
         super().__init__(rank)
         self._world = world
 
-    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
+    def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
         for plane in self._world.planes:
             plane.on_abort(self.rank, reason, traceback)
 

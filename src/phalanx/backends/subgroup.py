@@ -9,6 +9,7 @@ from typing import Any
 from ..arguments import as_rank, as_ranks
 from ..config import Timeouts
 from ..errors import InvalidRank, InvalidWorldSize
+from ..wire.control import Regroup, View
 from .base import Backend, LaneBackend
 from .lane import Lane
 from .plain import as_lane_backend
@@ -34,6 +35,8 @@ class SubBackend(LaneBackend):
         InvalidWorldSize: There are no members.
         InvalidRank: A member is not a rank of the parent, or this rank is not a member.
     """
+
+    owns_world = False
 
     def __init__(
         self,
@@ -114,6 +117,10 @@ class SubBackend(LaneBackend):
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
         self.check_usable()
         return self._lanes_of.open_port(context, number, [self.members[rank] for rank in ranks], accept)
+
+    def next_view(self, request: Regroup) -> tuple[LaneBackend, View]:
+        self.check_usable()
+        return self._lanes_of.next_view(request)
 
     def _close(self) -> None:
         for lane in list(self._lanes):  # of groups that outlive their backend

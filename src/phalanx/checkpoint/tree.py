@@ -18,9 +18,11 @@ import numpy as np
 from ..errors import CheckpointError, UsageError
 from .shards import PerRank, Shard
 
-__all__ = ["build", "has_state", "is_array", "library_of", "take_apart"]
+__all__ = ["ODD_KINDS", "build", "has_state", "is_array", "library_of", "plain_value", "take_apart"]
 
 Leaves = dict[str, Any]
+ODD_KINDS = ("float", "complex", "bytes")
+"""Kinds of plain data that JSON has no word for."""
 _LONGEST_INT = 14_000
 """Bits: Python refuses to read numbers of more than 4,300 digits."""
 _DICTS = (Counter, OrderedDict)
@@ -134,6 +136,15 @@ def _number(value: int | None, where: str) -> int | None:
     return value
 
 
+def plain_value(kind: str, value: Any) -> Any:
+    """A value that JSON has no word for, of one of `ODD_KINDS`."""
+    if kind == "float":
+        return float(value)
+    if kind == "complex":
+        return complex(*map(float.fromhex, value))
+    return base64.b64decode(value)
+
+
 def build(
     node: Any,
     like: Any,
@@ -164,12 +175,8 @@ def build(
             other = like.value if isinstance(like, PerRank) else like
             own = per_rank(value)
             return other if own is None else walk(own["value"], other, where)
-        if kind == "float":
-            return float(value)
-        if kind == "complex":
-            return complex(*map(float.fromhex, value))
-        if kind == "bytes":
-            return base64.b64decode(value)
+        if kind in ODD_KINDS:
+            return plain_value(kind, value)
         if has_state(like):
             state = walk(node, like.state_dict(), where)
             if applies:

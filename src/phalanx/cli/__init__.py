@@ -1,4 +1,4 @@
-"""The commands that a person types: `phalanx run`, `top`, `doctor`, `demo`, `bench` and `checkpoint`.
+"""The commands that a person types: `phalanx run`, `join`, `top`, `doctor`, `demo`, `bench` and `checkpoint`.
 
 Each command lives in a module of its own that holds a `click.Command` named `command`, imported only when it is used:
 `phalanx run` should not wait for what `phalanx doctor` needs.
@@ -22,6 +22,7 @@ __all__ = ["app", "main"]
 
 _COMMANDS = {
     "run": ("phalanx.cli.run", "Start a script on several ranks, on this machine or on many."),
+    "join": ("phalanx.cli.join", "Add ranks of this machine to an elastic job."),
     "top": ("phalanx.cli.top", "Show what the ranks of a running job do: who waits for whom, and where."),
     "doctor": ("phalanx.cli.doctor", "Look at this machine and say what would break a job, and what to do."),
     "demo": ("phalanx.cli.demo", "Train a small classifier on four ranks; nothing to configure."),

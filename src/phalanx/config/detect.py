@@ -51,6 +51,8 @@ class Launch:
     """arguments, phalanx, torchrun, openmpi, mpich, slurm, environment (torchrun's variables set by hand) or none."""
     job: str
     """The same for all ranks of this job on one host, another for other jobs. Hexadecimal, safe as a file name."""
+    joins: int | None = None
+    """The number under which this process joins an elastic world that is there already; None for one of the first."""
 
     @property
     def hosts_directory(self) -> bool:
@@ -113,6 +115,7 @@ def detect(
         master_port_taken=meeting.agent_listens(reader, address),
         token=find_token(reader, token),
         launcher="none" if nothing_said else "arguments" if launcher is None else launcher.name,
+        joins=reader.integer("PHALANX_JOIN") if directory is not None else None,
         job=_job(reader, launcher, size, address, directory),
     )
 

@@ -24,6 +24,7 @@ __all__ = [
     "last_words_folder",
     "log_level",
     "memory_dir",
+    "min_size",
     "nearest_variable",
     "pure",
     "runtime_dir",
@@ -81,6 +82,16 @@ def as_gloo(env: Mapping[str, str] | None = None) -> bool:
         ConfigError: The variable is neither true nor false.
     """
     return VariableReader(env).flag("PHALANX_AS_GLOO")
+
+
+def min_size(env: Mapping[str, str] | None = None) -> int:
+    """The fewest ranks with which an elastic job goes on: what `phalanx run --elastic` says, else 1.
+
+    Raises:
+        ConfigError: The variable is not a number.
+    """
+    found = VariableReader(env).integer("PHALANX_MIN_SIZE")
+    return 1 if found is None else found
 
 
 def last_words_folder(env: Mapping[str, str] | None = None) -> str | None:

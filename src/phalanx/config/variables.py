@@ -35,6 +35,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_TOKEN", "phalanx run or you", "the secret that all ranks of the job share", "none", secret=True),
     Variable("PHALANX_TOKEN_FILE", _USER, "a file with the token in it, readable by this user only", "none"),
     Variable("PHALANX_DIRECTORY", _RUN, "host:port where the launcher hosts the directory", "rank 0 hosts it"),
+    Variable("PHALANX_JOIN", _RUN, "the number of a rank that joins an elastic world later", "one of the first ranks"),
+    Variable("PHALANX_MIN_SIZE", _RUN, "the fewest ranks with which an elastic job goes on", "1"),
     Variable("PHALANX_RUN_ID", _RUN, "a name that all ranks of the job share and no other job has", "see the launcher"),
     Variable("PHALANX_LAST_WORDS", _RUN, "folder where a rank leaves its last traceback for the launcher", "none"),
     Variable("PHALANX_WATCHED", _RUN, "1: the launcher reads what the rank has noted, and removes it", "0"),

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arguments import as_index, as_shape
-from ..backends.base import Backend
+from ..backends.base import Backend, LaneBackend
 from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import CheckpointError, Desync, PhalanxError, copy_for_raise
+from ..errors import CheckpointError, Closed, Desync, PeerLost, PhalanxError, copy_for_raise
 from ..exception_text import describe
 from ..frames import hides_frames, user_traceback
 from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
+from ..wire.control import Regroup, View
 from .data.arrays import dtype_of
 from .hints import add_hint, missing_attribute
 from .verbs.extremes import Extremes
@@ -115,6 +116,72 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         self._check()
         return Group(SubBackend(self._backend, ranks, keep_order=True, label=label), _owns_backend=True)
 
+    @property
+    def epoch(self) -> int:
+        """The number of this group's view: 0 for a group that was made, one more after each `shrink`."""
+        return self._backend.epoch
+
+    @hides_frames
+    def shrink(self, *, timeout: float | None = None) -> Group:
+        """The group of those that are left, after `PeerLost` or another error that broke this one.
+
+        All members that are alive call it; those that have not when the time is over are voted out. The directory
+        decides, so all that return have the same view: the same members, in the order of this group, and the same
+        `epoch`. Messages of this group never reach the new one. This group stays broken; its memory is given back.
+
+        Raises:
+            Evicted: This rank came too late: the others went on without it.
+            Timeout: There is no new view, for all that asked: fewer than half of the living members did in time.
+            UnsupportedOp: The backend has no directory (only the mesh has).
+            RendezvousError: The directory is gone.
+            PeerLost: A rank has ended the world on purpose.
+        """
+        return Group(self._next_view(self._deadline(timeout))[0], _owns_backend=True)
+
+    def _next_view(
+        self, deadline: Deadline, *, minimum: int = 1, joins: bool = False, excluded: Sequence[int] = ()
+    ) -> tuple[LaneBackend, View]:
+        """Leaves this group for the next view of it, which the directory decides on.
+
+        Args:
+            minimum: The fewest members that it may have.
+            joins: Whether ranks that wait may come in.
+            excluded: Ranks of this group that are left out, dead or alive. The same on all that call.
+        """
+        if self._closed:
+            raise Closed("this group was closed", rank=self._world_rank)
+        self._backend.check_usable()
+        if self._control.ended is not None:
+            raise copy_for_raise(self._control.ended, "shrink", self._world_rank)
+        if self._health.cause is None:  # nothing can go on here any more, also where another member has seen no error
+            reason = PeerLost(self._world_rank, "it left this group for its next view", rank=self._world_rank)
+            self._health.fail(reason)
+            self._control.break_group(self._context, reason)
+        found = self._backend.next_view(
+            Regroup(
+                self._context,
+                self.epoch,
+                [name for rank, name in enumerate(self.members) if rank not in excluded],
+                deadline.remaining(),
+                minimum,
+                joins,
+                self._backend.is_world,
+            )
+        )
+        self._told = True
+        self._retire()
+        return found
+
+    def _retire(self) -> None:
+        """Gives back what a broken group holds. Its calls still raise the first cause."""
+        if self._worker is not None:
+            self._worker.stop()
+        self._messages.close()
+        self._collectives.close()
+        if self._engine is not None:
+            self._engine.close()
+        self._fast_path = self._engine = None
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     @overload
@@ -166,7 +233,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
             Closed: The group was closed already.
         """
         self._backend.check_usable()
-        self._control.abort(f"it aborted the world: {reason}", "")
+        self._control.abort(f"it aborted the world: {reason}", "", on_purpose=True)
 
     @hides_frames
     def close(self) -> None:
@@ -195,7 +262,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 self._messages.flush(Deadline(self._backend.meeting_timeout))
                 self._wait_for_receivers()
         finally:  # also after Ctrl-C: there will be no second try
-            if self._owns_backend and not isinstance(self._backend, SubBackend):
+            if self._owns_backend and self._backend.owns_world:
                 self._control.announce_leaving()
             self._release()
             self._closers.clear()
@@ -215,7 +282,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
     ) -> None:
         if error is not None:
             add_hint(error, type(self))
-        ends_world = self._owns_backend and not isinstance(self._backend, SubBackend) and not self._closed
+        ends_world = self._owns_backend and self._backend.owns_world and not self._closed
         if error is not None and ends_world and not _is_success(error):
             with contextlib.suppress(PhalanxError):
                 self._backend.check_usable()

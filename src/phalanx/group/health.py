@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ..backends.lane import Lane
-from ..errors import PhalanxError
+from ..errors import Evicted, PhalanxError
 from ..wire.control import OperationStatus
 from .tracking.journal import Journal
 from .tracking.long_waits import LongWaits
@@ -37,7 +37,7 @@ class Health:
     def fail(self, error: PhalanxError) -> None:
         """Breaks the group for good. From any thread."""
         with self._lock:
-            if self.cause is None:
+            if self.cause is None or isinstance(error, Evicted):  # which is why this rank saw the others go
                 self.cause = error
             error = self.cause
         for lane in self._lanes:

@@ -15,13 +15,20 @@ from .guardian import MARK
 
 __all__ = ["OWN_VARIABLES", "cores", "new_run_id", "new_token", "rank_environment", "reserve_port"]
 
-_DROPPED = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "PHALANX_LAST_WORDS", "PHALANX_WATCHED")
+_DROPPED = (
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+    "PHALANX_LAST_WORDS",
+    "PHALANX_WATCHED",
+    "PHALANX_JOIN",
+    "PHALANX_MIN_SIZE",
+)
 """Variables of an outer launcher for its own ranks. Here no agent hosts torch's store."""
 
 OWN_VARIABLES = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS PHALANX_WATCHED {MARK}".split()
+    f"PHALANX_TOKEN PHALANX_DIRECTORY PHALANX_LAST_WORDS PHALANX_WATCHED PHALANX_JOIN PHALANX_MIN_SIZE {MARK}".split()
 )
 """Variables that users cannot set for the ranks: the launcher does."""
 
@@ -55,6 +62,8 @@ def rank_environment(
     max_restarts: int = 0,
     watched: bool = False,
     extra: Mapping[str, str] | None = None,
+    joins: int | None = None,
+    min_size: int | None = None,
 ) -> dict[str, str]:
     """The whole environment of one rank: the launcher's own (`base`), the user's additions, and those of a rank.
 
@@ -64,6 +73,8 @@ def rank_environment(
         restarts: How often the ranks were started before.
         watched: The launcher reads the ranks' slates, and removes them.
         extra: The user's additions.
+        joins: The number of a rank that comes to an elastic world later.
+        min_size: The fewest ranks of an elastic job.
     """
     # By default each rank would start as many threads as there are cores, and they would get in each other's way.
     shared = local_world_size > 1 and "OMP_NUM_THREADS" not in base
@@ -90,6 +101,8 @@ def rank_environment(
         "PHALANX_TOKEN": token.decode("utf-8", "surrogateescape"),
         "PHALANX_DIRECTORY": str(directory),
         **({"PHALANX_LAST_WORDS": last_words} if last_words is not None else {}),
+        **({"PHALANX_JOIN": str(joins)} if joins is not None else {}),
+        **({"PHALANX_MIN_SIZE": str(min_size)} if min_size is not None else {}),
         **({"PHALANX_WATCHED": "1"} if watched else {}),
         MARK: run_id,
     }

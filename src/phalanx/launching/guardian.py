@@ -3,10 +3,10 @@
 A process belongs to a job if `PHALANX_RUN_ID` in its environment starts with the job's id (a job started inside a job
 adds its own part to the id), or if it descends from one that does. So a grandchild in its own session is found too.
 
-As a program (`python -I -S guardian.py RUN_ID FOLDER`) it is the guardian: it waits on its standard input, whose other
-end only the launcher holds. A byte means that the job is over; the end of the pipe without one means that the launcher
-was killed: then it also removes the launcher's folder. It imports nothing but the standard library and one file of
-ours, so that it starts at once and stays small.
+As a program (`python -I -S guardian.py RUN_ID FOLDER [GRACE]`) it is the guardian: it waits on its standard input,
+whose other end only the launcher holds. A byte means that the job is over; the end of the pipe without one means that
+the launcher was killed: then it also removes the launcher's folder. It imports nothing but the standard library and one
+file of ours, so that it starts at once and stays small.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = ["MARK", "Process", "end_all", "processes", "relatives", "send"]
 MARK = "PHALANX_RUN_ID"
 KILL_INTERVAL = 0.02
 """Seconds between two looks for processes that were forked while others were being killed."""
+LOOK_INTERVAL = 0.1
+"""Seconds between two looks whether the ranks have ended by themselves."""
 KILL_LIMIT = 5.0
 """Seconds after which a process that does not even die of SIGKILL (it hangs in the kernel) is given up."""
 
@@ -108,12 +110,19 @@ def end_all(find: Callable[[], set[int]], between: Callable[[], object] = lambda
     return set()
 
 
-def main(run_id: str, folder: str) -> int:
-    """Waits for the end of the job or of the launcher."""
+def main(run_id: str, folder: str, grace: str = "0") -> int:
+    """Waits for the end of the job or of the launcher.
+
+    Args:
+        grace: Seconds that the ranks have to end by themselves, once the launcher is gone.
+    """
     # A signal to the launcher's whole process group must not end the process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if not os.read(0, 1):
+        until = time.monotonic() + float(grace)
+        while time.monotonic() < until and relatives(run_id):
+            time.sleep(LOOK_INTERVAL)
         end_all(lambda: relatives(run_id))
         shutil.rmtree(folder, ignore_errors=True)
     return 0

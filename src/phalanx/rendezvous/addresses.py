@@ -8,7 +8,6 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Sequence
 
 from ..config.options import Options
 from ..deadline import Deadline
@@ -148,12 +147,12 @@ def listen_host(directory: Address, options: Options, *, all_local: bool) -> tup
     return address, address
 
 
-def reachable_at(member: Member, roster: Sequence[Member], me: int, directory_seen_at: str) -> Address:
+def reachable_at(member: Member, me: Member, directory_seen_at: str) -> Address:
     """The address that this rank connects to in order to reach `member`.
 
     A member on another host that knows itself only by a loopback address sits beside the directory: it is reached at
     the address at which this rank reached the directory.
     """
-    if is_loopback(member.host) and member.host_id != roster[me].host_id:
+    if is_loopback(member.host) and member.host_id != me.host_id:
         return Address(directory_seen_at, member.port)
     return Address(member.host, member.port)

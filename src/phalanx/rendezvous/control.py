@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..config.options import Options
 from ..deadline import Deadline
-from ..errors import WorldNotFormed
+from ..errors import Evicted, PhalanxError, RendezvousError, Timeout, WorldNotFormed
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
@@ -19,6 +19,8 @@ from .error_codec import encode_error, keep_end
 
 __all__ = ["ControlClient", "ControlEvents", "KnownStatuses"]
 
+DECISION_SLACK = 10.0
+"""Seconds that a rank waits for a decision beyond the time at which the directory must have made it."""
 FLUSH_WAIT = 1.0
 """Seconds a goodbye or an abort may take to leave this process."""
 
@@ -26,8 +28,14 @@ FLUSH_WAIT = 1.0
 class ControlEvents(Protocol):
     """The events of a control connection, as its owner gets them. Called in the reactor's thread."""
 
-    def on_lost(self, rank: int, reason: str) -> None:
+    def on_lost(self, rank: int, reason: str, traceback: str = "") -> None:
         """A rank died."""
+
+    def on_evicted(self, context: bytes, error: Evicted, is_world: bool) -> None:
+        """This rank was voted out of a group, or of the whole world."""
+
+    def on_arrivals(self, count: int) -> None:
+        """So many ranks wait to join the world."""
 
     def on_abort(self, rank: int, reason: str, traceback: str) -> None:
         """A rank ended the world."""
@@ -73,16 +81,35 @@ class ControlClient:
         self._events = events
         self._condition = threading.Condition()
         self._waiting = say.Waiting([])
+        self._welcome: say.Welcome | None = None
         self._roster: say.Roster | None = None
         self._abort: say.Abort | None = None
         self._failure: str | None = None
         self._answers: dict[int, say.Statuses | None] = {}
         self._queries = itertools.count(1)
+        self._views: dict[bytes, say.View | say.Refused | say.Evict | None] = {}
+        """The views that this rank waits for."""
+        self._evicted: Evicted | None = None
         self._leaving = False
         stream.watch_host(options.heartbeat_timeout)
         self.link = ControlLink(reactor, stream, self._heard, self._ended)
         reactor.call_soon(self.link.start)
         reactor.call_soon(self._beat)
+
+    def number(self, deadline: Deadline) -> int:
+        """The number that the directory gives to this rank, which came without one.
+
+        Raises:
+            WorldNotFormed: It did not in time.
+        """
+        with self._condition:
+            while self._welcome is None:
+                if self._failure is not None:
+                    raise self._not_formed(f"the directory went away ({self._failure})", "")
+                if not self._condition.wait(deadline.remaining()) and deadline.expired:
+                    raise self._not_formed(f"the directory did not answer within {deadline.seconds:g} s", "")
+            self._rank = self._welcome.rank
+        return self._rank
 
     def join(self, member: say.Member, deadline: Deadline, hint: str = "", host: int | None = None) -> say.Roster:
         """Says where this rank is, and waits until all have done so.
@@ -126,9 +153,9 @@ class ControlClient:
             operation="rendezvous",
         )
 
-    def abort(self, reason: str, traceback: str = "", peer: int | None = None) -> None:
+    def abort(self, reason: str, traceback: str = "", peer: int | None = None, *, on_purpose: bool = False) -> None:
         """Ends the world for all; returns once the word has left this process."""
-        self._send(say.Abort(self._rank, keep_end(reason), keep_end(traceback), peer))
+        self._send(say.Abort(self._rank, keep_end(reason), keep_end(traceback), peer, on_purpose))
         self._flush()
 
     def break_group(self, context: bytes, error: BaseException) -> None:
@@ -149,6 +176,58 @@ class ControlClient:
             finally:
                 answer = self._answers.pop(number)
             return KnownStatuses(answer)
+
+    def regroup(self, request: say.Regroup) -> say.View:
+        """Asks for the next view of a group, and waits for the decision.
+
+        The directory decides in the time that the request says, so this waits a little longer.
+
+        Raises:
+            Evicted: The others went on without this rank.
+            Timeout: There is no view: the members that are alive did not all ask in time, or are too few.
+            RendezvousError: The directory is gone.
+        """
+        deadline = Deadline(request.seconds + DECISION_SLACK)
+        context = request.context
+        with self._condition:
+            self._views[context] = None
+            try:
+                self._send(request)
+                while (answer := self._views[context]) is None:
+                    if self._evicted is not None:
+                        raise Evicted(self._evicted.message, rank=self._rank)
+                    if self._failure is not None:
+                        raise RendezvousError(
+                            f"rank {self._rank}: the directory went away ({self._failure}), and only it can say who "
+                            "goes on (save what you need, and start the job again)",
+                            rank=self._rank,
+                        )
+                    if not self._condition.wait(deadline.remaining()) and deadline.expired:
+                        raise Timeout(
+                            f"rank {self._rank}: the directory did not decide on the next view within "
+                            f"{deadline.seconds:g} s",
+                            seconds=deadline.seconds,
+                            rank=self._rank,
+                        )
+            finally:
+                del self._views[context]
+        if isinstance(answer, say.View):
+            return answer
+        raise self._no_view(answer, request)
+
+    def _no_view(self, answer: say.Refused | say.Evict, request: say.Regroup) -> PhalanxError:
+        if isinstance(answer, say.Evict) or answer.over:
+            return Evicted(f"rank {self._rank} was voted out: {answer.reason}", rank=self._rank)
+        return Timeout(
+            f"rank {self._rank}: there is no next view of this group after {request.seconds:g} s: {answer.reason}",
+            missing=answer.missing,
+            seconds=request.seconds,
+            rank=self._rank,
+        )
+
+    def note(self, text: str) -> None:
+        """Has the launcher show a line."""
+        self._send(say.Note(text))
 
     def announce_leaving(self) -> None:
         """Says that this rank is about to close its channels; returns once the word has left this process."""
@@ -179,7 +258,7 @@ class ControlClient:
 
     def _heard(self, message: say.Message) -> None:
         if isinstance(message, say.Lost):
-            self._events.on_lost(message.rank, message.reason)
+            self._events.on_lost(message.rank, message.reason, message.traceback)
         elif isinstance(message, say.Abort):
             with self._condition:
                 self._abort = message
@@ -192,12 +271,27 @@ class ControlClient:
         elif isinstance(message, say.StatusQuery):
             status = self._events.status(message.context, message.sequence)
             self.link.send(say.StatusReply(message.query, status))
+        elif isinstance(message, say.Evict):
+            self._voted_out(message)
+        elif isinstance(message, say.Arrivals):
+            self._events.on_arrivals(message.count)
         elif isinstance(message, say.SlateQuery):
             self._show_slate(message.query)
         elif isinstance(message, say.Shutdown):
             self._leaving = True  # the end that follows is no loss
         else:
             self._answered(message)
+
+    def _voted_out(self, message: say.Evict) -> None:
+        error = Evicted(f"rank {self._rank} was voted out: {message.reason}", rank=self._rank)
+        with self._condition:
+            if message.is_world:
+                self._evicted = error
+                self._leaving = True  # the end that follows is no loss of the directory
+            if message.context in self._views:
+                self._views[message.context] = message
+            self._condition.notify_all()
+        self._events.on_evicted(message.context, error, message.is_world)
 
     def _show_slate(self, query: int) -> None:
         self.link.send(say.SlateReply(query, time.monotonic_ns()))
@@ -209,10 +303,16 @@ class ControlClient:
         with self._condition:
             if isinstance(message, say.Waiting):
                 self._waiting = message
+            elif isinstance(message, say.Welcome):
+                self._welcome = message
             elif isinstance(message, say.Roster):
                 self._roster = message
             elif isinstance(message, say.Statuses) and message.query in self._answers:
                 self._answers[message.query] = message
+            elif isinstance(message, say.View | say.Refused) and message.context in self._views:
+                self._views[message.context] = message
+                if isinstance(message, say.View):  # here, because a later word on ranks that wait must count
+                    self._events.on_arrivals(0)
             else:
                 return
             self._condition.notify_all()

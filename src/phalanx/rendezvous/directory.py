@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,11 @@ from ..transports.stream import Stream
 from ..transports.tcp import check_tls, listen
 from ..types import Address
 from ..wire import control as say
-from ..wire.handshake import HandshakeStatus, Hello, Role
+from ..wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
 from .acceptor import Acceptor
 from .control_link import ControlLink
 from .error_codec import EndCause
+from .views import Decided, Outcome, Refusal, Views
 
 if TYPE_CHECKING:
     from ..config.options import Options
@@ -44,6 +46,8 @@ A rank that is alive answers in milliseconds.
 """
 FAREWELL_WAIT = 0.1
 """Seconds in which a rank's goodbye may come after the abort of one that missed it."""
+FEW_NOTES = 64
+"""Lines on changes of the world that are kept for a host that has not asked for them."""
 MOST_WATCHERS, MOST_LOOKS, WATCHER_ROOM = 16, 64, 1 << 20
 """Those who look on, their questions that are kept, and the bytes that may wait for one of them."""
 WAITING_PAUSE = 0.1
@@ -56,8 +60,10 @@ class _State(enum.Enum):
 
 
 class _Rank:
-    def __init__(self, link: ControlLink) -> None:
+    def __init__(self, link: ControlLink, *, outside: bool = False) -> None:
         self.link = link
+        self.outside = outside
+        """True for a rank that came later, as long as it is in no view of the world."""
         self.member: say.Member | None = None
         self.seen = time.monotonic()
         self.status: say.OperationStatus | None = None
@@ -91,6 +97,8 @@ class Directory:
         job_file: The file by which the ranks found it: removed once all have, before they are told. A rank that is soon
             done and forms the next world must not find it again.
         host: The rank whose process this is a part of, and ends with.
+        elastic: The most ranks of a world that outlives them: the loss of one is not its end, and others may join. 0
+            for a world that does not.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -107,6 +115,7 @@ class Directory:
         one_world: bool = False,
         job_file: str | os.PathLike[str] | None = None,
         host: int | None = None,
+        elastic: int = 0,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
@@ -120,6 +129,8 @@ class Directory:
         listener = listen(bind.host, range(bind.port, bind.port + 1)) if isinstance(bind, Address) else bind
         self._state = _State.FORMING
         self._ranks: dict[int, _Rank] = {}
+        self._used: set[int] = set()
+        """All ranks that ever came to this world: a rank that joins has a number that none had before."""
         self._gave_up: set[int] = set()
         self._leaving: set[int] = set()
         """The ranks that are closing the world on purpose, and those that have left."""
@@ -136,6 +147,18 @@ class Directory:
         self._one_world = one_world
         self._job_file = job_file
         self._host_rank = host
+        self._elastic = elastic
+        self._views = Views(self._is_alive)
+        self._told_arrivals = 0
+        self._is_over = False
+        """True once all ranks of an elastic world are lost."""
+        self._view_timer: float | None = None
+        """When the views that are being asked for are looked at next."""
+        self._loss_at: float | None = None
+        """When the first rank was lost that the next view of the world will be without."""
+        self._notes: deque[say.Note] = deque(maxlen=FEW_NOTES)
+        """Changes that came before the host asked for them."""
+        self._on_change: Callable[[say.Note], None] = self._notes.append
         self._callbacks: list[Callable[[EndCause], None]] = []
         self._on_launchers: Callable[[int], None] = lambda _count: None
         self._cause: EndCause | None = None
@@ -190,6 +213,16 @@ class Directory:
         """
         self._reactor.call_soon(lambda: self._exit_seen(rank, how))
 
+    def on_change(self, callback: Callable[[say.Note], None]) -> None:
+        """Calls back with a line for each change of the world, in the directory's thread."""
+
+        def add() -> None:
+            self._on_change = callback
+            while self._notes:
+                callback(self._notes.popleft())
+
+        self._reactor.call_soon(add)
+
     @property
     def launchers(self) -> int:
         """The number of launchers of other nodes that watch."""
@@ -206,8 +239,16 @@ class Directory:
         return self._all_gone.wait(timeout)
 
     def outlive_host(self) -> None:
-        """The host is gone: ends now if no world has formed, else with the last rank. In the directory's thread."""
+        """The host is gone: ends now if no world has formed, else with the last rank. In the directory's thread.
+
+        That of an elastic world ends at once: without its launcher there is nobody to start other ranks. The ranks hear
+        that it is gone, and have the time that the launcher's guardian leaves them.
+        """
         self._orphaned = True
+        if self._elastic:
+            for entry in self._ranks.values():
+                entry.link.close()
+            self._ranks.clear()
         self._check_over()
 
     def await_others(self, host: int, callback: Callable[[], None]) -> None:
@@ -246,14 +287,19 @@ class Directory:
     def _admit(self, hello: Hello) -> HandshakeStatus:
         if hello.role is Role.WATCHER:
             return HandshakeStatus.OK if len(self._watchers) < MOST_WATCHERS else HandshakeStatus.TAKEN
-        if hello.world_size != self.world_size:
+        comes_later = self._elastic and hello.role is Role.RANK and hello.rank >= self.world_size
+        if hello.world_size != self.world_size and not comes_later:
             return HandshakeStatus.WORLD_SIZE
         if hello.role is Role.LAUNCHER:
             return HandshakeStatus.OK
         if hello.role is not Role.RANK:
             return HandshakeStatus.ROLE
         if hello.rank >= self.world_size:
-            return HandshakeStatus.RANK
+            if not self._elastic:
+                return HandshakeStatus.RANK
+            if hello.rank in self._used:
+                return HandshakeStatus.TAKEN
+            return HandshakeStatus.OK if self._state is _State.FORMED else HandshakeStatus.CLOSED
         if hello.rank in self._ranks:
             return HandshakeStatus.TAKEN
         # It left this world, and the others have not yet: the next one can begin once they have.
@@ -267,7 +313,7 @@ class Directory:
         if hello.role is Role.WATCHER:
             self._welcome_watcher(stream)
             return
-        rank = hello.rank
+        rank = hello.rank if hello.rank != ANY_RANK else max(self.world_size - 1, *self._used) + 1
         if rank in self._ranks:  # two were admitted at once, and the other was quicker to hear of it
             logger.warning("directory: dropped a connection from %s: rank %d came twice", stream.peer, rank)
             stream.close()
@@ -275,8 +321,11 @@ class Directory:
         link = ControlLink(
             self._reactor, stream, lambda m: self._heard(rank, m), lambda reason: self._ended(rank, reason)
         )
-        self._ranks[rank] = _Rank(link)
+        self._ranks[rank] = _Rank(link, outside=rank >= self.world_size)
+        self._used.add(rank)
         self._gave_up.discard(rank)
+        if hello.rank == ANY_RANK:
+            link.send(say.Welcome(rank))
         if self._cause is not None:  # it can only hear why there will be no world
             link.send(_describe(self._cause))
         link.start()
@@ -343,7 +392,12 @@ class Directory:
         elif isinstance(message, say.Join):
             # What a rank says of itself counts only for the rank that it proved to be.
             entry.member = message.member if message.member.rank == rank else None
-            self._check_complete(rank)
+            if rank < self.world_size:
+                self._check_complete(rank)
+            else:
+                entry.link.send(self._roster())
+                where = f"process {message.member.pid} on {message.member.hostname}"
+                self._on_change(say.Note(f"rank {rank} has come ({where})", "arrived", rank))
         elif isinstance(message, say.Leaving):
             self._note_leaving(rank)
         elif isinstance(message, say.Leave):
@@ -356,6 +410,17 @@ class Directory:
             self._ask(rank, message)
         elif isinstance(message, say.StatusReply):
             self._answer(rank, message)
+        elif isinstance(message, say.Regroup) and not message.context and self._is_full():
+            reason = f"the job has as many ranks as it may have ({self._elastic})"
+            self._tell(rank, say.Refused(b"", reason, [], over=True))
+        elif isinstance(message, say.Regroup):
+            self._carry_out(self._views.ask(rank, message, time.monotonic()))
+            self._check_joinable()
+            short = self._views.short_of(message.context)
+            if short is not None:
+                self._on_change(say.Note(f"{short}; waiting up to {message.seconds:g} s for others to join"))
+        elif isinstance(message, say.Note):
+            self._on_change(message)
         elif isinstance(message, say.SlateReply):
             self._show(rank, message)
 
@@ -375,8 +440,12 @@ class Directory:
         if self._job_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._job_file)
-        members = [member for r in range(self.world_size) if (member := self._ranks[r].member) is not None]
-        self._tell_all(say.Roster(members, self._host_rank))
+        self._tell_all(self._roster())
+        self._on_change(say.Note(f"the world has formed: {self.world_size} ranks", "formed"))
+
+    def _roster(self) -> say.Roster:
+        members = [entry.member for _, entry in sorted(self._ranks.items()) if entry.member is not None]
+        return say.Roster(members, self._host_rank, bool(self._elastic), self.world_size if self._elastic else 0)
 
     def _tell_who_is_missing(self) -> None:
         """Tells all, but not at once: the ranks of a large world come in a burst."""
@@ -398,13 +467,21 @@ class Directory:
             return
         self._note_leaving(rank)
         self._tell_all(say.Left(rank))
+        self._gone(rank)
         self._check_all_gone()
         self._check_over()
-        if not self._ranks and not self._one_world:
-            self._state = _State.FORMING
+        if not self._ranks and not self._one_world and not self._elastic:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """All ranks have left: they may form the next world here."""
+        self._state = _State.FORMING
+        self._used.clear()
+        self._views = Views(self._is_alive)
 
     def _note_leaving(self, rank: int) -> None:
         self._leaving.add(rank)
+        self._gone(rank)
         if self._blaming is not None and self._blaming[1] == rank:
             self._blame()
 
@@ -424,20 +501,128 @@ class Directory:
             return
         self._check_all_gone()
         self._check_over()
+        self._loss_at = self._loss_at or time.monotonic()
         for query in list(self._queries.values()):
             query.waiting.discard(rank)
             self._conclude_if_done(query)
         known = self._blaming[0] if self._blaming is not None else self._cause
         if known is not None and known.rank == rank:
+            self._gone(rank)
             return  # it said why before it went
         member = entry.member
         where = f" (process {member.pid} on {member.hostname})" if member else ""
-        self._tell_all(say.Lost(rank, f"{reason}{where}"))
-        self._record(EndCause(rank, f"{reason}{where}"))
+        self._lose(EndCause(rank, f"{reason}{where}"))
+        self._gone(rank)
+
+    def _lose(self, cause: EndCause) -> None:
+        """Tells all of a rank that is lost. An elastic world goes on without it."""
+        self._tell_all(say.Lost(cause.rank, cause.reason, cause.traceback))
+        if self._elastic:
+            self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}", "lost", cause.rank))
+        else:
+            self._record(cause)
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    def _is_alive(self, rank: int) -> bool:
+        return rank in self._ranks and rank not in self._leaving
+
+    def _gone(self, rank: int) -> None:
+        """Takes a rank out of the views that are being asked for."""
+        self._carry_out(self._views.gone(rank))
+        self._check_joinable()
+
+    def _is_full(self) -> bool:
+        """True if no other rank may join."""
+        inside = sum(self._is_alive(rank) and not entry.outside for rank, entry in self._ranks.items())
+        return inside + self._views.arrivals >= self._elastic
+
+    def _check_joinable(self) -> None:
+        """Turns those away that wait to join, once all others are done or lost."""
+        if any(self._is_alive(rank) and not entry.outside for rank, entry in self._ranks.items()):
+            return
+        self._carry_out(self._views.end("the others are done or lost, and nobody is left to join"))
+        if self._elastic and self._state is _State.FORMED and not self._leaving and not self._is_over:
+            self._is_over = True
+            self._on_change(say.Note("all ranks are lost, and the state of the job with them", "over"))
+
+    def _carry_out(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Decided):
+                self._install(outcome)
+            elif isinstance(outcome, Refusal):
+                refused = say.Refused(outcome.context, outcome.reason, outcome.missing, outcome.over)
+                for rank in outcome.asked:
+                    self._tell(rank, refused)
+            else:
+                self._evict(outcome.rank, outcome.context, outcome.is_world)
+        if self._views.arrivals != self._told_arrivals:
+            self._told_arrivals = self._views.arrivals
+            self._tell_all(say.Arrivals(self._told_arrivals))
+        self._watch_the_time()
+
+    def _install(self, view: Decided) -> None:
+        known = {rank: entry.member for rank, entry in self._ranks.items() if entry.member is not None}
+        added = [known[rank] for rank in view.joined if rank in known]
+        for rank in view.members:
+            if view.is_world and rank in self._ranks:
+                self._ranks[rank].outside = False
+            if rank in view.joined:
+                everyone = [known[member] for member in view.members if member in known]
+                answer = say.View(b"", view.base, view.epoch, view.members, view.joined, view.out, everyone)
+            else:
+                answer = say.View(view.base, view.base, view.epoch, view.members, view.joined, view.out, added)
+            self._tell(rank, answer)
+        for rank in view.out:
+            self._evict(rank, view.base, view.is_world)
+        if view.is_world:
+            self._cause = None  # the world goes on: what ends it now is news
+            self._blaming = None
+            self._loss_at = None
+
+    def _evict(self, rank: int, context: bytes, is_world: bool) -> None:
+        reason = "the others went on without it, because it did not answer in time"
+        self._tell(rank, say.Evict(context, reason, is_world))
+        entry = self._ranks.pop(rank, None) if is_world else None
+        if entry is not None:
+            entry.link.close()
+            self._check_all_gone()
+            self._check_over()
+            self._lose(EndCause(rank, "it was voted out: it did not answer in time"))
+            self._gone(rank)
+
+    def _watch_the_time(self) -> None:
+        """Looks at the views again when the next deadline of one that asked has passed."""
+        at = self._views.next_deadline()
+        if at is None or (self._view_timer is not None and self._view_timer <= at):
+            return
+        self._view_timer = at
+
+        def look() -> None:
+            self._view_timer = None
+            self._carry_out(self._views.expire(time.monotonic()))
+
+        self._reactor.call_later(max(0.0, at - time.monotonic()), look)
+
+    def _tell(self, rank: int, message: say.Message) -> None:
+        entry = self._ranks.get(rank)
+        if entry is not None:
+            entry.link.send(message)
+
+    # -- the end of the world ------------------------------------------------------------------------------------------
 
     def _abort(self, rank: int, message: say.Abort) -> None:
         """A rank ends the world. All are told at once, but the rank to blame may be one that was done too soon."""
         cause = EndCause(rank, message.reason, message.traceback, aborted=True)
+        if self._elastic and not message.on_purpose and self._state is _State.FORMED:
+            entry = self._ranks.pop(rank)
+            entry.link.close()
+            self._loss_at = self._loss_at or time.monotonic()
+            self._lose(cause)
+            self._gone(rank)
+            self._check_all_gone()
+            self._check_over()
+            return
         peer = message.peer
         is_known = peer in self._leaving or peer in self._ranks
         if peer is None or not is_known or self._cause is not None or self._blaming is not None:

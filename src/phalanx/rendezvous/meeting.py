@@ -12,6 +12,7 @@ from ..config import Launch
 from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import ConfigError, MissingVariable
+from ..transports.tcp import is_loopback
 from ..types import Address
 from . import token_file
 from .addresses import directory_candidates, directory_host, is_local, wait_for_name
@@ -72,7 +73,9 @@ def arrange(launch: Launch, *, auth: Literal["token", "none"], options: Options,
         if needs_token:
             raise MissingVariable("PHALANX_TOKEN", "PHALANX_DIRECTORY is set, but PHALANX_TOKEN is not")
         wait_for_name(launch.directory.host, deadline)
-        return Meeting([launch.directory], token, launch.single_host)
+        # A launcher that lets ranks of other hosts join hosts the directory where they can reach it.
+        all_local = launch.single_host and is_loopback(launch.directory.host)
+        return Meeting([launch.directory], token, all_local)
 
     # Ranks of one host can learn from a private file what they were not told: token, address, or both.
     master = launch.master

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceFile"]
 
+KEPT = 100_000
+"""Slices that are remembered: an operation may have ended on one rank long before it does on another."""
 ARROW_FROM = 100_000
 """Nanoseconds of waiting from which there is an arrow."""
 
@@ -43,6 +45,10 @@ class TraceFile:
         self._running: dict[int, set[int]] = {}
         """The numbers of those that had not ended when they were seen."""
         self._origin: int | None = None
+        self._ends: dict[tuple[int, int], float] = {}
+        """Where the last slice of each thread ends."""
+        self._slices: dict[tuple[int, int, int], tuple[float, float]] = {}
+        """The slices that were written lately, by rank, thread and number of the operation."""
         self._arrows = 0
         self._first = True
         self._named: set[tuple[int, int]] = set()
@@ -57,6 +63,8 @@ class TraceFile:
             self._add_records(slate)
         for joined in watch.joined:
             self._add_waits(joined, watch)
+        while len(self._slices) > KEPT:
+            del self._slices[next(iter(self._slices))]
         self._file.flush()
 
     def close(self) -> None:
@@ -127,17 +135,13 @@ class TraceFile:
             words = f"group of {len(group.members)}" if group is not None else "a group"
             self._add_thread(slate.rank, thread, words)
             arguments["number"] = int(record["sequence"])
-            self._write(
-                {
-                    **common,
-                    "ph": "X",
-                    "cat": "collective",
-                    "tid": thread,
-                    "ts": began,
-                    "dur": ended - began,
-                    "args": arguments,
-                }
-            )
+            # A better estimate of a clock moves all that comes later: slices of one thread must not cross.
+            began = max(began, self._ends.get((slate.rank, thread), began))
+            ended = max(began, ended)
+            self._ends[slate.rank, thread] = ended
+            self._slices[slate.rank, thread, int(record["sequence"])] = (began, ended)
+            duration = {"ts": began, "dur": ended - began}
+            self._write({**common, "ph": "X", "cat": "collective", "tid": thread, **duration, "args": arguments})
         else:
             key = f"{slate.rank}.{record['number']}"
             self._write({**common, "ph": "b", "cat": "message", "tid": 0, "id": key, "ts": began, "args": arguments})
@@ -148,29 +152,22 @@ class TraceFile:
         for rank in joined.members:
             found = (group for group in watch.slates[rank].groups.values() if group.id == joined.group)
             threads[rank] = 1 + next((group.number for group in found), 0)
-        for row in range(len(joined.sequence)):
+        for row, number in enumerate(map(int, joined.sequence)):
             last = joined.members[joined.last[row]]
+            source = self._slices.get((last, threads[last], number))
             met = self._time(joined.arrived[row, joined.last[row]])
             for column, rank in enumerate(joined.members):
                 waited = int(joined.waited[row, column])
-                if rank == last or waited < ARROW_FROM:
+                inside = self._slices.get((rank, threads[rank], number))
+                if rank == last or waited < ARROW_FROM or inside is None:
                     continue
-                began = self._time(joined.arrived[row, column])
+                began, end = inside[0], min(inside[1], inside[0] + waited / 1e3)
                 name = f"waits for rank {last}"
-                self._write(
-                    {
-                        "ph": "X",
-                        "cat": "waiting",
-                        "pid": rank,
-                        "tid": threads[rank],
-                        "name": name,
-                        "ts": began,
-                        "dur": waited / 1e3,
-                    }
-                )
-                self._arrows += 1
-                arrow = {"cat": "late", "name": "late", "id": self._arrows}
-                self._write({**arrow, "ph": "s", "pid": last, "tid": threads[last], "ts": met})
-                self._write(
-                    {**arrow, "ph": "f", "bp": "e", "pid": rank, "tid": threads[rank], "ts": began + waited / 1e3}
-                )
+                place = {"pid": rank, "tid": threads[rank]}
+                self._write({**place, "ph": "X", "cat": "waiting", "name": name, "ts": began, "dur": end - began})
+                if source is not None:
+                    self._arrows += 1
+                    arrow = {"cat": "late", "name": "late", "id": self._arrows}
+                    at = min(max(met, source[0]), source[1])
+                    self._write({**arrow, "ph": "s", "pid": last, "tid": threads[last], "ts": at})
+                    self._write({**arrow, **place, "ph": "f", "bp": "e", "ts": end})

@@ -37,17 +37,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
     def __init__(self, group: Group) -> None:
         # The constructor with a store refuses subclasses.
         dist.ProcessGroup.__init__(self, group.rank, group.world_size)
-        self.group = group
-        """The Phalanx group behind it."""
-        self._runner = Runner(group.timeout)
-        self._lines = (Runner(group.timeout), Runner(group.timeout))
-        """For messages that are sent, and for those that are received: neither may hold up the other."""
+        self._use(group)
         self._seconds: float | None = None
         """Set by `set_timeout`; None is the group's own, which is quickest."""
         self._coalesced: list[Any] | None = None
         """Operations issued since `_start_coalescing`."""
-        self.fast_calls = calls_of(group, [line.state for line in (self._runner, *self._lines)], FinishedWork)
-        """The core's way of simple calls, if there is one."""
         self._memory = np.empty(0, np.uint8)
         self._address = 0
         self.device_groups: dict[str, Any] = {}
@@ -58,6 +52,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
             kind = dist.ProcessGroup.BackendType.CUSTOM
             self._set_default_backend(kind)
             self._register_backend(torch.device("cpu"), kind, CpuBackend(self))
+
+    def _use(self, group: Group) -> None:
+        """Has everything done by this group from now on."""
+        self.group = group
+        """The Phalanx group behind it."""
+        self._runner = Runner(group.timeout)
+        self._lines = (Runner(group.timeout), Runner(group.timeout))
+        """For messages that are sent, and for those that are received: neither may hold up the other."""
+        self.fast_calls = calls_of(group, [line.state for line in (self._runner, *self._lines)], FinishedWork)
+        """The core's way of simple calls, if there is one."""
 
     def prepare_dispatch(self) -> None:
         """Makes sure that torch's dispatcher leads back here."""

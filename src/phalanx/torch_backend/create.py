@@ -21,7 +21,7 @@ from ..frames import hides_frames
 from ..group import Group
 from ..group.tracking import call_site
 from ..world import close_at_exit
-from . import functional, rendezvous
+from . import functional, rendezvous, shrinking
 from .errors import translated
 from .process_group import PhalanxProcessGroup, part_of
 
@@ -53,17 +53,24 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         ConfigError: It cannot, as it was asked for.
     """
     functional.register()
+    shrinking.register()
     rank, size = options.group_rank, options.group_size
     try:
         times = times_of(options.timeout)
         parent = _parent(list(options.global_ranks_in_group))
-        if parent is None:
-            group = _world(options.store, rank, size, times, _chosen(backend_options))
+        chosen = _chosen(backend_options)
+        if getattr(options, "enable_reconfigure", False):  # alone, until `reconfigure` says who the others are
+            group = _world(options.store, 0, 1, times, chosen)
+        elif parent is None:
+            group = _world(options.store, rank, size, times, chosen)
         else:
             group = part_of(parent.group, list(options.global_ranks_in_group), times.operation)
     except PhalanxError as error:
         raise translated(error) from None
-    return PhalanxProcessGroup(group, options.store, str(options.group_id))
+    made = PhalanxProcessGroup(group, options.store, str(options.group_id))
+    if parent is None:
+        made._form = lambda store, rank, size, seconds: _world(store, rank, size, Timeouts(seconds, seconds), chosen)
+    return made
 
 
 def times_of(timeout: Any) -> Timeouts:

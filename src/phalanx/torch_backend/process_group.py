@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..backends.subgroup import SubBackend
+from ..background_thread import BackgroundThread
 from ..config import torch_hooks_wanted
 from ..errors import PeerLost, PhalanxError, UnsupportedArray, UsageError
 from ..group import Group
@@ -32,6 +34,7 @@ from . import (
     reduce_ops,
     reductions,
     runner,
+    shrinking,
     sparse,
     tensors,
     visible,
@@ -59,6 +62,9 @@ class PhalanxProcessGroup(
         self._store = store
         self._name = name
         self._description = "undefined"
+        self._handle = f"phalanx:{secrets.token_hex(16)}"
+        self._form: Callable[[Any, int, int, float], Group] | None = None
+        """Forms another world in the place of this one; None for a group that is a part of one."""
         self.hooked = cpu_backend.HAS_BACKENDS and torch_hooks_wanted()
         self._open_fast_calls()
 
@@ -125,7 +131,33 @@ class PhalanxProcessGroup(
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """True if `torch.distributed.shrink_group` works: the world must have a directory that decides."""
+        return shrinking.can_shrink(self.group)
+
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts: Any = None) -> PhalanxProcessGroup:
+        """The group of all ranks but some: what `torch.distributed.shrink_group` asks for.
+
+        Only the others call it. They agree by the directory, so that all get the same group or an error; those that
+        are left out are not waited for.
+
+        Args:
+            ranks_to_exclude: Ranks of this group, most likely those that are lost.
+            shrink_flags: Of no use here: operations under way always end with an error.
+            opts: Of no use here: the new group has this one's options.
+
+        Raises:
+            DistBackendError, DistNetworkError: Another rank was lost meanwhile, or not all that are left called it.
+        """
+        try:
+            group = shrinking.shrink(self.group, ranks_to_exclude, self._runner.default)
+        except PhalanxError as error:
+            raise errors.translated(error) from None
+        made = PhalanxProcessGroup(group, self._store, f"{self._name}:{group.epoch}")
+        made._set_group_desc(f"{self._description}:shrunk")
+        return made
 
     @property
     def _device_types(self) -> list[Any]:
@@ -171,6 +203,48 @@ class PhalanxProcessGroup(
         made = PhalanxProcessGroup(part, dist.PrefixStore(f"{name}/", self._store), name)
         made._set_group_desc(group_desc or f"{self._description}:split")
         return made
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        """A name of this process's group, for `reconfigure` on all that are to be in it."""
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Gives this group other members, dead ones left out and new ones among them: torch 2.14 and later.
+
+        They form a world of their own, and meet in torch's store, which must still be there.
+
+        Args:
+            opts: `uuid`, the number of this new beginning; `handles` of all members, a list in the order of ranks or a
+                set; `timeout`.
+
+        Returns:
+            A handle that is done.
+
+        Raises:
+            UsageError: This group's handle is not among them.
+            DistNetworkError: The world did not form; names the ranks that are missing.
+        """
+        handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
+        if self._handle not in handles:
+            raise UsageError("the handle of this group (get_reconfigure_handle) is not among those of the new members")
+        if self._form is None:
+            raise UsageError("only the default group can be reconfigured (make the others again with new_group)")
+        store = dist.PrefixStore(f"phalanx/reconfigure/{opts.uuid}/", self._store)
+        seconds = seconds_of(opts.timeout)
+        seconds = self._runner.default if seconds is None else seconds
+        try:
+            formed = self._form(store, handles.index(self._handle), len(handles), seconds)
+        except PhalanxError as error:
+            raise errors.translated(error) from None
+        old, runners = self.group, (self._runner, *self._lines)
+        self._use(formed)
+        self._open_fast_calls()
+        for runner_ in runners:
+            runner_.stop()
+        BackgroundThread(old.close, "phalanx-close").start()  # its members may be gone, and goodbyes take time
+        return FinishedWork([])
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Called on a rank that is not in a group that others make: nothing has to be done."""
@@ -256,10 +330,10 @@ class PhalanxProcessGroup(
                 rank = group.members[group.rank]
                 reason = PeerLost(rank, "it aborted this process group", rank=rank)
                 group._health.fail(reason)
-                if isinstance(group.backend, SubBackend):
-                    group._control.break_group(group._context, reason)
-                else:
+                if group.backend.owns_world:
                     group.abort("its process group was aborted")
+                else:
+                    group._control.break_group(group._context, reason)
         self.shutdown()
 
 
@@ -284,6 +358,7 @@ _MODULES = (
     reduce_ops,
     reductions,
     runner,
+    shrinking,
     sparse,
     tensors,
     visible,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -13,10 +13,12 @@ from ..exception_text import printable
 
 __all__ = [
     "Abort",
+    "Arrivals",
     "Break",
     "ControlReader",
     "EncodedError",
     "Ended",
+    "Evict",
     "Heartbeat",
     "Join",
     "Leave",
@@ -26,7 +28,10 @@ __all__ = [
     "Member",
     "Message",
     "MessageReader",
+    "Note",
     "OperationStatus",
+    "Refused",
+    "Regroup",
     "Roster",
     "Shutdown",
     "SlateQuery",
@@ -36,7 +41,9 @@ __all__ = [
     "StatusReply",
     "Statuses",
     "Struct",
+    "View",
     "Waiting",
+    "Welcome",
     "pack",
     "pack_error",
     "parse_error",
@@ -105,6 +112,12 @@ class Join(Struct, frozen=True):
     member: Member
 
 
+class Welcome(Struct, frozen=True):
+    """A rank that came without a number gets one."""
+
+    rank: int
+
+
 class Waiting(Struct, frozen=True):
     """The world is not complete yet."""
 
@@ -119,6 +132,10 @@ class Roster(Struct, frozen=True):
     members: list[Member]
     host: int | None = None
     """The rank that the directory ends with, if it has no process of its own."""
+    elastic: bool = False
+    """True if ranks that are lost may be replaced by others."""
+    size: int = 0
+    """The number of ranks with which an elastic world began; 0 in others."""
 
 
 class Heartbeat(Struct, frozen=True):
@@ -142,10 +159,11 @@ class Left(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """A rank is gone without a word."""
+    """A rank is gone without a word. In an elastic world also one that raised: the others go on."""
 
     rank: int
     reason: str
+    traceback: str = ""
 
 
 class Abort(Struct, frozen=True):
@@ -156,6 +174,8 @@ class Abort(Struct, frozen=True):
     traceback: str
     peer: int | None = None
     """The rank without which it cannot go on, if that is why."""
+    on_purpose: bool = False
+    """True if the program asked for it: then an elastic world ends, too."""
 
 
 class Ended(Struct, frozen=True):
@@ -197,6 +217,74 @@ class Statuses(Struct, frozen=True):
     silent: dict[int, tuple[float, OperationStatus | None]]
 
 
+class Regroup(Struct, frozen=True):
+    """A rank has stopped using a group, and asks for the next view of it."""
+
+    context: bytes
+    """The context of the group; empty for a rank that is in none yet, and wants to join the world."""
+    epoch: int
+    members: list[int]
+    seconds: float
+    """The time in which all members must have asked. Those that have not are voted out."""
+    minimum: int = 1
+    """The fewest members that the next view may have."""
+    joins: bool = False
+    """True if ranks that wait may come in with this view."""
+    is_world: bool = False
+    """True if the group is all of the world: who is voted out of it, is out of the world."""
+
+
+class View(Struct, frozen=True):
+    """The next view of a group, as the directory has decided. There is at most one for each context."""
+
+    context: bytes
+    """The context under which it was asked for."""
+    base: bytes
+    """The context of the group that it follows; the same, but for a rank that joins."""
+    epoch: int
+    members: list[int]
+    joined: list[int] = []
+    """Those of the members that were not in the group before."""
+    out: list[int] = []
+    """Members of the group that are alive, but were voted out."""
+    roster: list[Member] = []
+    """The members that the receiver may not know yet."""
+
+
+class Refused(Struct, frozen=True):
+    """There is no next view of a group, for now."""
+
+    context: bytes
+    reason: str
+    missing: list[int]
+    """The members that did not ask in time."""
+    over: bool = False
+    """True if there is nothing left to join."""
+
+
+class Evict(Struct, frozen=True):
+    """A rank was voted out of a group."""
+
+    context: bytes
+    reason: str
+    is_world: bool
+
+
+class Arrivals(Struct, frozen=True):
+    """The number of ranks that wait to join the world."""
+
+    count: int
+
+
+class Note(Struct, frozen=True):
+    """A line for the screen of the launcher."""
+
+    text: str
+    kind: Literal["formed", "lost", "arrived", "view", "over"] = "view"
+    rank: int | None = None
+    """The rank that was lost or arrived."""
+
+
 class SlateQuery(Struct, frozen=True):
     """Asks all ranks for their slates."""
 
@@ -228,6 +316,7 @@ class Shutdown(Struct, frozen=True):
 
 Message = (
     Join
+    | Welcome
     | Waiting
     | Roster
     | Heartbeat
@@ -241,6 +330,12 @@ Message = (
     | StatusQuery
     | StatusReply
     | Statuses
+    | Regroup
+    | View
+    | Refused
+    | Evict
+    | Arrivals
+    | Note
     | SlateQuery
     | SlateRanks
     | SlateReply

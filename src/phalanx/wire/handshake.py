@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from ..errors import AuthenticationFailed, ProtocolError, RendezvousError
 
 __all__ = [
+    "ANY_RANK",
     "DIRECTORY",
     "HELLO_SIZE",
     "NO_CHANNEL",
@@ -48,6 +49,8 @@ __all__ = [
 VERSION = 1
 DIRECTORY = 0xFFFF_FFFF
 """The target of a connection to the directory, which has no rank."""
+ANY_RANK = 0xFFFF_FFFE
+"""The rank of a process that joins an elastic world without a number: the directory gives it one."""
 NO_CHANNEL = bytes(16)
 """The context of a connection that is no channel of a group."""
 

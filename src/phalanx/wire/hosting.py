@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .control import MAX_CONTROL, Abort, Ended, MessageReader, Struct
+from .control import MAX_CONTROL, Abort, Ended, MessageReader, Note, Struct
 
 __all__ = [
     "AwaitOthers",
@@ -55,6 +55,8 @@ class Setup(Struct, frozen=True):
     job_file: bytes
     """The file by which the ranks find each other, to be removed once they have; empty if there is none."""
     log_level: int
+    elastic: int = 0
+    """The most ranks of a world that outlives them; 0 for one that does not."""
 
 
 class AwaitOthers(Struct, frozen=True):
@@ -106,7 +108,9 @@ class Log(Struct, frozen=True):
     text: str
 
 
-HostMessage = Setup | Abort | Ended | AwaitOthers | Close | Ready | Failed | WorldEnded | OthersGone | Launchers | Log
+HostMessage = (
+    Setup | Abort | Ended | AwaitOthers | Close | Ready | Failed | WorldEnded | OthersGone | Launchers | Note | Log
+)
 
 _decoder: msgspec.msgpack.Decoder[HostMessage] = msgspec.msgpack.Decoder(HostMessage)
 

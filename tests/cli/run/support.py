@@ -85,7 +85,12 @@ class Runner:
         return {**kept, name: value, **extra}
 
     def start(
-        self, *arguments: str, env: dict[str, str] | None = None, through: Sequence[str] = (), **popen: object
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        through: Sequence[str] = (),
+        command: str = "run",
+        **popen: object,
     ) -> Launched:
         """Starts `phalanx run` with these arguments; `through` is a command that becomes it."""
         settings: dict[str, object] = {
@@ -95,7 +100,7 @@ class Runner:
         }
         settings.update(popen)
         process = subprocess.Popen(  # type: ignore[call-overload]
-            [*through, *PROGRAM, "run", *arguments],
+            [*through, *PROGRAM, command, *arguments],
             env=self.environment(**(env or {})),
             cwd=settings.pop("cwd", self.folder),
             **settings,

@@ -12,14 +12,16 @@ from ...config import Launch, Options, Timeouts, detect, four_variables, options
 from ...deadline import Deadline
 from ...errors import ConfigError
 from ...types import Address
+from ...wire.control import Regroup, View
 from ..base import LaneBackend
 from ..classic.lane import open_classic_lane
 from ..classic.world import CLASSIC_BIND, ClassicWorld, Peers, as_peers
-from ..contexts import WORLD_CONTEXT
+from ..contexts import WORLD_CONTEXT, derive_context
 from ..lane import Lane
 from ..ports import Accept, LinkPort
 from .lane import MeshLane
 from .ports import MeshPort
+from .view import ViewBackend
 from .world import MeshWorld
 
 if TYPE_CHECKING:
@@ -145,14 +147,22 @@ class MeshBackend(LaneBackend):
     def _start(self, world: MeshWorld | ClassicWorld, times: Timeouts) -> None:
         self.world = world
         self.peers = world.peers if isinstance(world, ClassicWorld) else "phalanx"
+        # A rank that joins a world is alone until the others take it in.
+        is_first = world.rank < world.size
+        members = range(world.size) if is_first else (world.rank,)
+        context = WORLD_CONTEXT if is_first else derive_context(WORLD_CONTEXT, "alone", world.rank)
         super().__init__(
-            world.rank, range(world.size), world, context=WORLD_CONTEXT, timeouts=times, options=world.options
+            members.index(world.rank), members, world, context=context, timeouts=times, options=world.options
         )
-        self.hosts = tuple(member.hostname for member in world.roster)
-        self.host_ids = tuple(member.host_id for member in world.roster)
-        self.memory_ids = tuple(member.memory for member in world.roster)
+        self.is_world = True
+        self.take_hosts([world.roster[member] for member in members])
         self.raw_messages()  # a message may come before the first call
         self._close_when_dropped(functools.partial(self.world.close, times.meeting))
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a rank that came to a world later, and is not yet among the others."""
+        return self.world_ranks != tuple(range(self.world.size))
 
     def barrier_messages(self) -> Sequence[BarrierMessage]:
         if isinstance(self.world, ClassicWorld):  # as ferrotorch's mesh does it
@@ -163,13 +173,20 @@ class MeshBackend(LaneBackend):
         self.check_usable()
         if isinstance(self.world, ClassicWorld):
             return open_classic_lane(self.world, context, number, tuple(ranks))
-        return MeshLane(self.world, context, number, tuple(ranks))
+        return MeshLane(self.world, context, number, [self.world_ranks[rank] for rank in ranks])
 
     def open_port(self, context: bytes, number: int, ranks: Sequence[int], accept: Accept) -> LinkPort:
         if isinstance(self.world, MeshWorld):
             self.check_usable()
-            return MeshPort(self.world, (context, number), ranks, accept)
+            return MeshPort(self.world, (context, number), [self.world_ranks[rank] for rank in ranks], accept)
         return super().open_port(context, number, ranks, accept)
+
+    def next_view(self, request: Regroup) -> tuple[LaneBackend, View]:
+        if isinstance(self.world, ClassicWorld):
+            return super().next_view(request)
+        self.check_usable()
+        view = self.world.regroup(request)
+        return ViewBackend(self, self.world, view, is_world=request.is_world), view
 
     def _close(self) -> None:
         self.world.close(self.meeting_timeout)

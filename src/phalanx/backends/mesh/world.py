@@ -26,8 +26,8 @@ from ...transports.reactor import Reactor
 from ...transports.stream import ConnectionRefused, LinkState, Stream
 from ...transports.tcp import check_tls, listen
 from ...types import Address
-from ...wire.control import Member
-from ...wire.handshake import HandshakeStatus, Hello, Role
+from ...wire.control import Member, Regroup, View
+from ...wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
 from ..bounded_set import BoundedSet
 from ..control_plane import ControlPlane
 
@@ -81,7 +81,7 @@ class MeshWorld(ControlPlane):
         options: Options,
         meeting: Meeting | None = None,
     ) -> None:
-        super().__init__(launch.rank)
+        super().__init__(launch.rank if launch.joins is None else launch.joins)
         if auth not in ("token", "none"):
             raise ConfigError(f"auth={auth!r} is not valid (expected 'token' or 'none')")
         check_tls(options.tls)
@@ -95,9 +95,11 @@ class MeshWorld(ControlPlane):
         """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
         self._closing = False
+        self.roster: dict[int, Member] = {}
+        """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
+        self.elastic = False
         self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
         """The rank at the other end of each channel."""
-        self.roster: list[Member] = []
         self.directory_host = 0 if launch.directory is None else None
         deadline = Deadline(timeout)
         self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)
@@ -115,7 +117,7 @@ class MeshWorld(ControlPlane):
         self._acceptor = Acceptor(
             self._reactor,
             listen(bind, range(low, high + 1)),
-            name=f"rank {self.rank}",
+            name="a new rank" if launch.joins == ANY_RANK else f"rank {self.rank}",
             token=meeting.token,
             options=options,
             admit=self._admit,
@@ -130,13 +132,17 @@ class MeshWorld(ControlPlane):
         stream = dial(meeting.addresses, hello, meeting.token, options, deadline, who=who, missing=missing)
         self.directory_seen_at = stream.peer_host
         self._client = ControlClient(self._reactor, stream, self.rank, options, self)
+        if launch.joins == ANY_RANK:
+            self.rank = self._client.number(deadline)
         port = self._acceptor.address.port
         # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
         shares = core is not None and options.transport != "tcp" and options.tls is None
         memory = memory_id(core.ABI) if core is not None and shares else ""
         member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
         roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
-        self.roster, self.directory_host = roster.members, roster.host
+        self.roster = {member.rank: member for member in roster.members}
+        self.directory_host, self.elastic = roster.host, roster.elastic
+        self.size = roster.size or self.size
         meeting.formed()
         directory = str(Address(stream.peer_host, meeting.addresses[0].port)) if len(meeting.addresses) == 1 else ""
         job = job_of(meeting.token, str(meeting.addresses[0]))
@@ -157,13 +163,16 @@ class MeshWorld(ControlPlane):
 
     def address_of(self, rank: int) -> Address:
         """The address at which this rank reaches another."""
-        return reachable_at(self.roster[rank], self.roster, self.rank, self.directory_seen_at)
+        return reachable_at(self.roster[rank], self.roster[self.rank], self.directory_seen_at)
 
     @property
     def oversubscribed(self) -> bool:
         """True if the ranks of this host have to share its cores."""
-        here = sum(member.host_id == self.roster[self.rank].host_id for member in self.roster)
+        here = sum(member.host_id == self.roster[self.rank].host_id for member in self._living())
         return here > usable_cores()
+
+    def _living(self) -> list[Member]:
+        return [member for member in self.roster.values() if member.rank not in self._lost]
 
     def shares_memory_with(self, rank: int) -> bool:
         """True if that rank and this one can map each other's memory."""
@@ -211,8 +220,8 @@ class MeshWorld(ControlPlane):
             peer=rank,
         )
 
-    def abort(self, reason: str, traceback: str, peer: int | None = None) -> None:
-        self._client.abort(reason, traceback, peer)
+    def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
+        self._client.abort(reason, traceback, peer, on_purpose=on_purpose)
         super().abort(reason, traceback)
 
     def announce_leaving(self) -> None:
@@ -224,13 +233,24 @@ class MeshWorld(ControlPlane):
     def statuses(self, context: bytes, sequence: int = 0) -> KnownStatuses:
         return self._client.statuses(context, STATUS_TIMEOUT, sequence)
 
+    def regroup(self, request: Regroup) -> View:
+        """Asks the directory for the next view of a group. `ControlClient.regroup` says what is raised."""
+        view = self._client.regroup(request)
+        self.roster.update({member.rank: member for member in view.roster})
+        return view
+
+    def note(self, text: str) -> None:
+        """Has the launcher show a line."""
+        self._client.note(text)
+
     def on_directory_lost(self, reason: str) -> None:
+        first = self.roster.get(0)
         if self.directory_host is not None:
             self.on_lost(self.directory_host, f"{reason} (it hosted the directory)")
-        elif self.roster and self.roster[0].host_id != self.roster[self.rank].host_id:
+        elif first is not None and not self.elastic and first.host_id != self.roster[self.rank].host_id:
             # It runs beside rank 0, under the same launcher if there is one: most likely that whole machine is gone.
-            for member in self.roster:
-                if member.host_id == self.roster[0].host_id:
+            for member in list(self.roster.values()):
+                if member.host_id == first.host_id:
                     self.on_lost(member.rank, f"{reason} (the directory ran on its host)")
         else:
             super().on_directory_lost(reason)
@@ -258,7 +278,7 @@ class MeshWorld(ControlPlane):
             return HandshakeStatus.ROLE
         if hello.world_size != self.size:
             return HandshakeStatus.WORLD_SIZE
-        if hello.rank >= self.size:
+        if hello.rank >= self.size and not self.elastic:  # one that joins may be here before its view is
             return HandshakeStatus.RANK
         if hello.target != self.rank:
             return HandshakeStatus.TARGET

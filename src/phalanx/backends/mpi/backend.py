@@ -108,9 +108,7 @@ class MpiBackend(LaneBackend):
         self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
         self.engine_context = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
         if self.world is not None:
-            self.hosts = tuple(member.hostname for member in self.world.roster)
-            self.host_ids = tuple(member.host_id for member in self.world.roster)
-            self.memory_ids = tuple(member.memory for member in self.world.roster)
+            self.take_hosts(self.world.roster.values())
         self.raw_messages()  # a message may come before the first call
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:

@@ -22,7 +22,7 @@ from .hosts.hostfile import parse_hosts, read_hostfile
 from .launcher import launch
 from .plan import MAX_PORT, RunPlan, cores
 
-__all__ = ["command"]
+__all__ = ["command", "count_of", "pairs_of", "token_of"]
 
 _EPILOG = """\
 \b
@@ -31,6 +31,7 @@ Examples:
   phalanx run -n auto -m package.train
   phalanx run --hosts node0:8,node1:8 train.py
   phalanx run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.py
+  phalanx run --elastic 2:4 train.py
 
 What stands after the script or module belongs to it. Each rank finds the variables that torchrun sets; rank 0 reads the
 launcher's standard input, the others read nothing.
@@ -45,6 +46,8 @@ The first rank to fail ends all, and its exit code is the launcher's (128 and th
 """
 
 
+ELASTIC_RESTARTS = 10
+"""How many ranks an elastic job starts again if it is not told."""
 TORCHRUN_PORT = 29500
 """The port of --master-addr where none is given."""
 
@@ -74,7 +77,8 @@ class _RunCommand(click.Command):
             raise click.UsageError(f"there is no option {error.option_name} ({hint})", ctx) from None
 
 
-def _count(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def count_of(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """The number of ranks that `-n` says."""
     if value in ("auto", "cpu"):
         return cores()
     if not (value.isascii() and value.isdigit() and int(value) > 0):
@@ -122,7 +126,20 @@ def _nodes(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return int(fewest)
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+def _elastic(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    fewest, _, most = value.partition(":")
+    most = most or fewest
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in (fewest, most)):
+        raise click.BadParameter(f"{value!r} is not valid (expected MIN:MAX, as 2:4)", param_hint="--elastic")
+    if int(fewest) > int(most):
+        raise click.BadParameter(f"{value!r} is not valid (MIN is above MAX)", param_hint="--elastic")
+    return int(fewest), int(most)
+
+
+def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """The variables that `--env` sets."""
     pairs = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -160,7 +177,7 @@ def _of_torchrun(*names: str, **options: Any) -> Callable[[Callable[..., None]],
     metavar="N|auto",
     default="1",
     show_default=True,
-    callback=_count,
+    callback=count_of,
     help="Ranks on this node, or on each host; auto: one per core.",
 )
 @click.option("-m", "--module", "module", is_flag=True, help="Run a module instead of a script, as `python -m` does.")
@@ -213,9 +230,14 @@ def _of_torchrun(*names: str, **options: Any) -> Callable[[Callable[..., None]],
     "--max-restarts",
     "--max_restarts",
     type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Start all ranks again after a failure, so many times.",
+    help="Start all ranks again after a failure, so many times; with --elastic, the ranks that were lost.  "
+    f"[default: 0; with --elastic {ELASTIC_RESTARTS}]",
+)
+@click.option(
+    "--elastic",
+    metavar="MIN:MAX",
+    callback=_elastic,
+    help="Go on without ranks that are lost, and start others for them. -n is how many there are at first, else MAX.",
 )
 @click.option(
     "--grace",
@@ -244,7 +266,7 @@ def _of_torchrun(*names: str, **options: Any) -> Callable[[Callable[..., None]],
     "extra",
     metavar="KEY=VALUE",
     multiple=True,
-    callback=_pairs,
+    callback=pairs_of,
     help="Set a variable for the ranks. May be repeated.",
 )
 @click.argument("target", metavar="SCRIPT|MODULE")
@@ -263,7 +285,8 @@ def command(
     directory_port: int | None,
     token_file: Path | None,
     log_dir: Path | None,
-    max_restarts: int,
+    max_restarts: int | None,
+    elastic: tuple[int, int] | None,
     grace: float,
     page: bool,
     trace: Path | None,
@@ -280,8 +303,14 @@ def command(
     colour = not base.get("NO_COLOR") and base.get("TERM") != "dumb"
     extra = {"PHALANX_AS_GLOO": "1", **extra} if as_gloo else extra
     on_hosts: HostsPlan | None = None
+    if elastic is not None:
+        ranks = ranks if _given("ranks") else elastic[1]
+    if max_restarts is None:
+        max_restarts = 0 if elastic is None else ELASTIC_RESTARTS
     try:
         if hostfile is not None or hosts is not None:
+            if elastic is not None:
+                raise ConfigError("--elastic starts the ranks of one host; others join with `phalanx join`")
             _check_hosts_alone(hostfile, hosts, max_restarts)
             for option, wanted in (("--page", page), ("--trace", trace), ("--metrics", metrics)):
                 if wanted:
@@ -297,7 +326,7 @@ def command(
                 python=not no_python,
                 master=master,
                 directory_port=directory_port,
-                token=_token(token_file, several_nodes=False),
+                token=token_of(token_file, several_nodes=False),
                 log_dir=log_dir,
                 grace=grace,
                 prefix=not no_prefix,
@@ -321,7 +350,7 @@ def command(
             node=node_rank,
             master=master,
             directory_port=directory_port,
-            token=_token(token_file, several_nodes=nnodes > 1),
+            token=token_of(token_file, several_nodes=nnodes > 1 or (elastic is not None and master is not None)),
             log_dir=log_dir,
             max_restarts=max_restarts,
             grace=grace,
@@ -330,6 +359,7 @@ def command(
             trace=trace,
             metrics=metrics,
             extra=extra,
+            elastic=elastic,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
@@ -377,7 +407,7 @@ def _refuse_misplaced(arguments: Sequence[str]) -> None:
         )
 
 
-def _token(file: Path | None, *, several_nodes: bool) -> bytes | None:
+def token_of(file: Path | None, *, several_nodes: bool) -> bytes | None:
     """The token that was given; None for a fresh one.
 
     A single node has a fresh one for each job even where PHALANX_TOKEN is set: inside another job it is that one's.

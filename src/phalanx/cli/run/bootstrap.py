@@ -2,7 +2,7 @@
 
 Run as a program (`python -I -S bootstrap.py LAUNCHER_PID COMMAND…`), so it imports nothing but the standard library and
 one file of ours. It is a program and not a `preexec_fn`, because Python code between fork and exec may deadlock where
-there are threads.
+there are threads. With 0 for the launcher, the rank outlives it for a while.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     """Becomes the command; returns only if that is impossible."""
     launcher, command = int(arguments[0]), arguments[1:]
-    die_with_parent()  # where that is impossible, the guardian still ends the rank
+    if launcher:
+        die_with_parent()  # where that is impossible, the guardian still ends the rank
     # A launcher that died before the line above sends no signal any more, but this process has another parent then.
-    if os.getppid() != launcher:
+    if launcher and os.getppid() != launcher:
         return 1
     try:
         os.execv(command[0], command)  # noqa: S606 - becoming another program is the point

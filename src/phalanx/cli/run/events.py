@@ -9,8 +9,12 @@ import signal
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from .world import WorldEnd
+
+if TYPE_CHECKING:
+    from phalanx.wire.control import Note
 
 __all__ = ["LauncherMailbox", "MailHandler", "Signals"]
 
@@ -23,6 +27,7 @@ class LauncherMailbox:
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._write, False)
         self.ends: deque[WorldEnd] = deque()
+        self.changes: deque[Note] = deque()
         self.notes: deque[str] = deque()
 
     @property
@@ -38,6 +43,11 @@ class LauncherMailbox:
     def world_ended(self, end: WorldEnd) -> None:
         """Tells the loop that the world has ended."""
         self.ends.append(end)
+        self.wake()
+
+    def world_changed(self, note: Note) -> None:
+        """Tells the loop of a change of an elastic world."""
+        self.changes.append(note)
         self.wake()
 
     def note(self, text: str) -> None:

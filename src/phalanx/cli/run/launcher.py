@@ -15,6 +15,7 @@ from phalanx.launching.guardian import end_all
 from phalanx.slate.files import job_of
 from phalanx.types import Address
 
+from .elastic import ElasticSupervisor
 from .events import LauncherMailbox, MailHandler, Signals
 from .monitor import JobMonitor, JobView
 from .output import Console, RankOutput
@@ -22,7 +23,7 @@ from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
 from .supervisor import Supervisor
 from .upstream import Upstream
-from .world import HostedWorld, LaunchedWorld, WatchedWorld
+from .world import HostedWorld, JoinedWorld, LaunchedWorld, WatchedWorld
 from .writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["launch"]
 
 LOOPBACK = "127.0.0.1"
+ANY_RANK = 0xFFFF_FFFE
+"""As in `phalanx.wire.handshake`: the directory numbers the ranks that join from elsewhere."""
 
 
 def launch(
@@ -55,6 +58,8 @@ def launch(
         ConfigError: The job could not be started.
     """
     _open_standard_descriptors()
+    if plan.elastic is not None:  # ranks are started again one by one
+        return _attempt(plan, 0, base=base, options=options, colour=colour, upstream=upstream)[0]
     for restarts in range(plan.max_restarts):
         code, failed = _attempt(plan, restarts, base=base, options=options, colour=colour, upstream=upstream)
         if not failed:
@@ -94,17 +99,18 @@ def _attempt(
         world = _open_world(plan, master, token, options, mailbox)
         stack.callback(world.close)
         last_words = stack.enter_context(_private_folder())
-        guardian = Guardian(run_id, last_words)
+        guardian = Guardian(run_id, last_words, plan.grace if plan.elastic is not None else 0.0)
         stack.callback(guardian.dismiss)
         spare = [guardian.pid] if world.pid is None else [guardian.pid, world.pid]
-        processes = Processes(run_id, last_words=last_words, spare=spare)
+        outlive = plan.elastic is not None
+        processes = Processes(run_id, last_words=last_words, spare=spare, outlive_launcher=outlive)
         # Whatever goes wrong from here on, no process is left.
         stack.callback(end_all, processes.find, processes.reap)
         outputs: dict[LocalRank, tuple[RankOutput, RankOutput]] = {}
         available = cores()
-        for local_rank in range(plan.ranks):
-            if signals.told_to_end:  # those that were started are ended by the supervisor
-                break
+
+        def start(local_rank: int, joins: int | None) -> tuple[LocalRank, tuple[RankOutput, RankOutput]]:
+            """Starts the rank of a place on this node; one that joins later has another number."""
             environment = rank_environment(
                 base,
                 plan.first_rank + local_rank,
@@ -123,27 +129,41 @@ def _attempt(
                 max_restarts=plan.max_restarts,
                 watched=True,
                 extra=plan.extra,
+                joins=joins,
+                min_size=plan.elastic[0] if plan.elastic is not None else None,
             )
-            rank = processes.start(plan.first_rank + local_rank, plan.command, environment)
-            outputs[rank] = (
+            number = plan.first_rank + local_rank if joins is None or plan.join is not None else joins
+            rank = processes.start(number, plan.command, environment)
+            return rank, (
                 console.connect(rank.rank, rank.stdout, "stdout"),
                 console.connect(rank.rank, rank.stderr, "stderr"),
             )
-        monitor = _watch_job(plan, world.address, token, options, console)
-        supervisor = Supervisor(
-            plan,
-            processes,
-            outputs,
-            console=console,
-            writer=writer,
-            world=world,
-            mailbox=mailbox,
-            signals=signals,
-            upstream=upstream,
-            monitor=monitor,
-        )
+
+        for local_rank in range(plan.ranks):
+            if signals.told_to_end:  # those that were started are ended by the supervisor
+                break
+            rank, pipes = start(local_rank, None if plan.join is None else ANY_RANK)
+            outputs[rank] = pipes
+        parts = {
+            "console": console,
+            "writer": writer,
+            "world": world,
+            "mailbox": mailbox,
+            "signals": signals,
+            "upstream": upstream,
+            "monitor": _watch_job(plan, world.address, token, options, console),
+        }
+        supervisor: Supervisor
+        if plan.elastic is not None:
+            if plan.master is not None:
+                console.err.say(f"phalanx: other hosts join with `phalanx join {world.address} …`")
+            supervisor = ElasticSupervisor(
+                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, **parts
+            )
+        else:
+            supervisor = Supervisor(plan, processes, outputs, **parts)  # type: ignore[arg-type]
         code = supervisor.run()
-        if supervisor.failed and restarts < plan.max_restarts:
+        if supervisor.failed and restarts < plan.max_restarts and plan.elastic is None:
             console.err.say(f"phalanx: starting all ranks again ({restarts + 1} of {plan.max_restarts} times)")
         return code, supervisor.failed
 
@@ -191,7 +211,10 @@ def _open_world(
     from phalanx.transports.tcp import check_tls
 
     check_tls(options.tls)  # here, or its error would be taken for one about the port
-    if plan.nodes == 1:
+    if plan.join is not None:
+        return JoinedWorld(plan.join)
+    others_may_join = plan.elastic is not None and plan.master is not None
+    if plan.nodes == 1 and not others_may_join:
         bind = Address(LOOPBACK, plan.directory_port or 0)
     else:
         bind = Address(master.host, plan.directory_port or master.port + 1)
@@ -205,8 +228,10 @@ def _open_world(
             bind=bind,
             token=token,
             options=options,
-            several_nodes=plan.nodes > 1,
+            several_nodes=plan.nodes > 1 or others_may_join,
             on_end=mailbox.world_ended,
+            on_change=mailbox.world_changed if plan.elastic is not None else None,
+            elastic=plan.elastic[1] if plan.elastic is not None else 0,
         )
     except ConfigError as error:
         hint = "--directory-port chooses another port"

@@ -18,8 +18,8 @@ __all__ = ["JobMonitor", "JobView"]
 
 logger = logging.getLogger("phalanx.run")
 
-PAUSE = 1.0
-"""Seconds between two looks."""
+PAUSE = 2.0
+"""Seconds between two looks. Each takes a few milliseconds of a processor that the ranks may need."""
 OFTEN = 0.25
 """The same where somebody looks on, or every operation is wanted."""
 
@@ -97,7 +97,7 @@ class JobMonitor:
         tidy()
         if self._picture is None:
             return []
-        return [finding.text for finding in self._picture.findings if finding.kind in ("straggler", "once", "link")]
+        return [finding.text for finding in self._picture.findings if finding.kind in ("straggler", "link")]
 
 
 def _note(error: Exception) -> None:

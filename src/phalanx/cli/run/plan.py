@@ -61,6 +61,10 @@ class RunPlan:
     """Where metrics are written to."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Variables for the ranks."""
+    elastic: tuple[int, int] | None = None
+    """The fewest and the most ranks of a job that goes on without those that are lost."""
+    join: Address | None = None
+    """The directory of an elastic job that runs elsewhere, which these ranks join."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.nodes:
@@ -71,6 +75,8 @@ class RunPlan:
             raise ConfigError(f"-n {self.ranks} is too many (at most {MOST_RANKS} ranks on a node)")
         if not 0 <= self.grace < float("inf"):
             raise ConfigError(f"--grace {self.grace} is not valid (expected seconds, 0 or more)")
+        if self.elastic is not None:
+            self._check_elastic(*self.elastic)
         if self.nodes > 1:
             self._check_nodes()
         for option, path in (("--trace", self.trace), ("--metrics", self.metrics)):
@@ -113,6 +119,15 @@ class RunPlan:
                 "several nodes need one token that all of them know: set PHALANX_TOKEN or give --token-file FILE on "
                 "every node (`phalanx run --new-token` prints a new one)"
             )
+
+    def _check_elastic(self, fewest: int, most: int) -> None:
+        if self.nodes > 1:
+            raise ConfigError(
+                "--elastic does not go with --nnodes: start the job on one host, and have others join it with "
+                "`phalanx join`"
+            )
+        if not fewest <= self.ranks <= most:
+            raise ConfigError(f"-n {self.ranks} is not between the ranks of --elastic {fewest}:{most}")
 
     def _check_program(self) -> None:
         if self.module:

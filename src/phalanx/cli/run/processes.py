@@ -43,10 +43,14 @@ class Processes:
     Args:
         last_words: The folder where ranks leave their last traceback.
         spare: Children that are no ranks.
+        outlive_launcher: Whether ranks get some time to save when the launcher is killed; then the guardian ends them.
     """
 
-    def __init__(self, run_id: str, *, last_words: str, spare: Iterable[int] = ()) -> None:
+    def __init__(
+        self, run_id: str, *, last_words: str, spare: Iterable[int] = (), outlive_launcher: bool = False
+    ) -> None:
         self.run_id = run_id
+        self._tied_to = 0 if outlive_launcher else os.getpid()
         self._last_words = last_words
         self.ranks: list[LocalRank] = []
         me = os.getpid()
@@ -63,7 +67,7 @@ class Processes:
         """
         try:
             process = subprocess.Popen(
-                [*_PYTHON, str(_HERE / "bootstrap.py"), str(os.getpid()), *command],
+                [*_PYTHON, str(_HERE / "bootstrap.py"), str(self._tied_to), *command],
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -137,13 +141,17 @@ class Processes:
 
 
 class Guardian:
-    """The process that ends the job, and removes its folder, should the launcher be killed. It is started first."""
+    """The process that ends the job, and removes its folder, should the launcher be killed. It is started first.
 
-    def __init__(self, run_id: str, last_words: str) -> None:
+    Args:
+        grace: Seconds that the ranks then have to save what they need.
+    """
+
+    def __init__(self, run_id: str, last_words: str, grace: float = 0.0) -> None:
         reading, self._pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, guardian.__file__, run_id, last_words],
+                [*_PYTHON, guardian.__file__, run_id, last_words, str(grace)],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

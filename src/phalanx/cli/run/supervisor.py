@@ -165,11 +165,15 @@ class Supervisor:
 
     def _reap(self, now: float) -> None:
         for rank in self._processes.reap():
-            self._ending.rank_ended(rank, now)
-            if not rank.status:
-                self._world.rank_exited(rank.rank, describe_status(0))
-            if rank.status and self._ending.reason is Reason.FAILURE and not self._lost_another(rank):
-                self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}", rank.rank)
+            self._ended_by_itself(rank, now)
+
+    def _ended_by_itself(self, rank: LocalRank, now: float) -> None:
+        """Handles the end of a rank's process."""
+        self._ending.rank_ended(rank, now)
+        if not rank.status:
+            self._world.rank_exited(rank.rank, describe_status(0))
+        if rank.status and self._ending.reason is Reason.FAILURE and not self._lost_another(rank):
+            self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}", rank.rank)
 
     def _raised(self, rank: LocalRank) -> bool:
         """Whether a rank has left the traceback of an error of its own."""

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from phalanx.rendezvous.error_codec import EndCause
     from phalanx.rendezvous.hosting.start import HostedDirectory
     from phalanx.rendezvous.join import DirectoryWatch
+    from phalanx.wire.control import Note
 
-__all__ = ["HostedWorld", "LaunchedWorld", "WatchedWorld", "WorldEnd"]
+__all__ = ["HostedWorld", "JoinedWorld", "LaunchedWorld", "WatchedWorld", "WorldEnd"]
 
 logger = logging.getLogger("phalanx.run")
 
@@ -66,6 +67,10 @@ class LaunchedWorld(Protocol):
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank of this node has ended without a failure."""
 
+    @property
+    def serves(self) -> bool:
+        """False once the directory is known to be gone."""
+
     def others(self) -> int:
         """How many other nodes still need this launcher."""
 
@@ -79,6 +84,8 @@ class HostedWorld:
     Args:
         bind: Where it listens, and where ranks find it; port 0 takes any.
         on_end: Called once, from another thread.
+        on_change: Called for each change of an elastic world, from another thread.
+        elastic: The most ranks of a world that outlives them; 0 for one that does not.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -93,14 +100,17 @@ class HostedWorld:
         options: Options,
         several_nodes: bool,
         on_end: Callable[[WorldEnd], None],
+        on_change: Callable[[Note], None] | None = None,
+        elastic: int = 0,
     ) -> None:
         from phalanx.rendezvous.addresses import directory_host
         from phalanx.rendezvous.hosting.start import HostedDirectory
 
         host = directory_host(bind.host, all_local=not several_nodes)
         self._directory: HostedDirectory = HostedDirectory(
-            world_size, token=token, bind=Address(host, bind.port), options=options
+            world_size, token=token, bind=Address(host, bind.port), options=options, elastic=elastic
         )
+        self._on_change = on_change
         self._on_end = on_end
         self._several_nodes = several_nodes
         self.address = Address(bind.host, self._directory.address.port)
@@ -123,6 +133,8 @@ class HostedWorld:
         self._directory.ready()
         self._serves_since = time.monotonic()
         self._directory.on_end(ended)
+        if self._on_change is not None:
+            self._directory.on_change(self._on_change)
         with self._lock:
             for call in self._later or ():
                 call()
@@ -143,6 +155,11 @@ class HostedWorld:
         """Tells all nodes that a rank of this node failed."""
         self._tell(lambda: self._directory.abort(rank, reason, traceback))
 
+    @property
+    def serves(self) -> bool:
+        """False once the directory's process has ended."""
+        return self._directory.serves
+
     def others(self) -> int:
         """How many launchers of other nodes watch."""
         if not self._several_nodes:
@@ -162,6 +179,7 @@ class WatchedWorld:
     """On the other nodes: a connection to the directory, made in the background: the first node may start later."""
 
     pid: int | None = None
+    serves = True
 
     def __init__(
         self,
@@ -256,3 +274,26 @@ class WatchedWorld:
             self._closed.set()
             if self._watch is not None:
                 self._watch.close()
+
+
+class JoinedWorld:
+    """An elastic world that is hosted elsewhere. Its ranks join it by themselves, and each is lost for itself."""
+
+    pid: int | None = None
+    serves = True
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    def abort(self, rank: int, reason: str, traceback: str) -> None:
+        """Does nothing: the others go on."""
+
+    def rank_exited(self, rank: int, how: str) -> None:
+        """Does nothing: the directory sees it."""
+
+    def others(self) -> int:
+        """0: nobody needs this launcher."""
+        return 0
+
+    def close(self) -> None:
+        """Does nothing."""

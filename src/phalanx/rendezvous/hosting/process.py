@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from ...transports.reactor import Reactor
 from ...transports.stream import Stream, StreamEnded, no_check, wait_ready
 from ...types import Address
 from ...wire import hosting as say
-from ...wire.control import Abort, Ended, pack
+from ...wire.control import Abort, Ended, Note, pack
 from ..control_link import READ_SIZE, ControlLink
+from ..directory import FEW_NOTES
 from ..error_codec import EndCause, keep_end
 from . import bootstrap
 
@@ -65,11 +67,15 @@ class DirectoryProcess:
         one_world: bool,
         job_file: Path | None,
         detached: bool,
+        elastic: int = 0,
     ) -> None:
         self.address = Address(*listener.getsockname()[:2])
         self.launchers = 0
         self.pid: int | None = None
         self._on_end: list[Callable[[EndCause], None]] = []
+        self._notes: deque[Note] = deque(maxlen=FEW_NOTES)
+        """Changes that came before the host asked for them."""
+        self._on_change: Callable[[Note], None] = self._notes.append
         self._cause: EndCause | None = None
         self._others_gone = threading.Event()
         self._ended = threading.Event()
@@ -83,7 +89,7 @@ class DirectoryProcess:
             self._process = _start(listener, theirs, detached=detached)
             level = logging.getLogger("phalanx").getEffectiveLevel()
             file = b"" if job_file is None else os.fsencode(job_file)
-            ours.send(pack(say.Setup(world_size, token, _settings(options), one_world, file, level)))
+            ours.send(pack(say.Setup(world_size, token, _settings(options), one_world, file, level, elastic)))
         except OSError as error:
             self.abandon()
             raise NotStarted(f"no process can be started: {error.strerror or error}") from None
@@ -139,6 +145,21 @@ class DirectoryProcess:
                 self._on_end.append(callback)
 
         self._reactor.call_soon(add)
+
+    def on_change(self, callback: Callable[[Note], None]) -> None:
+        """Calls back from a thread for each change of an elastic world."""
+
+        def add() -> None:
+            self._on_change = callback
+            while self._notes:
+                callback(self._notes.popleft())
+
+        self._reactor.call_soon(add)
+
+    @property
+    def serves(self) -> bool:
+        """False once its process has ended."""
+        return not self._ended.is_set()
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""
@@ -199,6 +220,8 @@ class DirectoryProcess:
             self.launchers = message.count
         elif isinstance(message, say.OthersGone):
             self._others_gone.set()
+        elif isinstance(message, Note):
+            self._on_change(message)
         elif isinstance(message, say.Log):
             logging.getLogger(message.name).log(message.level, "%s", message.text)
 

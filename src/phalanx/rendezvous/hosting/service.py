@@ -47,6 +47,7 @@ def serve(listener: socket.socket, host: socket.socket) -> None:
             options=setup.settings,
             one_world=setup.one_world,
             job_file=os.fsdecode(setup.job_file) if setup.job_file else None,
+            elastic=setup.elastic,
         )
     except (PhalanxError, OSError) as error:
         host.sendall(pack(say.Failed(describe(error))))
@@ -73,6 +74,7 @@ class _Service:
             self._link.send(say.Ready(os.getpid()))
             self._log.connect(self._send_log)
             self._directory.on_end(self._ended)
+            self._directory.on_change(self._link.send)
             self._directory.on_launchers(lambda count: self._link.send(say.Launchers(count)))
             for message in messages:
                 self._heard(message)

@@ -12,6 +12,7 @@ from ...config import Options
 from ...errors import InvalidWorldSize
 from ...transports.tcp import check_tls, listen
 from ...types import Address
+from ...wire.control import Note
 from ..directory import Directory
 from ..error_codec import EndCause
 from .process import DirectoryProcess, NotStarted
@@ -34,6 +35,7 @@ class HostedDirectory:
         rank: The rank that hosts it, which ends with its first world; None for a launcher, whose ranks may form the
             next one when all have left.
         job_file: The file by which the ranks find it, to be removed once all have.
+        elastic: The most ranks of a world that outlives them; 0 for one that does not.
 
     Raises:
         ConfigError: The address cannot be listened on, or the TLS files cannot be used.
@@ -49,6 +51,7 @@ class HostedDirectory:
         options: Options,
         rank: int | None = None,
         job_file: Path | None = None,
+        elastic: int = 0,
     ) -> None:
         if world_size < 1:
             raise InvalidWorldSize(world_size)
@@ -69,6 +72,7 @@ class HostedDirectory:
                 one_world=one_world,
                 job_file=job_file,
                 host=rank,
+                elastic=elastic,
             )
 
         self._in_thread = in_thread
@@ -82,6 +86,7 @@ class HostedDirectory:
                 one_world=one_world,
                 job_file=job_file,
                 detached=rank is not None,
+                elastic=elastic,
             )
         except NotStarted as error:
             self._problem = str(error)
@@ -127,6 +132,15 @@ class HostedDirectory:
     def on_end(self, callback: Callable[[EndCause], None]) -> None:
         """Calls back from a thread, once, when a rank aborted the world or was lost."""
         self._now.on_end(callback)
+
+    def on_change(self, callback: Callable[[Note], None]) -> None:
+        """Calls back from a thread for each change of an elastic world."""
+        self._now.on_change(callback)
+
+    @property
+    def serves(self) -> bool:
+        """False once its process has ended."""
+        return not isinstance(self._serving, DirectoryProcess) or self._serving.serves
 
     def abort(self, rank: int, reason: str, traceback: str = "") -> None:
         """Ends the world on behalf of a rank that failed without a word, as its launcher sees it."""

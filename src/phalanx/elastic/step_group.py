@@ -1,0 +1,71 @@
+"""The group of a step: once a member is lost, its verbs do nothing, and the step is thrown away at its end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import PeerLost, PhalanxError, Timeout, UsageError
+from ..group import Group
+from ..rendezvous.error_codec import lost_peer
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend
+
+__all__ = ["StepGroup", "is_loss"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+IN_PLACE = ("all_reduce", "all_reduce_many", "barrier", "broadcast", "reduce")
+"""The verbs that leave something sensible behind when nothing happens."""
+
+
+def is_loss(error: BaseException) -> bool:
+    """True if an error says that ranks are gone or too slow: then a step can be done again with the others."""
+    return isinstance(error, PeerLost | Timeout) or lost_peer(error) is not None
+
+
+class StepGroup(Group):
+    """The ranks that do a step. Outside of a `with step:` block, a loss does not interrupt the program."""
+
+    def __init__(self, backend: Backend, *, _owns_backend: bool = False) -> None:
+        super().__init__(backend, _owns_backend=_owns_backend)
+        self.raises = True
+        """False while a step runs that has no block which could take the error."""
+        self.loss: BaseException | None = None
+        """Why the step is thrown away."""
+        self.committed = False
+        """True from a step's `commit` to its end."""
+
+    def _check(self) -> None:
+        if self.committed:
+            raise UsageError(
+                "a step must not use its group after commit(): what can fail comes before it (a loss found later could "
+                "not be taken back)"
+            )
+        super()._check()
+
+
+def _quiet(verb: F) -> F:
+    """The verb of a step: after a loss it returns its first argument as it is, instead of raising."""
+
+    @functools.wraps(verb)
+    def call(self: StepGroup, *args: Any, **options: Any) -> Any:
+        if self.committed:
+            self._check()
+        if self.raises:
+            return verb(self, *args, **options)
+        if self.loss is None:
+            try:
+                return verb(self, *args, **options)
+            except PhalanxError as error:
+                if not is_loss(error) or options.get("async_op"):
+                    raise
+                self.loss = error
+        return args[0] if args else options.get("x")
+
+    return call  # type: ignore[return-value]
+
+
+for _name in IN_PLACE:
+    setattr(StepGroup, _name, _quiet(getattr(Group, _name)))

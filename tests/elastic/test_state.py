@@ -1,0 +1,178 @@
+"""`elastic.State` and its copies: what was, is again, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from phalanx import UsageError, elastic
+from phalanx.elastic.state import Snapshot
+
+torch = pytest.importorskip("torch")
+
+
+class Moments(NamedTuple):
+    """As optax keeps its state."""
+
+    mean: Any
+    count: int
+
+
+def through_bytes(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as a rank that joins gets it: in three shares."""
+    copy = Snapshot.empty(snapshot.head())
+    total = snapshot.nbytes
+    for begin, end in ((0, total // 3), (total // 3, total // 2), (total // 2, total)):
+        copy.fill(begin, snapshot.share(begin, end))
+    assert copy.checksum() == snapshot.checksum()
+    return copy
+
+
+def test_arrays_and_plain_data() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    state = elastic.State(
+        x=x,
+        scalar=np.float32(2.5),
+        empty=np.zeros((0, 3)),
+        none=None,
+        odd=[float("nan"), 1 + 2j, b"\0\1", (1, "two"), Moments(np.ones(2), 3)],
+        nested={"a": {1: np.array(7)}},
+        strided=np.arange(10)[::2],
+    )
+    before = Snapshot.of(state)
+    x += 1
+    state.scalar = np.float32(9)
+    state.odd = []
+    state.nested["a"][1][...] = 8
+    state.strided[:] = 0
+    Snapshot.restore(through_bytes(before), state)
+    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert state.x is x
+    assert state.scalar == 2.5
+    assert state.strided.tolist() == [0, 2, 4, 6, 8]
+    assert state.nested["a"][1] == 7
+    assert state.odd[1:4] == [1 + 2j, b"\0\1", (1, "two")]
+    assert np.isnan(state.odd[0])
+
+
+def test_a_named_tuple_stays_one() -> None:
+    state = elastic.State(moments=Moments(np.ones(2), 3))
+    before = Snapshot.of(state)
+    state.moments = Moments(np.zeros(2), 4)
+    before.restore(state)
+    assert isinstance(state.moments, Moments)
+    assert (state.moments.mean.tolist(), state.moments.count) == ([1, 1], 3)
+
+
+def make(seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    model.half_buffer = torch.nn.Buffer(torch.ones(3, dtype=torch.bfloat16)) if hasattr(torch.nn, "Buffer") else None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return model, optimizer, schedule
+
+
+def train(model: Any, optimizer: Any, schedule: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    model(torch.randn(16, 4)).square().sum().backward()
+    optimizer.step()
+    schedule.step()
+
+
+def bits(parts: Any) -> list[Any]:
+    model, optimizer, schedule = parts
+    found = [t.clone().tolist() for t in model.state_dict().values()]
+    for entry in optimizer.state_dict()["state"].values():
+        found += [value.clone().tolist() for value in entry.values()]
+    return [*found, optimizer.param_groups[0]["lr"], schedule.state_dict()["_step_count"]]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("by_bytes", [False, True])
+def test_a_model_goes_back(steps: int, by_bytes: bool) -> None:
+    """Also to where the optimizer had no state yet, and through copies that use the memory of older ones."""
+    model, optimizer, schedule = parts = make(0)
+    state = elastic.State(model=model, optimizer=optimizer, schedule=schedule)
+    snapshot = Snapshot.of(state)
+    for step in range(steps):
+        train(*parts, step)
+        snapshot = Snapshot.of(state, into=snapshot)
+    wanted = bits(parts)
+    train(*parts, 77)
+    assert bits(parts) != wanted
+    (through_bytes(snapshot) if by_bytes else snapshot).restore(state)
+    assert bits(parts) == wanted
+    train(*parts, 5)
+    again = bits(parts)
+    snapshot.restore(state)
+    train(*parts, 5)
+    assert bits(parts) == again
+
+
+def test_a_new_rank_gets_everything() -> None:
+    parts = make(0)
+    for step in range(3):
+        train(*parts, step)
+    other = make(1)
+    names = ("model", "optimizer", "schedule")
+    head = Snapshot.of(elastic.State(**dict(zip(names, parts, strict=True))))
+    through_bytes(head).restore(elastic.State(**dict(zip(names, other, strict=True))))
+    assert bits(other) == bits(parts)
+    train(*parts, 9)
+    train(*other, 9)
+    assert bits(other) == bits(parts)
+
+
+def test_a_parameter_that_is_replaced_is_seen() -> None:
+    model = torch.nn.Linear(2, 2)
+    state = elastic.State(model=model)
+    snapshot = Snapshot.of(state)
+    model.weight = torch.nn.Parameter(torch.full((2, 2), 5.0))
+    snapshot = Snapshot.of(state, into=snapshot)
+    model.weight.data = torch.full((2, 2), 6.0)
+    assert Snapshot.of(state).checksum() != snapshot.checksum()
+    snapshot.restore(state)
+    assert model.weight.tolist() == [[5, 5], [5, 5]]
+
+
+def test_jax_arrays_are_set_anew() -> None:
+    jax = pytest.importorskip("jax")
+    state = elastic.State(params={"w": jax.numpy.arange(3.0)})
+    snapshot = through_bytes(Snapshot.of(state))
+    state.params = {"w": state.params["w"] * 2}
+    snapshot.restore(state)
+    assert isinstance(state.params["w"], jax.Array)
+    assert state.params["w"].tolist() == [0, 1, 2]
+
+
+def test_what_cannot_be_kept_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="thing is of type object"):
+        elastic.State(thing=object())
+    with pytest.raises(UsageError, match="at least one part"):
+        elastic.State()
+    state = elastic.State(x=1)
+    with pytest.raises(AttributeError, match="no part 'y'"):
+        state.y = 3
+    with pytest.raises(AttributeError, match="no part 'z'"):
+        _ = state.z
+
+
+def test_the_sampler_gives_each_sample_once_an_epoch() -> None:
+    sampler = elastic.Sampler(10, 4, seed=1)
+    seen: list[int] = []
+    for step in range(5):
+        size = step % 3 + 1
+        shares = [sampler.take(rank, size).tolist() for rank in range(size)]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        seen += [sample for share in shares for sample in share]
+        sampler.advance()
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    assert sampler.epoch == 2
+    again = elastic.Sampler(10, 4, seed=1)
+    again.load_state_dict({"position": 4})
+    assert again.batch().tolist() == seen[4:8]

@@ -1,0 +1,227 @@
+"""`elastic.steps`: every step counts on all ranks or on none, whoever is killed and wherever. Real processes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx as px
+from phalanx import Group, Options, elastic
+from phalanx.testing import faults, run_ranks
+
+LENGTH, BATCH, TOTAL = 40, 12, 20
+
+
+def reference(total: int = TOTAL) -> tuple[str, list[int]]:
+    """What one process gets, and all samples in the order of the steps."""
+    sampler = elastic.Sampler(LENGTH, BATCH, seed=3)
+    weights = np.arange(5, dtype=np.float64)
+    samples: list[int] = []
+    for _ in range(total):
+        batch = sampler.batch()
+        weights = update(weights, gradient(weights, batch))
+        samples += batch.tolist()
+        sampler.advance()
+    return digest(weights), samples
+
+
+def gradient(weights: Any, batch: Any) -> Any:
+    """Whole numbers, so that no order of summing can matter."""
+    return np.array([float(sum((int(i) + 1) * (n + 3) % 17 for i in batch)) for n in range(5)])
+
+
+def update(weights: Any, total: Any) -> Any:
+    return (weights * 3 + total) % 1009
+
+
+def digest(weights: Any) -> str:
+    return hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()
+
+
+def run(n: int, fn: Any, *args: Any, may_die: Any = (), transport: Any = "auto") -> list[Any]:
+    return run_ranks(n, fn, *args, backend="mesh", may_die=may_die, options=Options(transport=transport))
+
+
+def train(world: Group, die: Any, style: str = "with", total: int = TOTAL) -> Any:
+    """Trains; `die(point, step, rank)` says where a rank ends."""
+    weights = np.arange(5, dtype=np.float64)
+    sampler = elastic.Sampler(LENGTH, BATCH, seed=3)
+    state = elastic.State(weights=weights, sampler=sampler, log=[])
+    rank = world.rank
+
+    def maybe(point: str, step: Any) -> None:
+        if die(point, step.number, rank):
+            faults.kill_self()
+
+    def body(step: Any) -> None:
+        maybe("begin", step)
+        total = gradient(weights, step.batch)
+        maybe("before", step)
+        step.group.all_reduce(total)
+        maybe("after", step)
+        if style.startswith("commit"):
+            if not step.commit():
+                return
+            maybe("committed", step)
+        weights[:] = update(weights, total)
+        state.log = [*state.log, [step.number, list(step.group.members)]]
+        maybe("end", step)
+
+    sizes = []
+    for step in elastic.steps(world, state, total=total, copy=style != "commit", timeout=20):
+        if style == "plain":
+            body(step)
+        else:
+            with step:
+                body(step)
+        sizes.append(step.group.world_size)
+    return digest(weights), sampler.position, [entry[0] for entry in state.log], sizes[-1], state.log
+
+
+@pytest.mark.parametrize("style", ["with", "plain", "commit", "commit and copy"])
+def test_without_a_loss(style: str) -> None:
+    results = run(3, train, lambda point, step, rank: False, style)
+    wanted, samples = reference()
+    for found, position, log, size, _ in results:
+        assert (found, position, log, size) == (wanted, len(samples), list(range(TOTAL)), 3)
+
+
+@pytest.mark.parametrize("style", ["with", "plain", "commit", "commit and copy"])
+@pytest.mark.parametrize("point", ["begin", "before", "after", "end"])
+def test_a_kill_at_any_point(style: str, point: str) -> None:
+    results = run(3, train, lambda at, step, rank: (at, step, rank) == (point, 7, 1), style, may_die=[1])
+    wanted, samples = reference()
+    assert results[0] == results[2]
+    found, position, log, size, members = results[0]
+    assert (found, position, log, size) == (wanted, len(samples), list(range(TOTAL)), 2)
+    assert members[-1] == [TOTAL - 1, [0, 2]]
+    assert members[6] == [6, [0, 1, 2]]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_ranks_die_one_after_the_other_and_two_at_once(transport: str) -> None:
+    def die(point: str, step: int, rank: int) -> bool:
+        return (point, step, rank) in {
+            ("before", 3, 0),
+            ("after", 3, 2),
+            ("end", 9, 3),
+            ("after", 9, 4),
+        }
+
+    results = run(6, train, die, may_die=[0, 2, 3, 4], transport=transport)
+    wanted, _ = reference()
+    assert results[1] == results[5]
+    assert (results[1][0], results[1][2], results[1][3]) == (wanted, list(range(TOTAL)), 2)
+
+
+def test_the_last_rank_goes_on_alone() -> None:
+    results = run(
+        3, train, lambda point, step, rank: point == "after" and step == 5 + rank and rank < 2, may_die=[0, 1]
+    )
+    assert results[2][0] == reference()[0]
+    assert results[2][3] == 1
+
+
+def test_a_world_of_one_needs_nothing() -> None:
+    results = run_ranks(1, train, lambda point, step, rank: False)
+    assert results[0][0] == reference()[0]
+
+
+def test_a_program_that_raises_is_not_taken_for_a_loss() -> None:
+    def work(world: Group) -> Any:
+        def loop() -> None:
+            for step in elastic.steps(world, elastic.State(x=np.zeros(3)), total=3):
+                with step:
+                    _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            loop()
+        return True
+
+    assert all(run(2, work))
+
+
+def test_a_group_is_not_used_after_commit() -> None:
+    def work(world: Group) -> Any:
+        state = elastic.State(x=np.zeros(3))
+
+        def reduces_after_commit() -> None:
+            for step in elastic.steps(world, state, total=3, copy=False):
+                with step:
+                    step.commit()
+                    step.group.all_reduce(np.ones(1))
+
+        def never_commits() -> None:
+            for _step in elastic.steps(world, state, total=3, copy=False):
+                state.x += 1
+
+        with pytest.raises(px.UsageError, match="after commit"):
+            reduces_after_commit()
+        with pytest.raises(px.UsageError, match=r"step\.commit"):
+            never_commits()
+        return True
+
+    assert all(run(2, work))
+
+
+def test_a_state_that_changes_before_commit_is_found() -> None:
+    """Without a copy, what a failed step has changed stays changed: that must not go unnoticed."""
+
+    def work(world: Group) -> Any:
+        x = np.zeros(1000)
+        state = elastic.State(x=x)
+        try:
+            for step in elastic.steps(world, state, total=5, copy=False, timeout=20):
+                with step:
+                    x += world.rank  # too early
+                    if step.number == 2 and world.rank == 2:
+                        faults.kill_self()
+                    step.group.all_reduce(np.ones(10))
+                    step.commit()
+        except px.UsageError as error:
+            return str(error)
+        return "not found"
+
+    results = run(3, work, may_die=[2])
+    assert "changes before step.commit()" in results[0] == results[1]
+
+
+def test_too_few_ranks_wait_and_say_so() -> None:
+    def work(world: Group) -> Any:
+        state = elastic.State(x=np.zeros(3))
+        try:
+            for step in elastic.steps(world, state, total=50, min_size=2, timeout=1.0):
+                with step:
+                    if step.number == 2 and world.rank == 1:
+                        faults.kill_self()
+                    step.group.barrier()
+        except px.Timeout as error:
+            return str(error)
+        return "went on"
+
+    assert "1 of at least 2 ranks are left" in run(2, work, may_die=[1])[0]
+
+
+def test_a_stopped_rank_is_voted_out_and_nothing_of_it_reaches_the_others() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1000), world.rank
+        state = elastic.State(x=x)
+        try:
+            for step in elastic.steps(world, state, total=30, timeout=1.0):
+                with step:
+                    part = np.ones(1000)
+                    if step.number == 5 and rank == 1:
+                        faults.stop_self(4.0)
+                    step.group.all_reduce(part, timeout=0.5)
+                    x += part
+        except px.Evicted as error:
+            return "evicted", str(error)
+        return x[0], step.group.members
+
+    results = run(3, work)
+    assert results[0] == results[2] == (5 * 3 + 25 * 2, (0, 2))
+    assert results[1][0] == "evicted"
+    assert "did not answer in time" in results[1][1]
