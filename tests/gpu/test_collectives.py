@@ -199,6 +199,7 @@ def test_memory_that_cannot_be_given_away(rank: int, kernels: int) -> None:
     assert on_ranks(2, body, "executor") == [(kernels, 2.0), (0, 2.0)]
 
 
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
 def test_memory_that_was_replaced_is_closed() -> None:
     def body(group: px.Group, fake: FakeDriver) -> int:
         for _ in range(3):
