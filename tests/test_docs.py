@@ -310,6 +310,7 @@ MODULES = [
     px,
     px.backends,
     px.checkpoint,
+    px.elastic,
     px.errors,
     px.parallel,
     px.rpc,

@@ -172,7 +172,7 @@ def test_training_with_jax(launcher: list[str]) -> None:
 
 
 def test_no_example_is_forgotten() -> None:
-    others = {"failure.py", "train_gpt.py", "train_jax.py"}
+    others = {"failure.py", "train_elastic.py", "train_gpt.py", "train_jax.py"}
     assert RANKS.keys() == LAUNCHED.keys()
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*LAUNCHED, *others}
 

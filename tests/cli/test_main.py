@@ -48,7 +48,7 @@ def test_an_unknown_command_is_refused_with_help() -> None:
     assert done.returncode == 2
     assert "there is no command 'rnu' (did you mean 'run'?)" in done.stderr
     assert "did you mean `phalanx run train.py`?" in phalanx_command("train.py").stderr
-    assert "(expected one of run, top, doctor, " in phalanx_command("xyzzy").stderr
+    assert "(expected one of run, join, top, doctor, " in phalanx_command("xyzzy").stderr
 
 
 def test_help_imports_no_command() -> None:

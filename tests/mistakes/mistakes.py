@@ -179,7 +179,7 @@ ALONE = [
     ),
     Mistake(
         "nobody at the master",
-        "px.init(rank=1, world_size=2, master=nobody(), token='abcdefgh', timeout=0.3)",
+        "px.init(rank=1, world_size=2, master='127.0.0.1:1', token='abcdefgh', timeout=0.3)",
         ("rank 1 could not reach", "Connection refused", "does it run", "phalanx doctor"),
     ),
     Mistake(

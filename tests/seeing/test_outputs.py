@@ -175,8 +175,9 @@ def test_flight_records_tell_torch_who_is_missing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
     )
     said = answer.stdout + answer.stderr
+    assert answer.returncode == 0, said
     assert "Not all ranks joining collective, sequence number: 6" in said
     assert "missing ranks: {1}" in said

@@ -429,6 +429,7 @@ def _example(kind: msgspec.inspect.Type, full: bool) -> Any:
         items = kind.item_types if isinstance(kind, inspect.TupleType) else (kind.item_type,)
         return tuple(_example(item, full) for item in items)
     plain: dict[type, Any] = {
+        inspect.LiteralType: getattr(kind, "values", [None])[0],
         inspect.IntType: 3,
         inspect.StrType: "text",
         inspect.BytesType: bytes(16),

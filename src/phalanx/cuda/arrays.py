@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UnsupportedArray
-from .driver import driver
+from .driver import CudaError, driver
 from .waiting import Mark, mark
 
 __all__ = ["DeviceArray", "OnDevice", "device_array", "lies_on_gpu", "make_on_device"]
@@ -358,8 +358,10 @@ def _of_interface(x: Any, write: bool) -> OnDevice:
     def empty(_shape: tuple[int, ...]) -> OnDevice:
         raise UnsupportedArray(f"a new {type(x).__name__} cannot be made here (pass out=)")
 
-    known = driver()
-    device = known.device_at(int(address)) if address else 0
+    try:
+        device = driver().device_at(int(address)) if address else 0
+    except CudaError:
+        raise UnsupportedArray(f"this {type(x).__name__} says that it lies on a GPU, but its memory does not") from None
     array = DeviceArray(int(address or 0), shape, storage, device, mark(device, int(stream or 0)), x, clone)
 
     def finish() -> Any:
