@@ -101,7 +101,7 @@ def _entry(slate: RankSlate, record: Any, group: SlateGroup, name: str) -> dict[
         "collective_seq_id": int(record["sequence"]),
         "p2p_seq_id": 0,
         "op_id": int(record["sequence"]),
-        "profiling_name": f"gloo:{verb}",
+        "profiling_name": f"nccl:{verb}",  # the analyser of torch before 2.13 knows no other name but xccl
         "time_created_ns": int(record["began_ns"]),
         "time_discovered_started_ns": int(record["began_ns"]),
         "time_discovered_completed_ns": ended or None,

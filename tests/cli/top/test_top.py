@@ -141,7 +141,7 @@ def test_the_last_line_names_a_straggler_and_nobody_else(run: Runner, late: int 
 
         with px.init() as world:
             x = np.ones(8)
-            for _ in range(400):
+            for _ in range(1000):
                 if world.rank == {late}:
                     time.sleep(0.003)
                 world.all_reduce(x)
