@@ -46,14 +46,16 @@ class Place:
         """Those of all modules."""
         self.owners: list[tuple[nn.Module, str]] = []
         self.is_hooked = False
+        self._absent: AbsentParameter | None = None
         self.trains = parameter.requires_grad
         """Whether it was trained when last looked at."""
 
     def hide(self) -> None:
         """Puts something in the module's place that says where the parameter is: its memory is given back."""
-        absent = AbsentParameter.of(self)
+        if self._absent is None or self._absent.requires_grad != self.parameter.requires_grad:
+            self._absent = AbsentParameter.of(self)
         for module, name in self.owners:
-            module._parameters[name] = absent
+            module._parameters[name] = self._absent
 
     def show(self) -> None:
         """Gives the module its parameter again."""
