@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import logging
 import os
 import stat
@@ -192,6 +194,10 @@ def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
     return folder
 
 
+_VANISHES = 1000
+"""Times that a folder may be removed between its making and a look at it."""
+
+
 def memory_dir(env: Mapping[str, str] | None = None) -> Path:
     """The folder for this user's private files in memory, `phalanx-<uid>` in `/dev/shm`; `runtime_dir` without one.
 
@@ -201,10 +207,16 @@ def memory_dir(env: Mapping[str, str] | None = None) -> Path:
     parent = Path(SHARED_MEMORY)
     folder = parent / f"phalanx-{os.geteuid()}"
     try:
-        if os.access(parent, os.W_OK | os.X_OK) and parent.stat().st_mode & stat.S_ISVTX:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if _unfit(folder) is None:
+        may_make = os.access(parent, os.W_OK | os.X_OK) and bool(parent.stat().st_mode & stat.S_ISVTX)
+        for _ in range(_VANISHES if may_make else 0):
+            # Whoever takes the last file out of the folder removes it: it may vanish between any two looks at it.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            fault = _unfit(folder)
+            if fault is None:
                 return folder
+            if fault != os.strerror(errno.ENOENT):
+                break
     except OSError:
         pass
     folder = runtime_dir(env) / "phalanx-slates"

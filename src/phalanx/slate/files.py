@@ -22,7 +22,7 @@ from . import layout
 
 __all__ = ["SlateFile", "job_of", "listed", "make_file", "remove", "tidy"]
 
-TRIES = 10
+TRIES = 200
 
 
 @dataclass(frozen=True)
