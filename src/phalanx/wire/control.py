@@ -252,7 +252,7 @@ class View(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """There is no next view of a group, for now."""
+    """There is no next view of a group yet, and there may be none."""
 
     context: bytes
     reason: str
