@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"transports", "cuda"},
     {"algorithms"},
     {"wire", "tuning"},
-    {"_native", "frames", "untraced"},
+    {"_native", "frames", "thread_frames", "untraced"},
     {"config"},
     {"deadline", "background_thread"},
     {"arguments", "system_limits"},

@@ -44,6 +44,7 @@ class SecondChance:
 
     def __init__(self, config: pytest.Config, folder: str | None) -> None:
         self._mine = folder is None
+        self._plugins = config.pluginmanager
         self._folder = Path(folder or tempfile.mkdtemp(prefix="second-chances-"))
         if self._mine:
             for number in range(config.getoption("second_chances")):
@@ -85,6 +86,14 @@ class SecondChance:
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
         return (OUTCOME, "R", ("RERUN", {"yellow": True})) if report.outcome == OUTCOME else None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Says at once what failed: the run may be ended from outside before its summary."""
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if self._mine and terminal is not None and report.outcome in {"failed", OUTCOME}:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = (crash.message if crash else report.longreprtext).partition("\n")[0]
+            terminal.write_line(f"\n{report.outcome}: {report.nodeid} ({report.when}): {why}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         given = terminalreporter.stats.get(OUTCOME, [])

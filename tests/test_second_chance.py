@@ -43,6 +43,9 @@ def test_a_failed_test_runs_once_more_and_is_named_with_its_first_failure(tests:
     result = tests.runpytest_inprocess("--second-chances", "3")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
+        ["rerun: test_flaky.py::test_a (call): AssertionError: a is not ready", "*run a second time*"]
+    )
+    result.stdout.fnmatch_lines(
         ["*run a second time*", "test_flaky.py::test_a (call)", "*AssertionError: a is not ready*"]
     )
     assert result.parseoutcomes() == {"passed": 1, "rerun": 1}

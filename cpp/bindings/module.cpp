@@ -24,6 +24,18 @@ void phalanx::bind_call_site(nb::module_& m) {
         "lend_call_site", [](const CallSite* site) { CallSite::lent() = site; }, "site"_a.none(),
         "What this thread does from now on is done for that place. The caller keeps it until it says None.");
     m.def("add_library", &CallSite::add_library, "path"_a, "installed"_a);
+    m.def(
+        "thread_frames",
+        [] {
+            // No other thread runs meanwhile, so nobody sees that the collector is off; see phalanx.thread_frames for why.
+            const nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
+            const bool was_on = PyGC_Disable() != 0;
+            PyObject* found = PyObject_CallNoArgs(current_frames.ptr());
+            if (was_on) PyGC_Enable();
+            if (found == nullptr) throw nb::python_error();
+            return nb::steal(found);
+        },
+        "The frame of each thread, by its identifier.");
 }
 
 void phalanx::bind_recorder(nb::module_& m) {

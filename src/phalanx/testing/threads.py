@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import traceback
@@ -12,6 +11,7 @@ from typing import Any
 from ..deadline import Deadline
 from ..errors import RankFailed
 from ..launching.failures import FAILED_AT, RankFailure, capture, first_cause, to_error
+from ..thread_frames import thread_frames
 
 __all__ = ["is_thread_rank", "run_threads"]
 
@@ -83,7 +83,7 @@ def run_threads(
 
 
 def _stacks(threads: Sequence[threading.Thread], ranks: Sequence[int]) -> str:
-    frames = sys._current_frames()
+    frames = thread_frames()
     parts = []
     for rank in ranks:
         frame = frames.get(threads[rank].ident or -1)

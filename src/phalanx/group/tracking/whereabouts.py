@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
+from ...thread_frames import thread_frames
 from .call_site import is_users
 
 __all__ = ["whereabouts"]
@@ -16,7 +16,7 @@ def whereabouts() -> str:
 
     Called in another thread. What the main thread does in C has no line of its own: it is the call's.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = thread_frames().get(threading.main_thread().ident or 0)
     innermost = frame
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
