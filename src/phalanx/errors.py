@@ -258,7 +258,8 @@ class ChannelClosed(PeerLost):
 class Evicted(PhalanxError):
     """This rank was voted out: the others went on without it, because it did not answer in time.
 
-    Nothing of it reaches them any more. It can only end, and join again as a new rank.
+    Nothing of it reaches them any more. It can only end, and join again as a new rank. A rank that wanted to join and
+    was not let in hears this, too.
     """
 
 

@@ -215,7 +215,7 @@ class _Pending:
         """Why the client was turned away, once it has been told."""
         if self.machine.refused is None or self.outgoing:
             return None
-        who = f" (it says it is rank {self.machine.hello.rank})" if self.machine.hello else ""
+        who = f" (it says it is {self.machine.hello.who})" if self.machine.hello else ""
         return f"refused: {_REFUSALS[self.machine.refused]}{who}"
 
     def advance(self) -> bool:

@@ -217,7 +217,8 @@ class ControlClient:
 
     def _no_view(self, answer: say.Refused | say.Evict, request: say.Regroup) -> PhalanxError:
         if isinstance(answer, say.Evict) or answer.over:
-            return Evicted(f"rank {self._rank} was voted out: {answer.reason}", rank=self._rank)
+            how = "voted out" if isinstance(answer, say.Evict) else "not let in"
+            return Evicted(f"rank {self._rank} was {how}: {answer.reason}", rank=self._rank)
         return Timeout(
             f"rank {self._rank}: there is no next view of this group after {request.seconds:g} s: {answer.reason}",
             missing=answer.missing,

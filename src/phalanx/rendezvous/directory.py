@@ -131,6 +131,8 @@ class Directory:
         self._ranks: dict[int, _Rank] = {}
         self._used: set[int] = set()
         """All ranks that ever came to this world: a rank that joins has a number that none had before."""
+        self._reserved: set[int] = set()
+        """Numbers under which the launcher has started ranks that may not have come yet."""
         self._gave_up: set[int] = set()
         self._leaving: set[int] = set()
         """The ranks that are closing the world on purpose, and those that have left."""
@@ -212,6 +214,10 @@ class Directory:
         A world that needs that rank and has not formed never will: all who wait for it are told at once.
         """
         self._reactor.call_soon(lambda: self._exit_seen(rank, how))
+
+    def reserve(self, rank: int) -> None:
+        """Keeps a number for a rank that the launcher starts, so that no other one that joins gets it."""
+        self._reactor.call_soon(lambda: self._reserved.add(rank))
 
     def on_change(self, callback: Callable[[say.Note], None]) -> None:
         """Calls back with a line for each change of the world, in the directory's thread."""
@@ -313,7 +319,7 @@ class Directory:
         if hello.role is Role.WATCHER:
             self._welcome_watcher(stream)
             return
-        rank = hello.rank if hello.rank != ANY_RANK else max(self.world_size - 1, *self._used) + 1
+        rank = hello.rank if hello.rank != ANY_RANK else max(self.world_size - 1, *self._used, *self._reserved) + 1
         if rank in self._ranks:  # two were admitted at once, and the other was quicker to hear of it
             logger.warning("directory: dropped a connection from %s: rank %d came twice", stream.peer, rank)
             stream.close()
@@ -412,7 +418,7 @@ class Directory:
             self._answer(rank, message)
         elif isinstance(message, say.Regroup) and not message.context and self._is_full():
             reason = f"the job has as many ranks as it may have ({self._elastic})"
-            self._tell(rank, say.Refused(b"", reason, [], over=True))
+            self._turn_away(rank, say.Refused(b"", reason, [], over=True))
         elif isinstance(message, say.Regroup):
             self._carry_out(self._views.ask(rank, message, time.monotonic()))
             self._check_joinable()
@@ -553,13 +559,18 @@ class Directory:
             elif isinstance(outcome, Refusal):
                 refused = say.Refused(outcome.context, outcome.reason, outcome.missing, outcome.over)
                 for rank in outcome.asked:
-                    self._tell(rank, refused)
+                    (self._turn_away if refused.over else self._tell)(rank, refused)
             else:
                 self._evict(outcome.rank, outcome.context, outcome.is_world)
         if self._views.arrivals != self._told_arrivals:
             self._told_arrivals = self._views.arrivals
             self._tell_all(say.Arrivals(self._told_arrivals))
         self._watch_the_time()
+
+    def _turn_away(self, rank: int, refused: say.Refused) -> None:
+        """Tells a rank that it cannot join any more."""
+        self._on_change(say.Note(f"rank {rank} was not let in: {refused.reason}", "turned away", rank))
+        self._tell(rank, refused)
 
     def _install(self, view: Decided) -> None:
         known = {rank: entry.member for rank, entry in self._ranks.items() if entry.member is not None}

@@ -90,7 +90,7 @@ def dial(
             except AuthenticationFailed as error:
                 # With several candidates, another job may sit at one of them.
                 if len(addresses) == 1:
-                    raise AuthenticationFailed(f"{who} at {address}: {error}", rank=hello.rank) from None
+                    raise AuthenticationFailed(f"{who} at {address}: {error}", rank=hello.number) from None
                 reason = f"{address}: {error}"
             except (StreamEnded, Timeout, ProtocolError, NoConnection) as error:
                 if not (reason and isinstance(error, Timeout) and deadline.expired):  # earlier tries know more
@@ -105,12 +105,15 @@ def dial(
         pause = min(pause * 1.5, LONGEST_PAUSE)
     reason = reason or "nobody listens there"
     where = ", ".join(str(address) for address in addresses[:4])
+    hint = "does it run, on the host and port that MASTER_ADDR and MASTER_PORT name here?"
+    if hello.number is None:
+        hint = "does a job run there that others can join? `phalanx run --elastic` prints the address for them;"
     raise WorldNotFormed(
-        f"rank {hello.rank} could not reach {who} at {where} within {deadline.seconds:g} s: {reason} (does it run, on "
-        "the host and port that MASTER_ADDR and MASTER_PORT name here? `phalanx doctor` looks at the way there)",
+        f"{hello.who} could not reach {who} at {where} within {deadline.seconds:g} s: {reason} ({hint} "
+        "`phalanx doctor` looks at the way there)",
         missing=missing,
         seconds=deadline.seconds,
-        rank=hello.rank,
+        rank=hello.number,
         operation="rendezvous",
     )
 
@@ -151,12 +154,12 @@ def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rende
         HandshakeStatus.WORLD_SIZE: (
             f"it does not have a world of {hello.world_size} ranks (WORLD_SIZE must be the same on all)"
         ),
-        HandshakeStatus.RANK: f"rank {hello.rank} is not in its world",
+        HandshakeStatus.RANK: f"{hello.who} is not in its world",
         HandshakeStatus.CLOSED: "its world has already ended",
     }.get(error.status, error.message)
-    text = f"{who} at {address} refused rank {hello.rank}: {detail}"
+    text = f"{who} at {address} refused {hello.who}: {detail}"
     # The caller of init() gets an error that it can import; between ranks the status still counts.
-    return RendezvousError(text, rank=hello.rank) if hello.role is Role.RANK else Rejected(error.status, text)
+    return RendezvousError(text, rank=hello.number) if hello.role is Role.RANK else Rejected(error.status, text)
 
 
 class DirectoryWatch:

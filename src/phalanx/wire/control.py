@@ -280,9 +280,9 @@ class Note(Struct, frozen=True):
     """A line for the screen of the launcher."""
 
     text: str
-    kind: Literal["formed", "lost", "arrived", "view", "over"] = "view"
+    kind: Literal["formed", "lost", "arrived", "turned away", "view", "over"] = "view"
     rank: int | None = None
-    """The rank that was lost or arrived."""
+    """The rank that was lost, arrived, or was turned away."""
 
 
 class SlateQuery(Struct, frozen=True):

@@ -131,6 +131,16 @@ class Hello:
     port: int = 0
     """The port that the client dialled. A server that listens on another one was reached through somebody else."""
 
+    @property
+    def who(self) -> str:
+        """The client, for messages."""
+        return "a new rank" if self.rank == ANY_RANK else f"rank {self.rank}"
+
+    @property
+    def number(self) -> int | None:
+        """The rank of the client; None if it has none yet."""
+        return None if self.rank == ANY_RANK else self.rank
+
     def pack(self, *, secret: bool, nonce: bytes) -> bytes:
         """The bytes of a HELLO."""
         who = (self.role, self.rank, self.target, self.world_size, self.lane, self.port, self.context)

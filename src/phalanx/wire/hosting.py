@@ -20,6 +20,7 @@ __all__ = [
     "Log",
     "OthersGone",
     "Ready",
+    "Reserve",
     "Settings",
     "Setup",
     "Tls",
@@ -61,6 +62,12 @@ class Setup(Struct, frozen=True):
 
 class AwaitOthers(Struct, frozen=True):
     """The host asks to hear when every rank but this one is gone."""
+
+    rank: int
+
+
+class Reserve(Struct, frozen=True):
+    """The host starts a process that will join under this number: no other rank may get it."""
 
     rank: int
 
@@ -109,7 +116,19 @@ class Log(Struct, frozen=True):
 
 
 HostMessage = (
-    Setup | Abort | Ended | AwaitOthers | Close | Ready | Failed | WorldEnded | OthersGone | Launchers | Note | Log
+    Setup
+    | Abort
+    | Ended
+    | AwaitOthers
+    | Reserve
+    | Close
+    | Ready
+    | Failed
+    | WorldEnded
+    | OthersGone
+    | Launchers
+    | Note
+    | Log
 )
 
 _decoder: msgspec.msgpack.Decoder[HostMessage] = msgspec.msgpack.Decoder(HostMessage)

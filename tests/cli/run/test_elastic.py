@@ -16,14 +16,16 @@ import numpy as np
 import phalanx as px
 
 world = px.init(timeout=30)
-me = world.members[world.rank]
+me, began = world.members[world.rank], False
 weights = np.zeros(1000)
 state = px.elastic.State(weights=weights, sampler=px.elastic.Sampler(100, 24, seed=1))
 ENDS = {ENDS}
 try:
     for step in px.elastic.steps(world, state, total={TOTAL}):
-        if step.number == 3:
-            open({SAVES!r}.replace("saved", "began") + str(me), "w").close()
+        if step.number >= 3 and not began:
+            began = True
+            with open({SAVES!r}.replace("saved", "began") + str(me), "w") as file:
+                file.write(str(os.getpid()))
         with step:
             gradient = np.full(1000, float(sum(step.batch) + step.number))
             if me in ENDS and ENDS[me][0] == step.number:
@@ -42,9 +44,16 @@ print("done", me, int(weights[0]), step.group.world_size, flush=True)
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def script(run: Runner, total: int = 60, ends: dict[int, tuple[int, str]] | None = None, pause: float = 0.02) -> str:
+def script(
+    run: Runner,
+    total: int = 60,
+    ends: dict[int, tuple[int, str]] | None = None,
+    pause: float = 0.02,
+    before: str = "",
+    after: str = "",
+) -> str:
     saves = str(run.folder / "saved-")
-    text = TRAIN
+    text = before + TRAIN + after
     for name, value in (
         ("ENDS", repr(ends or {})),
         ("TOTAL", str(total)),
@@ -148,6 +157,97 @@ def test_a_rank_that_comes_too_late_is_told(run: Runner) -> None:
     job = run("--elastic", "1:2", script(run, 8, {1: (6, KILL)}, pause=0.0))
     assert job.process.returncode == 0, job.err
     assert 0 in done(job)
+
+
+def test_an_error_after_the_loop_fails_the_job(run: Runner) -> None:
+    """Others that have ended well do not hide it: it may be the one that saves the result."""
+    after = "if me == 0:\n    time.sleep(1)\n    raise OSError('the disk is full')\n"
+    job = run("--elastic", "1:3", script(run, 8, after=after))
+    assert job.process.returncode == 1, job.err
+    assert "rank 0 failed: exit code 1" in job.err
+    assert "OSError: the disk is full" in job.err
+
+
+def test_a_rank_that_leaves_early_hides_no_error_of_others(run: Runner) -> None:
+    ends = {1: (3, "sys.exit(0)"), 0: (10, "raise KeyError('no such thing')"), 2: (10, "raise KeyError('neither')")}
+    job = run("--elastic", "1:3", script(run, 30, ends))
+    assert job.process.returncode == 1, job.err
+    assert "KeyError" in job.err
+
+
+def test_after_one_is_done_a_lost_rank_is_announced_and_the_rest_goes_on(run: Runner) -> None:
+    until_reaped = f"while os.path.exists('/proc/' + open({str(run.folder / 'began-1')!r}).read()): time.sleep(0.01)"
+    job = run("--elastic", "1:3", script(run, 30, {1: (3, "sys.exit(0)"), 2: (10, f"{until_reaped}\n{KILL}")}))
+    assert job.process.returncode == 0, job.err
+    assert "rank 2 was lost: killed by SIGKILL" in job.err
+    assert "none is started: rank 1 has ended well" in job.err
+    assert set(done(job)) == {0}
+
+
+def test_the_error_that_ends_all_ranks_is_shown(run: Runner) -> None:
+    """The world has lost a rank, so that what is done with it after the loop fails on all of them."""
+    after = "world.all_reduce(np.ones(1))\n"
+    job = run("--elastic", "1:3", "--max-restarts", "0", script(run, 20, {1: (5, KILL)}, after=after))
+    assert job.process.returncode == 1
+    assert "all ranks are lost" in job.err
+    assert "PeerLost: rank 1 is lost" in job.err
+    assert "world.all_reduce(np.ones(1))" in job.err
+    assert "ending ranks" not in job.err
+
+
+def test_a_rank_that_joins_first_takes_the_place_but_not_the_number(run: Runner) -> None:
+    """The launcher's own rank for it is slow to start, and is not let in: no restart is spent on others after it. When
+    the one that joined is lost, another is started."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = {"PHALANX_TOKEN": "a token for this test only"}
+    before = "import os, time\nif os.environ.get('PHALANX_JOIN') == '2': time.sleep(6)\n"
+    text = script(run, 100_000, {1: (5, KILL)}, before=before)
+    screen = run.folder / "screen"
+    with screen.open("wb") as file:
+        job = run.start("--elastic", "1:2", "--master", f"127.0.0.1:{port}", text, env=token, stderr=file)
+
+    def shown(words: str) -> None:
+        wait_for(lambda: words in screen.read_text(), f"{words!r} on the screen")
+
+    shown("starting rank 2 in its place (1 of 10 restarts)")
+    joined = run.start(f"127.0.0.1:{port + 1}", text, env=token, command="join")
+    shown("with rank 3")
+    shown("rank 2 was not let in: the job has as many ranks as it may have (2)")
+    wait_for(lambda: (run.folder / "began-3").exists(), "the rank that joined")
+    os.kill(int((run.folder / "began-3").read_text()), signal.SIGKILL)
+    shown("starting rank 4 in its place (2 of 10 restarts)")
+    shown("with rank 4")
+    job.process.send_signal(signal.SIGINT)
+    job.finish()
+    joined.finish()
+    assert "taken" not in screen.read_text()
+    run.assert_nothing_left(5)
+
+
+def test_ranks_that_join_together_are_lost_for_themselves(run: Runner) -> None:
+    """Of three that join there is room for two: they stay."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = {"PHALANX_TOKEN": "a token for this test only"}
+    after = f"while not os.path.exists({str(run.folder / 'enough')!r}): time.sleep(0.01)\n"
+    text = script(run, 400, after=after)
+    job = run.start("--elastic", "1:4", "-n", "2", "--master", f"127.0.0.1:{port}", text, env=token)
+    wait_for(lambda: (run.folder / "began-0").exists(), "the loop")
+    joined = run.start("-n", "3", f"127.0.0.1:{port + 1}", text, env=token, command="join")
+    wait_for(lambda: len(list(run.folder.glob("saved-*"))) == 1, "the one that is turned away")
+    (run.folder / "enough").touch()
+    assert (job.finish(), joined.finish()) == (0, 0), job.err + joined.err
+    assert re.search(r"rank \d was lost: exit code 3; 2 of 3 ranks are left", joined.err)
+    assert len(done(joined)) == 2
+
+
+def test_a_wrong_address_to_join(run: Runner) -> None:
+    text = run.script("import phalanx as px\npx.init(timeout=1)\n")
+    job = run.start("127.0.0.1:9", text, env={"PHALANX_TOKEN": "a token for this test only"}, command="join")
+    assert job.finish() != 0
+    assert "a new rank could not reach the directory at 127.0.0.1:9" in job.err + job.out
+    assert "`phalanx run --elastic` prints the address" in job.err + job.out
 
 
 def test_the_ranks_can_save_when_the_launcher_is_killed(run: Runner) -> None:

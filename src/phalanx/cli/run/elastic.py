@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .output import RankOutput
 from .processes import LocalRank
 from .report import describe_status
 from .supervisor import Supervisor
 from .world import WorldEnd
+
+if TYPE_CHECKING:
+    from phalanx.wire.control import Note
 
 __all__ = ["ElasticSupervisor", "StartRank"]
 
@@ -21,8 +24,9 @@ class ElasticSupervisor(Supervisor):
     """Runs a job whose world outlives its ranks.
 
     Until the world has formed, a rank that fails ends the job as any other. Then it is a loss: it is announced, and
-    another rank is started, `max_restarts` times in all. The job has failed when the last rank is gone and none has
-    ended well.
+    another rank is started, `max_restarts` times in all. Once a rank has ended well, the work is done: none is started
+    any more, and one that fails by an error of its own has failed the job, as has the last one if it is lost. Ranks
+    that join the world of another launcher are each lost for themselves, too.
 
     Args:
         start: Starts another rank.
@@ -34,56 +38,97 @@ class ElasticSupervisor(Supervisor):
         self._start_rank = start
         self._max_restarts = max_restarts
         self._restarts = 0
-        self._formed = False
-        self._done = False
-        """True once a rank has ended well: then the work is done, and no other is started."""
+        self._formed = self._plan.join is not None
+        self._first_done: LocalRank | None = None
+        """The first rank that has ended well."""
+        self._over = ""
+        """That no rank is left, in the words of the directory."""
+        self._turned_away: set[int] = set()
+        """Ranks that came to join and were not let in."""
+        self._vacant: list[int] = []
+        """Places on this node without a rank, because the job had enough of them."""
+        self._lost_afar = 0
+        """Ranks of other launchers that were lost, and for which none was started here."""
         self._places = {rank: place for place, rank in enumerate(self._by_rank)}
         self._next_number = self._plan.world_size
 
     def _take_mail(self, now: float) -> None:
         while self._mailbox.changes:
-            note = self._mailbox.changes.popleft()
-            if note.kind == "formed":
-                self._formed = True
-                continue
-            if note.kind == "over":
-                if self._ending.world_ended(WorldEnd(None, note.text), now, None):
-                    self._announce(note.text)
-                continue
-            if note.rank is not None:
-                self._next_number = max(self._next_number, note.rank + 1)
-            mine = any(rank.rank == note.rank for rank in self._processes.ranks)
-            if note.kind == "view" or not mine:  # what happens to the ranks of this node is seen here
-                self._say(note.text)
+            self._take_change(self._mailbox.changes.popleft(), now)
         super()._take_mail(now)
+
+    def _take_change(self, note: Note, now: float) -> None:
+        if note.kind == "formed":
+            self._formed = True
+            return
+        if note.kind == "over":
+            self._over = note.text
+            self._ending.all_lost(now)
+            return
+        if note.rank is not None:
+            self._next_number = max(self._next_number, note.rank + 1)
+            if note.kind == "turned away":
+                self._turned_away.add(note.rank)
+        mine = any(rank.rank == note.rank for rank in self._processes.ranks)
+        # What happens to the ranks of this node is seen here.
+        if note.kind in ("view", "turned away") or (note.kind == "lost" and not mine):
+            self._say(note.text)
+        if note.kind == "lost" and not mine:
+            self._lost_afar += 1
+            self._fill_vacancies()
 
     def _ended_by_itself(self, rank: LocalRank, now: float) -> None:
         if rank.status == 0:
-            self._done = True
+            self._first_done = self._first_done or rank
         if self._ending.reason is not None or not self._formed or rank.status == 0:
             super()._ended_by_itself(rank, now)
             return
-        if self._done:
-            return  # it came too late to join those that are done
+        if rank.rank in self._turned_away:  # it was never a part of the job
+            self._by_rank.pop(rank)
+            self._vacant.append(self._places.pop(rank))
+            self._fill_vacancies()
+            return
         left = self._processes.running
-        may_start = self._restarts < self._max_restarts and self._world.serves
-        if not left:  # with it, the state is gone
+        failed = self._first_done is not None and (rank.status or 0) > 0
+        if not left or failed:  # the state is gone with the last one, and so may be what was to come after the loop
             super()._ended_by_itself(rank, now)
             return
         self._show_last_words(rank, now)
         place = self._places.pop(rank)
         lost = f"rank {rank.rank} was lost: {describe_status(rank.status or 0)}"
-        if not may_start:
-            why = "no restart is left" if self._world.serves else "the directory is gone"
-            self._say(f"{lost}; {len(left)} of {self._plan.ranks} ranks are left, and none is started: {why}")
+        why_not = self._why_none_starts()
+        if why_not is not None:
+            self._say(f"{lost}; {len(left)} of {self._plan.ranks} ranks are left, and none is started: {why_not}")
             return
+        number = self._start_another(place)
+        self._say(f"{lost}; starting rank {number} in its place ({self._restarts} of {self._max_restarts} restarts)")
+
+    def _fill_vacancies(self) -> None:
+        while self._vacant and self._lost_afar and self._why_none_starts() is None:
+            self._lost_afar -= 1
+            number = self._start_another(self._vacant.pop())
+            self._say(f"starting rank {number} in its place ({self._restarts} of {self._max_restarts} restarts)")
+
+    def _why_none_starts(self) -> str | None:
+        """Why no other rank is started any more; None if one may be."""
+        if self._first_done is not None:
+            return f"rank {self._first_done.rank} has ended well, so the work is done"
+        if not self._world.serves:
+            return "the directory is gone"
+        if self._plan.join is not None:
+            return "`phalanx join` starts each rank once"
+        return None if self._restarts < self._max_restarts else "no restart is left"
+
+    def _start_another(self, place: int) -> int:
+        """Starts a rank; returns the number under which it joins."""
         self._restarts += 1
         number, self._next_number = self._next_number, self._next_number + 1
-        self._say(f"{lost}; starting rank {number} in its place ({self._restarts} of {self._max_restarts} restarts)")
+        self._world.reserve(number)
         started, outputs = self._start_rank(place, number)
         self._places[started] = place
         self._by_rank[started] = outputs
         self._outputs += outputs
+        return number
 
     def _show_last_words(self, rank: LocalRank, now: float) -> None:
         """Shows the traceback that a lost rank has left; it has no part in how the job ends."""
@@ -91,3 +136,13 @@ class ElasticSupervisor(Supervisor):
         words = self._processes.last_words(rank)
         if words is not None:
             errors.add(words.text, now, show=True)
+
+    def _conclude(self) -> int:
+        ending = self._ending
+        if self._over and not ending.failed:  # one that was slow to end may have said what happened
+            ending.failed = [rank for rank in self._by_rank if self._processes.last_words(rank) is not None]
+        if self._over and ending.failed:
+            self._say(self._over)
+        elif self._over and ending.cause is None:
+            ending.cause = WorldEnd(None, self._over)
+        return super()._conclude()

@@ -81,6 +81,11 @@ class Ending:
         self._start(Reason.FAILURE, (now + NOTICE, signal.SIGTERM), (now + NOTICE + self.grace, signal.SIGKILL))
         return True
 
+    def all_lost(self, now: float) -> None:
+        """No rank is left that could go on: those that still run get the time to end by themselves."""
+        if not self.signalled and self.reason in (None, Reason.FAILURE):
+            self._start(Reason.FAILURE, (now + NOTICE, signal.SIGTERM), (now + NOTICE + self.grace, signal.SIGKILL))
+
     def _only_lost(self, rank: LocalRank) -> bool:
         return self.cause is not None and self.cause.rank == rank.rank and not self.cause.aborted
 

@@ -154,11 +154,11 @@ def _attempt(
             "monitor": _watch_job(plan, world.address, token, options, console),
         }
         supervisor: Supervisor
-        if plan.elastic is not None:
-            if plan.master is not None:
+        if plan.elastic is not None or plan.join is not None:
+            if plan.elastic is not None and plan.master is not None:
                 console.err.say(f"phalanx: other hosts join with `phalanx join {world.address} …`")
             supervisor = ElasticSupervisor(
-                plan, processes, outputs, start=start, max_restarts=plan.max_restarts, **parts
+                plan, processes, outputs, start=start, max_restarts=0 if plan.join else plan.max_restarts, **parts
             )
         else:
             supervisor = Supervisor(plan, processes, outputs, **parts)  # type: ignore[arg-type]

@@ -67,6 +67,9 @@ class LaunchedWorld(Protocol):
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank of this node has ended without a failure."""
 
+    def reserve(self, rank: int) -> None:
+        """Keeps a number for a rank that is about to join an elastic world."""
+
     @property
     def serves(self) -> bool:
         """False once the directory is known to be gone."""
@@ -150,6 +153,10 @@ class HostedWorld:
     def rank_exited(self, rank: int, how: str) -> None:
         """Tells the directory that the process of a rank has ended without a failure."""
         self._tell(lambda: self._directory.rank_exited(rank, how))
+
+    def reserve(self, rank: int) -> None:
+        """Keeps a number for a rank that is about to join."""
+        self._tell(lambda: self._directory.reserve(rank))
 
     def abort(self, rank: int, reason: str, traceback: str) -> None:
         """Tells all nodes that a rank of this node failed."""
@@ -262,6 +269,9 @@ class WatchedWorld:
             else:
                 self._exited.append((rank, how))
 
+    def reserve(self, rank: int) -> None:
+        """Does nothing: only the first node's launcher starts ranks that join."""
+
     def others(self) -> int:
         """0: other nodes need only the launcher of the first."""
         return 0
@@ -290,6 +300,9 @@ class JoinedWorld:
 
     def rank_exited(self, rank: int, how: str) -> None:
         """Does nothing: the directory sees it."""
+
+    def reserve(self, rank: int) -> None:
+        """Does nothing: the directory numbers its ranks."""
 
     def others(self) -> int:
         """0: nobody needs this launcher."""

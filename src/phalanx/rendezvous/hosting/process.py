@@ -169,6 +169,10 @@ class DirectoryProcess:
         """Says that the process of a rank has ended, without a failure."""
         self._say(Ended(rank, how))
 
+    def reserve(self, rank: int) -> None:
+        """Keeps a number for a rank that the host starts."""
+        self._say(say.Reserve(rank))
+
     def wait_until_others_left(self, host: int, timeout: float) -> bool:
         """Waits until every rank but `host` has left or is lost; False if the time ran out first."""
         self._say(say.AwaitOthers(host))

@@ -89,6 +89,8 @@ class _Service:
             self._directory.rank_exited(message.rank, message.how)
         elif isinstance(message, say.AwaitOthers):
             self._directory.await_others(message.rank, lambda: self._link.send(say.OthersGone()))
+        elif isinstance(message, say.Reserve):
+            self._directory.reserve(message.rank)
         elif isinstance(message, say.Close):
             self._directory.close()
 

@@ -150,6 +150,10 @@ class HostedDirectory:
         """Says that the process of a rank has ended, without a failure."""
         self._now.rank_exited(rank, how)
 
+    def reserve(self, rank: int) -> None:
+        """Keeps a number for a rank that the host starts."""
+        self._now.reserve(rank)
+
     @property
     def launchers(self) -> int:
         """The number of launchers of other nodes that watch."""
