@@ -29,6 +29,7 @@ from ..wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
 from .acceptor import Acceptor
 from .control_link import ControlLink
 from .error_codec import EndCause
+from .status_queries import StatusQueries
 from .views import Decided, Outcome, Refusal, Views
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ __all__ = ["Directory"]
 
 logger = logging.getLogger("phalanx.rendezvous")
 
-STATUS_WAIT = 0.3
-"""Seconds the directory waits for all ranks to say what they are doing.
-
-A rank that is alive answers in milliseconds.
-"""
 FAREWELL_WAIT = 0.1
 """Seconds in which a rank's goodbye may come after the abort of one that missed it."""
 FEW_NOTES = 64
@@ -67,22 +63,6 @@ class _Rank:
         self.member: say.Member | None = None
         self.seen = time.monotonic()
         self.status: say.OperationStatus | None = None
-
-
-class _Query:
-    """A question that is being asked.
-
-    Args:
-        asker: Who asked first, and under which number of its own.
-        about: The group and the collective.
-        waiting: The ranks that have not answered.
-    """
-
-    def __init__(self, asker: tuple[int, int], about: tuple[bytes, int], waiting: set[int]) -> None:
-        self.askers = [asker]
-        self.about = about
-        self.waiting = waiting
-        self.replies: dict[int, say.OperationStatus] = {}
 
 
 class Directory:
@@ -144,8 +124,7 @@ class Directory:
         """Those who look at what the ranks do."""
         self._looks: dict[int, tuple[ControlLink, int]] = {}
         """For each question about the slates the link of the watcher, and the watcher's own number for it."""
-        self._queries: dict[int, _Query] = {}
-        self._query_numbers = itertools.count(1)
+        self._look_numbers = itertools.count(1)
         self._one_world = one_world
         self._job_file = job_file
         self._host_rank = host
@@ -173,6 +152,7 @@ class Directory:
         self._orphaned = False
         self._closed = False
         self._reactor = Reactor("phalanx-directory")
+        self._status_queries = StatusQueries(self._reactor, lambda: self._ranks, self._tell, self._silence)
         self._acceptor = Acceptor(
             self._reactor,
             listener,
@@ -358,7 +338,7 @@ class Directory:
     def _heard_watcher(self, link: ControlLink, message: say.Message) -> None:
         if not isinstance(message, say.SlateQuery) or link.waiting > WATCHER_ROOM:
             return  # one that does not read what it asked for gets no more
-        number = next(self._query_numbers)
+        number = next(self._look_numbers)
         self._looks[number] = (link, message.query)
         while len(self._looks) > MOST_LOOKS:
             del self._looks[next(iter(self._looks))]
@@ -413,9 +393,9 @@ class Directory:
         elif isinstance(message, say.Break):
             self._tell_all(say.Break(message.context, rank, message.cause), but=rank)
         elif isinstance(message, say.StatusQuery):
-            self._ask(rank, message)
+            self._status_queries.ask(rank, message)
         elif isinstance(message, say.StatusReply):
-            self._answer(rank, message)
+            self._status_queries.answer(rank, message)
         elif isinstance(message, say.Regroup) and not message.context and self._is_full():
             reason = f"the job has as many ranks as it may have ({self._elastic})"
             self._turn_away(rank, say.Refused(b"", reason, [], over=True))
@@ -508,9 +488,7 @@ class Directory:
         self._check_all_gone()
         self._check_over()
         self._loss_at = self._loss_at or time.monotonic()
-        for query in list(self._queries.values()):
-            query.waiting.discard(rank)
-            self._conclude_if_done(query)
+        self._status_queries.gone(rank)
         known = self._blaming[0] if self._blaming is not None else self._cause
         if known is not None and known.rank == rank:
             self._gone(rank)
@@ -697,44 +675,10 @@ class Directory:
         self._tell_all(say.Heartbeat())
         self._reactor.call_later(self.options.heartbeat, self._beat)
 
-    # -- what is everybody doing? --------------------------------------------------------------------------------------
-
-    def _ask(self, asker: int, message: say.StatusQuery) -> None:
-        about = (message.context, message.sequence)
-        if message.sequence:  # all members of a slow collective ask at about the same time: one answer serves them
-            for query in self._queries.values():
-                if query.about == about:
-                    query.askers.append((asker, message.query))
-                    return
-        number = next(self._query_numbers)
-        query = self._queries[number] = _Query((asker, message.query), about, set(self._ranks))
-        for rank in list(query.waiting):
-            if (entry := self._ranks.get(rank)) is not None:
-                entry.link.send(say.StatusQuery(number, *about))
-        self._conclude_if_done(query)
-        self._reactor.call_later(STATUS_WAIT, lambda: self._conclude(number))
-
-    def _answer(self, rank: int, message: say.StatusReply) -> None:
-        query = self._queries.get(message.query)
-        if query is not None and rank in query.waiting:
-            query.waiting.discard(rank)
-            query.replies[rank] = message.status
-            self._conclude_if_done(query)
-
-    def _conclude_if_done(self, query: _Query) -> None:
-        if not query.waiting:
-            for number in [n for n, q in self._queries.items() if q is query]:
-                self._conclude(number)
-
-    def _conclude(self, number: int) -> None:
-        query = self._queries.pop(number, None)
-        if query is None:
-            return
-        now = time.monotonic()
-        silent = {r: (now - e.seen, e.status) for r in query.waiting if (e := self._ranks.get(r)) is not None}
-        for asker, asked in query.askers:
-            if (entry := self._ranks.get(asker)) is not None:
-                entry.link.send(say.Statuses(asked, query.replies, silent))
+    def _silence(self, rank: int) -> tuple[float, say.OperationStatus | None] | None:
+        """How long nothing was heard of a rank, and what it did then."""
+        entry = self._ranks.get(rank)
+        return None if entry is None else (time.monotonic() - entry.seen, entry.status)
 
 
 def _describe(cause: EndCause) -> say.Message:
