@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import InvalidWorldSize
 from ..transports.reactor import Reactor
@@ -498,11 +498,11 @@ class Directory:
         self._lose(EndCause(rank, f"{reason}{where}"))
         self._gone(rank)
 
-    def _lose(self, cause: EndCause) -> None:
+    def _lose(self, cause: EndCause, kind: Literal["lost", "voted out"] = "lost") -> None:
         """Tells all of a rank that is lost. An elastic world goes on without it."""
         self._tell_all(say.Lost(cause.rank, cause.reason, cause.traceback))
         if self._elastic:
-            self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}", "lost", cause.rank))
+            self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}", kind, cause.rank))
         else:
             self._record(cause)
 
@@ -577,7 +577,7 @@ class Directory:
             entry.link.close()
             self._check_all_gone()
             self._check_over()
-            self._lose(EndCause(rank, "it was voted out: it did not answer in time"))
+            self._lose(EndCause(rank, "it was voted out: it did not answer in time"), "voted out")
             self._gone(rank)
 
     def _watch_the_time(self) -> None:

@@ -280,9 +280,9 @@ class Note(Struct, frozen=True):
     """A line for the screen of the launcher."""
 
     text: str
-    kind: Literal["formed", "lost", "arrived", "turned away", "view", "over"] = "view"
+    kind: Literal["formed", "lost", "voted out", "arrived", "turned away", "view", "over"] = "view"
     rank: int | None = None
-    """The rank that was lost, arrived, or was turned away."""
+    """The rank that this is about."""
 
 
 class SlateQuery(Struct, frozen=True):

@@ -152,6 +152,17 @@ def test_no_more_ranks_join_than_there_may_be(run: Runner) -> None:
     assert job.finish() == 0, job.err
 
 
+def test_a_rank_that_was_voted_out_and_does_not_wake_is_replaced_and_killed(run: Runner) -> None:
+    text = script(run, 400, {1: (5, "os.kill(os.getpid(), signal.SIGSTOP)")})
+    Path(text).write_text(Path(text).read_text().replace("timeout=30", "timeout=3"))
+    job = run("--elastic", "1:3", "--grace", "1", text)
+    assert job.process.returncode == 0, job.err
+    assert "rank 1 was lost: it was voted out: it did not answer in time; starting rank 3 in its place" in job.err
+    assert "rank 1 was voted out and has not ended within 1 s: killing it" in job.err
+    assert {0, 2, 3} == set(done(job))
+    run.assert_nothing_left()
+
+
 def test_a_rank_that_comes_too_late_is_told(run: Runner) -> None:
     """The others are done before a rank that was started for a lost one has begun."""
     job = run("--elastic", "1:2", script(run, 8, {1: (6, KILL)}, pause=0.0))

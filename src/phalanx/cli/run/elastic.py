@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from phalanx.launching.guardian import send
 
 from .output import RankOutput
 from .processes import LocalRank
@@ -49,6 +53,8 @@ class ElasticSupervisor(Supervisor):
         """Places on this node without a rank, because the job had enough of them."""
         self._lost_afar = 0
         """Ranks of other launchers that were lost, and for which none was started here."""
+        self._voted_out: dict[LocalRank, float] = {}
+        """Ranks of this node that the others go on without, and when they are killed if they have not ended."""
         self._places = {rank: place for place, rank in enumerate(self._by_rank)}
         self._next_number = self._plan.world_size
 
@@ -69,13 +75,17 @@ class ElasticSupervisor(Supervisor):
             self._next_number = max(self._next_number, note.rank + 1)
             if note.kind == "turned away":
                 self._turned_away.add(note.rank)
-        mine = any(rank.rank == note.rank for rank in self._processes.ranks)
-        # What happens to the ranks of this node is seen here.
-        if note.kind in ("view", "turned away") or (note.kind == "lost" and not mine):
+        mine = next((rank for rank in self._processes.ranks if rank.rank == note.rank), None)
+        is_loss = note.kind in ("lost", "voted out")
+        if note.kind in ("view", "turned away") or (is_loss and mine is None):
             self._say(note.text)
-        if note.kind == "lost" and not mine:
+        if is_loss and mine is None:
             self._lost_afar += 1
             self._fill_vacancies()
+        elif note.kind == "voted out" and mine is not None and mine.status is None:
+            # It may be stopped, or wait for something that never comes. Other losses are seen when the process ends.
+            self._voted_out[mine] = now + self._plan.grace
+            self._replace(mine, note.text)
 
     def _ended_by_itself(self, rank: LocalRank, now: float) -> None:
         if rank.status == 0:
@@ -83,25 +93,44 @@ class ElasticSupervisor(Supervisor):
         if self._ending.reason is not None or not self._formed or rank.status == 0:
             super()._ended_by_itself(rank, now)
             return
+        if rank in self._voted_out:
+            del self._voted_out[rank]
+            return
         if rank.rank in self._turned_away:  # it was never a part of the job
             self._by_rank.pop(rank)
             self._vacant.append(self._places.pop(rank))
             self._fill_vacancies()
             return
-        left = self._processes.running
+        left = [other for other in self._processes.running if other not in self._voted_out]
         failed = self._first_done is not None and (rank.status or 0) > 0
         if not left or failed:  # the state is gone with the last one, and so may be what was to come after the loop
             super()._ended_by_itself(rank, now)
             return
         self._show_last_words(rank, now)
+        self._replace(rank, f"rank {rank.rank} was lost: {describe_status(rank.status or 0)}")
+
+    def _replace(self, rank: LocalRank, lost: str) -> None:
+        """Announces the loss of a rank, and starts another, if one may be."""
+        self._by_rank.pop(rank, None)
         place = self._places.pop(rank)
-        lost = f"rank {rank.rank} was lost: {describe_status(rank.status or 0)}"
         why_not = self._why_none_starts()
         if why_not is not None:
-            self._say(f"{lost}; {len(left)} of {self._plan.ranks} ranks are left, and none is started: {why_not}")
+            left = sum(other not in self._voted_out for other in self._processes.running)
+            self._say(f"{lost}; {left} of {self._plan.ranks} ranks are left, and none is started: {why_not}")
             return
         number = self._start_another(place)
         self._say(f"{lost}; starting rank {number} in its place ({self._restarts} of {self._max_restarts} restarts)")
+
+    def _next_step(self) -> float:
+        return min([super()._next_step(), *self._voted_out.values()])
+
+    def _step(self, now: float) -> None:
+        for rank, at in self._voted_out.items():
+            if at <= now:
+                self._say(f"rank {rank.rank} was voted out and has not ended within {self._plan.grace:g} s: killing it")
+                send(signal.SIGKILL, [rank.pid])
+                self._voted_out[rank] = math.inf
+        super()._step(now)
 
     def _fill_vacancies(self) -> None:
         while self._vacant and self._lost_afar and self._why_none_starts() is None:
@@ -132,7 +161,7 @@ class ElasticSupervisor(Supervisor):
 
     def _show_last_words(self, rank: LocalRank, now: float) -> None:
         """Shows the traceback that a lost rank has left; it has no part in how the job ends."""
-        _, errors = self._by_rank.pop(rank)
+        _, errors = self._by_rank[rank]
         words = self._processes.last_words(rank)
         if words is not None:
             errors.add(words.text, now, show=True)

@@ -112,7 +112,7 @@ class Supervisor:
         """Waits for the next event, and reads what the ranks wrote."""
         self._choose_what_to_read()
         wake_at = min((output.stream.due() for output in self._outputs if not output.closed), default=math.inf)
-        wake_at = min(wake_at, self._ending.next_step(), self._look_at if not self._processes.running else math.inf)
+        wake_at = min(wake_at, self._next_step(), self._look_at if not self._processes.running else math.inf)
         now = time.monotonic()
         ready = self._selector.select(None if wake_at == math.inf else max(0.0, wake_at - now))
         now = time.monotonic()
@@ -184,6 +184,10 @@ class Supervisor:
         """Whether a rank has said that it failed because of another: that one is named as soon as it is known."""
         words = self._processes.last_words(rank)
         return words is not None and words.shared
+
+    def _next_step(self) -> float:
+        """When `_step` has something to do."""
+        return self._ending.next_step()
 
     def _step(self, now: float) -> None:
         """Sends the signal that is due."""
