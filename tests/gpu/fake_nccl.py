@@ -38,7 +38,7 @@ class FakeComm:
     def __init__(self, folder: Path, size: int, rank: int) -> None:
         self.folder, self.size, self.rank = folder, size, rank
         self.aborted = threading.Event()
-        self.ended = False
+        self.ended = self.is_finalized = False
         self.polls = 2
         """Looks at the state after each call that still find it in progress."""
         self.collectives = 0
@@ -112,6 +112,8 @@ class FakeNccl:
             return self.async_error
         if len(list(comm.folder.glob("here-*"))) < comm.size:
             return IN_PROGRESS
+        if comm.is_finalized and len(list(comm.folder.glob("ends-*"))) < comm.size:
+            return IN_PROGRESS
         comm.polls -= 1
         return IN_PROGRESS if comm.polls >= 0 else 0
 
@@ -125,6 +127,8 @@ class FakeNccl:
     def finalize(self, comm: FakeComm) -> None:
         self.calls.append(("finalize",))
         comm.polls = 2
+        comm.put(f"ends-{comm.rank}", b"")
+        comm.is_finalized = True
 
     def destroy(self, comm: FakeComm) -> None:
         self._end(comm, "destroy")

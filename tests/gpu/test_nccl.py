@@ -105,6 +105,45 @@ def test_a_rank_without_nccl(tmp_path: Path) -> None:
     assert run_ranks(2, body, str(tmp_path), backend="mesh") == [(2.0, [])] * 2
 
 
+@pytest.mark.parametrize("choice", ["nccl", "hybrid"])
+def test_nccl_is_chosen_and_refuses_one_gpu(choice: str, tmp_path: Path) -> None:
+    def body(group: px.Group, folder: str) -> Any:
+        group.backend.gpu_choice = choice
+        nccl = install_nccl(install(), Path(folder))
+        with pytest.raises(px.errors.BackendUnavailable, match=r"all ranks share one GPU, which NCCL 2\.32\.3 refuses"):
+            group.all_reduce(DriverArray(np.ones(4, np.float32)))
+        return nccl.calls
+
+    assert run_ranks(2, body, str(tmp_path), backend="mesh") == [[], []]
+
+
+def test_nccl_was_told_to_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+    def body(group: px.Group, folder: str) -> Any:
+        group.backend.gpu_choice = "nccl"
+        nccl = install_nccl(install(), Path(folder))
+        with group.subgroup([0, 1]) as pair:  # has its parent's choice
+            pair.all_reduce(DriverArray(np.ones(4, np.float32)))
+        with pytest.raises(px.errors.UnsupportedOp, match="NCCL does not have the reduction 'bor'"):
+            group.all_reduce(DriverArray(np.ones(4, np.int32)), "bor")
+        return [call[0] for call in nccl.calls]
+
+    assert run_ranks(2, body, str(tmp_path), backend="mesh") == [["start", "all_reduce", "finalize", "destroy"]] * 2
+
+
+def test_ranks_with_different_choices(tmp_path: Path) -> None:
+    def body(group: px.Group, folder: str) -> Any:
+        own_gpu(group, folder)
+        if group.rank:
+            group.backend.gpu_choice = "hybrid"
+        with pytest.raises(px.PhalanxError, match="auto on rank 0, hybrid on rank 1"):
+            group.all_reduce(DriverArray(np.ones(4, np.float32)))
+        return True
+
+    assert run_ranks(2, body, str(tmp_path), backend="mesh") == [True, True]
+
+
 def test_asynchronous_ones_and_subgroups(tmp_path: Path) -> None:
     def body(group: px.Group, folder: str) -> Any:
         own_gpu(group, folder)
@@ -130,6 +169,23 @@ def test_the_end(tmp_path: Path) -> None:
         return [call[0] for call in nccl.calls]
 
     assert run_ranks(2, body, str(tmp_path), backend="mesh") == [["start", "all_reduce", "finalize", "destroy"]] * 2
+
+
+def test_the_end_of_one_rank_alone(tmp_path: Path) -> None:
+    """A rank that closes its group while the others go on does not wait for them for ever."""
+
+    def body(group: px.Group, folder: str) -> Any:
+        _, nccl = own_gpu(group, folder)
+        pair = group.subgroup([0, 1])
+        pair.all_reduce(DriverArray(np.ones(9, np.float32)))
+        if group.rank == 0:
+            pair.close()
+        group.barrier()
+        pair.close()
+        return [call[0] for call in nccl.calls]
+
+    found = run_ranks(2, body, str(tmp_path), backend="mesh")
+    assert found[0] == ["start", "all_reduce", "finalize", "abort"]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ....background_thread import BackgroundThread
 from ....cuda.driver import CudaDriver, CudaError
 from ....cuda.nccl import ID_BYTES, IN_PROGRESS, Nccl, NcclError
 from ....deadline import Deadline
-from ....errors import PhalanxError
+from ....errors import ChannelClosed, PhalanxError
 from ...outcomes import DeadlinePassed
 from ...running_collective import RunningCollective
 from ..base import Engine
@@ -140,15 +140,23 @@ class Communicator:
         """Gives it back: together with the others if they come to it in a second, else alone."""
         if os.getpid() != self._process:
             return
-        if self._comm is not None and self._lane.error is None:
-            with contextlib.suppress(PhalanxError, DeadlinePassed), self._driver.using(self.device):
-                self._library.finalize(self._comm)
-                self._wait(Deadline(END_WAIT), lambda: True)
-                comm, self._comm = self._comm, None
-                self._in_thread(lambda: self._library.destroy(comm))
+        is_whole = self._lane.error is None or isinstance(self._lane.error, ChannelClosed)
+        if self._comm is not None and is_whole:
+            with contextlib.suppress(PhalanxError), self._driver.using(self.device):
+                self._finalize(self._comm)
         self.abort()
         with contextlib.suppress(CudaError), self._driver.using(self.device):
             self._driver.end_stream(self._stream)
+
+    def _finalize(self, comm: Any) -> None:
+        self._library.finalize(comm)
+        deadline = Deadline(END_WAIT)
+        while self._is_in_progress():
+            if deadline.expired:  # the others do not close the group now
+                return
+            time.sleep(LONGEST_PAUSE)
+        self._comm = None
+        self._in_thread(lambda: self._library.destroy(comm))
 
     def _in_thread(self, call: Callable[[], None]) -> None:
         """Calls a function of NCCL that may block, and waits for it as long as the caller can afford."""
