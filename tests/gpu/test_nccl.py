@@ -110,7 +110,7 @@ def test_nccl_is_chosen_and_refuses_one_gpu(choice: str, tmp_path: Path) -> None
     def body(group: px.Group, folder: str) -> Any:
         group.backend.gpu_choice = choice
         nccl = install_nccl(install(), Path(folder))
-        with pytest.raises(px.errors.BackendUnavailable, match=r"all ranks share one GPU, which NCCL 2\.32\.3 refuses"):
+        with pytest.raises(px.errors.UnsupportedOp, match=r"all ranks share one GPU, which NCCL 2\.32\.3 refuses"):
             group.all_reduce(DriverArray(np.ones(4, np.float32)))
         return nccl.calls
 
@@ -137,7 +137,7 @@ def test_ranks_with_different_choices(tmp_path: Path) -> None:
         own_gpu(group, folder)
         if group.rank:
             group.backend.gpu_choice = "hybrid"
-        with pytest.raises(px.PhalanxError, match="auto on rank 0, hybrid on rank 1"):
+        with pytest.raises(px.errors.UsageError, match="auto on rank 0, hybrid on rank 1"):
             group.all_reduce(DriverArray(np.ones(4, np.float32)))
         return True
 

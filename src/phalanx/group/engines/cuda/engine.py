@@ -21,7 +21,7 @@ from ....cuda.arrays import DeviceArray
 from ....cuda.driver import driver
 from ....cuda.host_copies import host_copies
 from ....cuda.nccl import nccl
-from ....errors import BackendUnavailable, UnsupportedOp
+from ....errors import UnsupportedOp
 from ...data.reduction import Reduction
 from ...fast_path import AnyFastPath, FastPathMaker
 from ...outcomes import DeadlinePassed
@@ -93,8 +93,8 @@ class DeviceEngine(Engine):
         """The way of an operation, the same on all ranks; the first one finds out how they lie.
 
         Raises:
-            UnsupportedOp: The backend allows NCCL only, which does not have that. All ranks find it.
-            BackendUnavailable: The same, and NCCL cannot be used by this group at all.
+            UnsupportedOp: The backend allows NCCL only, which this group cannot use, or which does not have that. All
+                ranks find it, and the group can go on.
             DeadlinePassed, FingerprintMismatch, PhalanxError: As every engine.
         """
         if not self._host.exchanges_counts:  # ferrotorch's ranks, which know of no meeting
@@ -106,7 +106,7 @@ class DeviceEngine(Engine):
         if self._choice in ("nccl", "hybrid"):
             obstacle = nccl_obstacle(self._placement)
             if obstacle is not None:
-                raise BackendUnavailable(f"this group's backend moves arrays on a GPU by NCCL, but {obstacle}")
+                raise UnsupportedOp(f"this group's backend moves arrays on a GPU by NCCL, but {obstacle}")
         lacks = nccl_lacks(operation)
         if self._choice == "nccl" and lacks is not None:
             raise UnsupportedOp(

@@ -11,7 +11,7 @@ from ....backends.base import GpuChoice
 from ....config import nccl_shares_gpus
 from ....cuda.driver import driver
 from ....cuda.nccl import nccl
-from ....errors import BackendUnavailable, PhalanxError
+from ....errors import BackendUnavailable, UsageError
 from ...running_collective import RunningCollective
 from ..base import Engine
 from ..segment import SegmentEngine
@@ -31,13 +31,14 @@ def meet(running: RunningCollective, host: Engine, device: int, choice: GpuChoic
     NCCL is looked for only where it could be used: to load it takes a while, and much memory.
 
     Raises:
+        UsageError: They allow different ways. All ranks find it.
         DeadlinePassed, FingerprintMismatch, PhalanxError: As every engine.
     """
     told = _tell_all(running, host, _GPU.pack(driver().device_uuid(device), choice.encode()))
     uuids, choices = zip(*map(_GPU.unpack, told), strict=True)
     if len(set(choices)) > 1:
         names = ", ".join(f"{name.rstrip(bytes(1)).decode()} on rank {rank}" for rank, name in enumerate(choices))
-        raise PhalanxError(f"the ranks of this group have different backends for arrays on a GPU: {names}")
+        raise UsageError(f"the ranks of this group have different backends for arrays on a GPU: {names}")
     gpus, version, shares = gpus_of(uuids), 0, False
     if gpus is Gpus.OWN or choice in ("nccl", "hybrid"):
         told = _tell_all(running, host, _NCCL.pack(nccl_version(), nccl_shares_gpus()))
