@@ -31,7 +31,7 @@ def two_gpus(fake: FakeDriver, *, peers: bool = True) -> None:
 
 
 def missing() -> Any:
-    raise BackendUnavailable("nccl4py is not installed (pip install 'phalanx[nccl]')")
+    raise BackendUnavailable("nccl4py is not installed (pip install nccl4py)")
 
 
 def ranks(count: int, **env: str) -> Situation:
@@ -65,7 +65,7 @@ def test_two_gpus_with_and_without_nccl(tmp_path: Path) -> None:
     (found,) = gpus(Situation())
     assert found.found.endswith("with one each: through the shared memory of the host, by copy engines")
     (found,) = nccl_library(Situation())
-    assert (found.status, "pip install 'phalanx[nccl]'" in found.found) == (Severity.WARNING, True)
+    assert (found.status, "pip install nccl4py" in found.found) == (Severity.WARNING, True)
     assert found.advice
 
 

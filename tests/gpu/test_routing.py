@@ -111,7 +111,7 @@ def test_the_gpus_of_ranks() -> None:
 
 
 def test_why_not_by_nccl() -> None:
-    assert "pip install 'phalanx[nccl]'" in str(nccl_obstacle(Placement(2, True, Gpus.OWN)))
+    assert "pip install nccl4py" in str(nccl_obstacle(Placement(2, True, Gpus.OWN)))
     shared = nccl_obstacle(Placement(2, True, Gpus.ONE, nccl=22809))
     assert shared is not None
     assert "all ranks share one GPU, which NCCL 2.28.9 refuses" in shared
@@ -125,7 +125,7 @@ def test_why_not_by_nccl() -> None:
 
 
 def missing() -> Any:
-    raise BackendUnavailable("nccl4py is not installed (pip install 'phalanx[nccl]')")
+    raise BackendUnavailable("nccl4py is not installed (pip install nccl4py)")
 
 
 class NoDriver:
@@ -144,7 +144,7 @@ def test_without_a_gpu_or_nccl(name: str) -> None:
         made()
     install()
     use_nccl(missing)
-    with pytest.raises(BackendUnavailable, match=rf"{name} moves arrays by NCCL, but .*pip install 'phalanx\[nccl\]'"):
+    with pytest.raises(BackendUnavailable, match=rf"{name} moves arrays by NCCL, but .*pip install nccl4py"):
         made()
 
 
@@ -152,7 +152,7 @@ def test_nccl4py_is_not_there() -> None:
     try:
         import nccl  # noqa: F401
     except ImportError:
-        with pytest.raises(BackendUnavailable, match=r"nccl4py is not installed \(pip install 'phalanx\[nccl\]'\)"):
+        with pytest.raises(BackendUnavailable, match=r"nccl4py is not installed \(pip install nccl4py\)"):
             Nccl()
     else:
         assert Nccl().version > 20000

@@ -12,6 +12,7 @@ from ..cuda.driver import CudaError, driver
 from ..cuda.nccl import nccl
 from ..errors import BackendUnavailable
 from ..types import Address
+from .base import GpuChoice
 from .mesh.backend import MeshBackend
 from .mesh.world import MeshWorld
 
@@ -37,7 +38,7 @@ class UccBackend(MeshBackend):
         RendezvousError: The world did not form.
     """
 
-    gpu_choice = "ucc"
+    gpu_choice: GpuChoice = "ucc"
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class HybridBackend(UccBackend):
         ConfigError, RendezvousError: As `UccBackend`.
     """
 
-    gpu_choice = "hybrid"
+    gpu_choice: GpuChoice = "hybrid"
 
     def _check_software(self) -> None:
         name = type(self).__name__
@@ -103,4 +104,4 @@ class NcclBackend(HybridBackend):
         ConfigError, RendezvousError: As `UccBackend`.
     """
 
-    gpu_choice = "nccl"
+    gpu_choice: GpuChoice = "nccl"

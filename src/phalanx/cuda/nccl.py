@@ -39,7 +39,7 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 BYTES = DTYPES["uint8"]
 """The dtype of what is only moved."""
 
-_NO_PACKAGE = "nccl4py is not installed (pip install 'phalanx[nccl]')"
+_NO_PACKAGE = "nccl4py is not installed (pip install nccl4py)"
 _NO_LIBRARY = (
     "nccl4py does not find NCCL itself, libnccl.so.2 (it comes with torch for CUDA; else pip install nvidia-nccl-cu12 "
     "or nvidia-nccl-cu13, as the driver's CUDA is)"

@@ -120,7 +120,7 @@ def nccl_obstacle(placement: Placement) -> str | None:
     """Why a group cannot use NCCL at all, with what to do; None if it can."""
     if not placement.nccl:
         return (
-            "nccl4py and one version of NCCL must be there on all ranks (pip install 'phalanx[nccl]'; `phalanx doctor` "
+            "nccl4py and one version of NCCL must be there on all ranks (pip install nccl4py; `phalanx doctor` "
             "says what a host has)"
         )
     if placement.gpus is Gpus.OWN or placement.size == 1:
