@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.gpu import test_collectives
 from tests.gpu.fake import DriverArray, FakeDriver, install
 from tests.gpu.fake_nccl import FakeNccl, install_nccl
+from tests.gpu.gpu import needs_gpu
 from tests.gpu.test_collectives import LONG, all_verbs
 
 import phalanx as px
@@ -186,6 +188,39 @@ def test_the_end_of_one_rank_alone(tmp_path: Path) -> None:
 
     found = run_ranks(2, body, str(tmp_path), backend="mesh")
     assert found[0] == ["start", "all_reduce", "finalize", "abort"]
+
+
+@needs_gpu
+@pytest.mark.skipif(importlib.util.find_spec("nccl") is None, reason="nccl4py is not installed")
+def test_one_rank_on_a_real_gpu() -> None:
+    """NCCL itself, as far as one GPU goes: it starts without blocking, does every operation, and ends."""
+
+    def body(group: px.Group) -> Any:
+        group.backend.gpu_choice = "nccl"
+        test_collectives.values = small_numbers
+        wrong = []
+        every = small_numbers(0, LONG)
+        for dtype in (np.float32, np.float64, np.float16, np.int8, np.uint64):
+            for op in ("sum", "min"):
+                x = DriverArray(every.astype(dtype))
+                group.all_reduce(x, op)
+                wrong += [(dtype, op)] * (not np.array_equal(x.numpy(), every.astype(dtype)))
+        x, out = DriverArray(every), DriverArray(np.zeros(LONG, np.float32))
+        for verb in (group.all_gather, group.all_to_all):
+            out.fill(0)
+            verb(x, out)
+            wrong += [verb.__name__] * (not np.array_equal(out.numpy(), every))
+        out.fill(0)
+        group.reduce_scatter(x, "mean", out)
+        group.broadcast(out, 0)
+        group.reduce(out, 0)
+        wrong += ["others"] * (not np.array_equal(out.numpy(), every))
+        with pytest.raises(px.errors.UnsupportedOp):
+            group.all_reduce(DriverArray(np.ones(4, np.int16)))
+        group.close()
+        return wrong
+
+    assert run_ranks(1, body, backend="mesh") == [[]]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
