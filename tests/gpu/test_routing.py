@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +184,28 @@ def test_one_rank_by_nccl(tmp_path: Any) -> None:
         assert out.numpy().tolist() == [0.0, 1.0, 2.0, 3.0]
     backend.close()
     assert [call[0] for call in nccl.calls] == ["start", "all_reduce", "finalize", "destroy"]
+
+
+@pytest.mark.parametrize("name", ["NcclBackend", "HybridBackend", "UccBackend"])
+def test_ranks_of_a_launcher(name: str, tmp_path: Any) -> None:
+    """The world forms from the launcher's variables, and arrays of GPUs go by NCCL on all three."""
+
+    def body(folder: str) -> Any:
+        import numpy as np
+
+        import phalanx as px
+        from phalanx.config import detect
+
+        nccl = install_nccl(install(uuid=bytes([detect().rank]) * 16), Path(folder))
+        backend = getattr(px.backends, name)()
+        with px.Group(backend) as group:
+            x = DriverArray(np.ones(4, np.float32))
+            group.all_reduce(x)
+            plain = group.all_reduce(np.ones(4))
+            found = group.rank, x.numpy().tolist(), plain.tolist(), [call[0] for call in nccl.calls]
+        backend.close()
+        return found
+
+    two = [2.0] * 4
+    calls = ["start", "all_reduce"]
+    assert px.launch(body, 2, str(tmp_path), timeout=60) == [(0, two, two, calls), (1, two, two, calls)]
