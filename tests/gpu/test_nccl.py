@@ -335,6 +335,24 @@ def test_an_error_that_nccl_finds_later(tmp_path: Path) -> None:
         assert one["seconds"] < 4, one
 
 
+def test_nccl_notices_a_lost_rank_first(tmp_path: Path) -> None:
+    """The error names the rank all the same."""
+
+    def body(group: px.Group, folder: str) -> Any:
+        _, nccl = own_gpu(group, folder)
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank == 1:
+            nccl.on_enqueue = lambda name: faults.kill_self()
+        else:
+            nccl.on_enqueue = lambda name: setattr(nccl, "async_error", 6)
+        return outcome(nccl, lambda: group.all_reduce(x, timeout=30), x)
+
+    found = run_ranks(3, body, str(tmp_path), backend="mesh", may_die=[1])
+    for one in (found[0], found[2]):
+        assert (one["error"], one["peer"], one["calls"]) == ("PeerLost", 1, ["all_reduce", "abort"]), one
+
+
 def test_different_operations(tmp_path: Path) -> None:
     """They are found out before NCCL hears of them."""
 

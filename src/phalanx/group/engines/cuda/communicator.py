@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ LOOKS = 200
 """Looks at an operation without a pause. One takes a few microseconds, and most operations are short."""
 PAUSE, LONGEST_PAUSE = 20e-6, 500e-6
 """Seconds between two looks after that."""
-CAUSE_WAIT = 0.5
-"""Seconds in which the group may say why NCCL has failed: the rank that died is a better word than NCCL's."""
+CAUSE_WAIT = 1.0
+"""Seconds that a rank on which NCCL has failed waits for the group to say which rank is gone."""
 END_WAIT = 1.0
 """Seconds that the end of a communicator may take; a call of NCCL that takes longer goes on in its thread."""
 
@@ -71,13 +71,9 @@ class Communicator:
         if host.rank == 0:
             identity[:] = np.frombuffer(self._library.new_id(), np.uint8)
         host.broadcast(running, identity, 0)
-        try:
-            with self._driver.using(self.device):
-                self._comm = self._library.start(host.size, host.rank, identity.tobytes())
-                self._wait(running.deadline, lambda: True)
-        except BaseException:
-            self.abort()
-            raise
+        with self._ended_by_failure():
+            self._comm = self._library.start(host.size, host.rank, identity.tobytes())
+            self._wait(running.deadline, lambda: True)
 
     def run(self, running: RunningCollective, enqueue: Enqueue) -> None:
         """Does operations on the GPU, and returns when they have ended there.
@@ -87,13 +83,9 @@ class Communicator:
         """
         if self._comm is None:
             raise self._lane.error or PhalanxError("the communicator of NCCL was ended by an earlier failure")
-        try:
-            with self._driver.using(self.device):
-                enqueue(self._library, self._comm, self._stream)
-                self._wait(running.deadline, lambda: self._driver.is_idle(self._stream))
-        except BaseException:
-            self.abort()
-            raise
+        with self._ended_by_failure():
+            enqueue(self._library, self._comm, self._stream)
+            self._wait(running.deadline, lambda: self._driver.is_idle(self._stream))
 
     def copy(self, to: int, address: int, size: int) -> None:
         """Puts a copy inside the GPU on the stream, before what is given to NCCL."""
@@ -117,8 +109,24 @@ class Communicator:
     def _is_in_progress(self) -> bool:
         code = self._library.state(self._comm)
         if code and code != IN_PROGRESS:
-            raise self._lane.await_error(CAUSE_WAIT) or self._library.error_of(self._comm, code)
+            raise self._library.error_of(self._comm, code)
         return code == IN_PROGRESS
+
+    @contextlib.contextmanager
+    def _ended_by_failure(self) -> Iterator[None]:
+        """Makes the GPU the current one. Whatever is raised ends the communicator.
+
+        Where NCCL notices first that a rank is gone, the group's own error is raised: it names the rank.
+        """
+        try:
+            with self._driver.using(self.device):
+                yield
+        except (NcclError, CudaError) as error:
+            self.abort()
+            raise self._lane.await_error(CAUSE_WAIT) or error from None
+        except BaseException:
+            self.abort()
+            raise
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
