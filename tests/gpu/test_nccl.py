@@ -90,9 +90,14 @@ def test_what_nccl_lacks_goes_through_the_host(tmp_path: Path) -> None:
         x, y = DriverArray(np.full(5, group.rank + 1, np.int16)), DriverArray(np.full(5, group.rank + 1, np.int32))
         group.all_reduce(x)
         group.all_reduce(y, "bor")
-        return x.numpy().tolist(), y.numpy().tolist(), nccl.calls
+        z = DriverArray(np.ones(5, np.float32))
+        group.all_reduce(z)
+        group.all_reduce(z)  # what NCCL has still goes by it
+        assert getattr(group._fast_path, "device", None) is None, "it would take tensors of torch past NCCL"
+        return x.numpy().tolist(), y.numpy().tolist(), z.numpy()[0], [call[0] for call in nccl.calls]
 
-    assert run_ranks(2, body, str(tmp_path), backend="mesh") == [([3] * 5, [3] * 5, [])] * 2
+    expected = ([3] * 5, [3] * 5, 4.0, ["start", "all_reduce", "all_reduce"])
+    assert run_ranks(2, body, str(tmp_path), backend="mesh") == [expected] * 2
 
 
 def test_a_rank_without_nccl(tmp_path: Path) -> None:

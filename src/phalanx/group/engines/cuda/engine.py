@@ -151,7 +151,8 @@ class DeviceEngine(Engine):
                 raise DeadlinePassed([self.rank])
         if self._sharing is None:
             self._sharing = agree(running, self._host, source.device)
-            self._host.use_device(self._sharing.collectives)
+            if self._placement is None or nccl_obstacle(self._placement) is not None:
+                self._host.use_device(self._sharing.collectives)  # it takes all arrays from then on
         core = self._sharing.collectives
         outcome = operation(core)(*arguments, running.fingerprint, running.deadline.at)
         if outcome != DONE:
