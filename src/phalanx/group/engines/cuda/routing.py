@@ -70,7 +70,7 @@ class Gpus(enum.Enum):
 
 
 class Placement(NamedTuple):
-    """What all ranks of a group know of each other."""
+    """The facts that all ranks of a group know of each other."""
 
     size: int
     """The number of ranks."""
@@ -94,7 +94,7 @@ class Operation(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the way of an array depends on."""
+    """The facts that the way of an array depends on."""
 
     device: Literal["cpu", "cuda"]
     nbytes: int
@@ -106,7 +106,7 @@ class Question(NamedTuple):
 
 
 def nccl_lacks(operation: Operation) -> str | None:
-    """What NCCL does not have of an operation; None if it has all."""
+    """The part of an operation that NCCL does not have; None if it has all."""
     if operation.verb not in _NCCL_VERBS:
         return operation.verb
     if operation.verb not in _REDUCING:
