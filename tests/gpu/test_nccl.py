@@ -272,6 +272,27 @@ def test_a_rank_dies_in_the_middle(victim: int, transport: str, tmp_path: Path) 
             assert one["seconds"] < 2.5, one  # a second, and what this machine is late
 
 
+def test_the_survivors_go_on(tmp_path: Path) -> None:
+    """The group that they shrink to has a communicator of its own."""
+
+    def body(group: px.Group, folder: str) -> Any:
+        _, nccl = own_gpu(group, folder)
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank == 1:
+            nccl.on_enqueue = lambda name: faults.kill_self()
+        with pytest.raises(px.PeerLost):
+            group.all_reduce(x)
+        x.fill(1)
+        rest = group.shrink()
+        rest.all_reduce(x)
+        return float(x.numpy()[0]), [call[0] for call in nccl.calls]
+
+    calls = ["start", "all_reduce", "all_reduce", "abort", "start", "all_reduce"]
+    found = run_ranks(3, body, str(tmp_path), backend="mesh", may_die=[1])
+    assert [found[0], found[2]] == [(2.0, calls)] * 2
+
+
 def test_a_rank_dies_before_they_meet(tmp_path: Path) -> None:
     """Nothing is given to NCCL then, and the communicator goes when the group does."""
 
