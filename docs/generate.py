@@ -41,6 +41,7 @@ SECTIONS = {
     "options": ("PHALANX_INTERFACE", "PHALANX_LOG"),
     "torchrun": ("RANK", "TORCHELASTIC_USE_AGENT_STORE"),
     "torch": ("PHALANX_AS_GLOO", "TORCH_DIST_NAN_CHECK"),
+    "gpus": ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_MULTI_RANK_GPU_ENABLE"),
     "openmpi": ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
     "mpich": ("PMI_RANK", "MPI_LOCALNRANKS"),
     "slurm": ("SLURM_PROCID", "SLURM_TASK_PID"),

@@ -15,7 +15,7 @@ from phalanx.config.reader import VariableReader
 
 PACKAGE = Path(phalanx.__file__).parent
 CONFIG = PACKAGE / "config"
-NAME = re.compile(r"(PHALANX|OMPI|PMI|PMIX|MPI|HYDI|SLURM|TORCH|TORCHELASTIC|XDG|MASTER|LOCAL|GROUP)_[A-Z0-9_]+")
+NAME = re.compile(r"(PHALANX|OMPI|PMI|PMIX|MPI|HYDI|SLURM|TORCH|TORCHELASTIC|NCCL|XDG|MASTER|LOCAL|GROUP)_[A-Z0-9_]+")
 BARE = {"RANK", "WORLD_SIZE", "TMPDIR"}
 
 

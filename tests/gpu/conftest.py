@@ -1,4 +1,4 @@
-"""What a test has put in the place of the driver is taken away after it."""
+"""What a test has put in the place of the driver and of NCCL is taken away after it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.cuda.driver import use_driver
+from phalanx.cuda.nccl import use_nccl
 from phalanx.group.engines.cuda import routing
 
 
@@ -15,3 +16,4 @@ def own_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(routing, "SLICE", routing.SLICE)
     yield
     use_driver(None)
+    use_nccl(None)

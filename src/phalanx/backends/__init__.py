@@ -12,8 +12,19 @@ from .subgroup import SubBackend
 if TYPE_CHECKING:
     from .classic.star import TcpBackend
     from .mpi.backend import MpiBackend
+    from .routed import HybridBackend, NcclBackend, UccBackend
 
-__all__ = ["Backend", "MeshBackend", "MpiBackend", "SimulatedBackend", "SubBackend", "TcpBackend"]
+__all__ = [
+    "Backend",
+    "HybridBackend",
+    "MeshBackend",
+    "MpiBackend",
+    "NcclBackend",
+    "SimulatedBackend",
+    "SubBackend",
+    "TcpBackend",
+    "UccBackend",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +36,8 @@ def __getattr__(name: str) -> Any:
         from .mpi.backend import MpiBackend
 
         return MpiBackend
+    if name in ("HybridBackend", "NcclBackend", "UccBackend"):  # most programs let `init` choose
+        from . import routed
+
+        return getattr(routed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,10 @@ from .lane_ports import LanePort
 from .ports import Accept, LinkPort
 from .raw_messages import RawMessages, bytes_of
 
-__all__ = ["Backend", "LaneBackend"]
+__all__ = ["Backend", "GpuChoice", "LaneBackend"]
+
+GpuChoice = Literal["auto", "nccl", "hybrid", "ucc"]
+"""Which ways arrays on a GPU may go: any, NCCL only, NCCL and the host for what NCCL lacks, any."""
 
 
 class Backend(ABC):
@@ -98,6 +101,8 @@ class LaneBackend(Backend):
     """The library that the other ranks use. With ferrotorch, only plain messages of the classic wire are sent."""
     self_send = False
     """True if a rank may send to itself."""
+    gpu_choice: GpuChoice = "auto"
+    """Which ways arrays on a GPU may go; the same on all ranks."""
     engine_context: object = None
     """Data for a collective engine that is made for this kind of backend; None if collectives go over lanes."""
 

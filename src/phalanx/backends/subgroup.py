@@ -62,6 +62,7 @@ class SubBackend(LaneBackend):
         self.topology = lanes.topology
         self.self_send = lanes.self_send
         self.engine_context = lanes.engine_context
+        self.gpu_choice = lanes.gpu_choice
         self.members = tuple(chosen)
         """The parent's rank of each member."""
         self.peers = lanes.peers

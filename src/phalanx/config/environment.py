@@ -27,6 +27,7 @@ __all__ = [
     "log_level",
     "memory_dir",
     "min_size",
+    "nccl_shares_gpus",
     "nearest_variable",
     "pure",
     "runtime_dir",
@@ -66,6 +67,11 @@ def pure(env: Mapping[str, str] | None = None) -> bool:
         ConfigError: The variable is neither true nor false.
     """
     return VariableReader(env).flag("PHALANX_PURE")
+
+
+def nccl_shares_gpus(env: Mapping[str, str] | None = None) -> bool:
+    """Whether NCCL was told, by its own variable, to take several ranks on one GPU."""
+    return VariableReader(env).text("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def debug(env: Mapping[str, str] | None = None) -> bool:

@@ -78,6 +78,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TORCH_FR_BUFFER_SIZE", _USER, "operations that torch's flight recorder keeps (torch 2.15)", "none"),
     Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", _USER, "the same by an older name", "none"),
     Variable("TORCH_DIST_NAN_CHECK", _USER, "1: torch looks for NaN in what is sent (torch 2.14)", "0"),
+    # -- GPUs --------------------------------------------------------------------------------------------------------
+    Variable("NCCL_MULTI_RANK_GPU_ENABLE", _USER, "1: NCCL 2.30.3 and later takes several ranks on one GPU", "0"),
     # -- Open MPI ----------------------------------------------------------------------------------------------------
     Variable("OMPI_COMM_WORLD_RANK", _OPENMPI, "this process among all, from 0", "none"),
     Variable("OMPI_COMM_WORLD_SIZE", _OPENMPI, "number of processes", "none"),

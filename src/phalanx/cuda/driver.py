@@ -35,6 +35,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGet": (_POINTER, _INT),
     "cuDeviceGetName": (_POINTER, _INT, _INT),
     "cuDeviceGetUuid_v2": (_POINTER, _INT),
+    "cuDeviceCanAccessPeer": (_POINTER, _INT, _INT),
     "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
     "cuCtxGetCurrent": (_POINTER,),
     "cuCtxPushCurrent_v2": (_POINTER,),
@@ -197,6 +198,11 @@ class CudaDriver:
         uuid = ctypes.create_string_buffer(16)
         self._call("cuDeviceGetUuid_v2", uuid, self._made(_INT, "cuDeviceGet", device))
         return uuid.raw
+
+    def reaches(self, device: int, other: int) -> bool:
+        """True if a GPU can use the memory of another directly."""
+        handles = (self._made(_INT, "cuDeviceGet", number) for number in (device, other))
+        return bool(self._made(_INT, "cuDeviceCanAccessPeer", *handles))
 
     def using(self, device: int) -> contextlib.AbstractContextManager[None]:
         """Makes a GPU the current one of this thread."""

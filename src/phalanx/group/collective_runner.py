@@ -90,7 +90,7 @@ class CollectiveRunner(GroupCore):
         if not has_gpu_arrays():
             return self._engine
         if self._device_engine is None:
-            self._device_engine = engine_for_devices(self._engine)
+            self._device_engine = engine_for_devices(self._engine, self._backend, self._collectives)
             self._closers.append(self._device_engine.close)
         return self._device_engine
 

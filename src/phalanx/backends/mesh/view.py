@@ -45,6 +45,7 @@ class ViewBackend(LaneBackend):
             options=root.options,
         )
         self.epoch = view.epoch
+        self.gpu_choice = root.gpu_choice
         self.is_world = is_world
         self.take_hosts([world.roster[member] for member in view.members])
 

@@ -1,7 +1,7 @@
 """`phalanx doctor`: looks at what breaks distributed jobs and says, for each, what was found and what to do.
 
-The checks are in `launching`, `network`, `memory`, `limits`, `gpus` and `software`; importing those enters them in the
-list that `findings.examine` runs. `show` prints what they found.
+The checks are in `launching`, `network`, `memory`, `limits`, `gpus`, `nccl` and `software`; importing those enters
+them in the list that `findings.examine` runs. `show` prints what they found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.types import Address
 
 # isort: off
 # In the order in which the findings are shown: importing a module enters its checks.
-from . import software, gpus, launching, network, memory, limits  # noqa: F401
+from . import software, gpus, nccl, launching, network, memory, limits  # noqa: F401
 
 # isort: on
 from .findings import CHECKS, Finding, Severity, Situation, examine

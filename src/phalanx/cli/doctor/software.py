@@ -23,6 +23,7 @@ _PACKAGES = {
     "jax": "JAX arrays",
     "mpi4py": "the MPI backend",
     "cupy": "CuPy arrays",
+    "nccl4py": "NCCL, for ranks with a GPU each",
 }
 _DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x")}
 """Where a package is published under several names."""

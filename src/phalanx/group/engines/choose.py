@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ...backends.base import LaneBackend
+from ...backends.lane import Lane
 from ...backends.mpi.context import mpi_context
 from ..fast_path import DeviceFastPath
 from . import hosts, network, segment
@@ -30,11 +31,15 @@ def choose_engine(setup: EngineSetup) -> Engine:
     raise AssertionError("the network suits every group")
 
 
-def engine_for_devices(host: Engine) -> Engine:
-    """The engine of arrays on a GPU, for a group that has that engine for arrays of the host."""
+def engine_for_devices(host: Engine, backend: LaneBackend, lane: Lane) -> Engine:
+    """The engine of arrays on a GPU, for a group that has that engine for arrays of the host.
+
+    Args:
+        lane: The group's lane for collectives.
+    """
     from .cuda.engine import DeviceEngine  # most programs have no GPU
 
-    return DeviceEngine(host)
+    return DeviceEngine(host, lane, backend.gpu_choice)
 
 
 def device_fast_path(backend: LaneBackend, run: RunCollective) -> DeviceFastPath | None:

@@ -1,7 +1,8 @@
 """The engine of arrays that lie on a GPU, above the group's engine for the memory of the host.
 
-Every method also takes arrays of the host, and hands them on. Where the ranks share memory of the host, the core does
-the rest (cpp/phalanx/cuda); else the arrays are copied to the host for the time of a collective there. Whichever way an
+Every method also takes arrays of the host, and hands them on. For the others `routing.py` has the table: ranks
+with a GPU each use NCCL if it is there (`nccl.py`); ranks that share memory of the host leave the rest to the core
+(cpp/phalanx/cuda); else the arrays are copied to the host for the time of a collective there. Whichever way an
 operation goes, it has ended when the method returns: its result can be used on any stream.
 """
 
@@ -14,8 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._native import dtype_code, op_code
+from ....backends.base import GpuChoice
+from ....backends.lane import Lane
 from ....cuda.arrays import DeviceArray
+from ....cuda.driver import driver
 from ....cuda.host_copies import host_copies
+from ....cuda.nccl import nccl
+from ....errors import UnsupportedOp
 from ...data.reduction import Reduction
 from ...fast_path import AnyFastPath, FastPathMaker
 from ...outcomes import DeadlinePassed
@@ -23,6 +29,10 @@ from ...running_collective import RunningCollective
 from ..base import Engine, Flat, Parts, Receive
 from ..segment import DONE, SegmentEngine
 from .agreement import DeviceSharing, agree
+from .communicator import Communicator
+from .nccl import NcclCollectives
+from .placement import meet
+from .routing import Operation, Placement, Question, Way, nccl_lacks, nccl_obstacle, way_of
 from .staging import Staging
 
 if TYPE_CHECKING:
@@ -36,15 +46,21 @@ class DeviceEngine(Engine):
 
     Args:
         host: The group's engine for the memory of the host, in which the ranks meet.
+        lane: The group's lane for collectives, which ends when the group breaks.
+        choice: The ways that the group's backend allows.
     """
 
-    def __init__(self, host: Engine) -> None:
+    def __init__(self, host: Engine, lane: Lane, choice: GpuChoice) -> None:
         super().__init__(host.rank, host.size)
         self.segment = host.segment
         self.exchanges_counts = host.exchanges_counts
         self._host = host
         self._staging = Staging(host.rank, host.segment)
+        self._lane = lane
+        self._choice = choice
+        self._placement = Placement(1, False) if self.size == 1 and choice in ("auto", "ucc") else None
         self._sharing: DeviceSharing | None = None
+        self._nccl: NcclCollectives | None = None
 
     @property
     def for_host(self) -> Engine:
@@ -62,12 +78,54 @@ class DeviceEngine(Engine):
     def close(self) -> None:
         """Gives back what it has on the GPU. The host's engine is the group's to close."""
         self._staging.close()
+        if self._nccl is not None:
+            self._nccl.close()
         if self._sharing is not None:
             if isinstance(self._host, SegmentEngine):
                 self._host.use_device(None)
             self._sharing.close()
 
     # -- the way of an operation ---------------------------------------------------------------------------------------
+
+    def _way(
+        self, running: RunningCollective, verb: str, array: DeviceArray, reduction: Reduction | None = None
+    ) -> Way:
+        """The way of an operation, the same on all ranks; the first one finds out how they lie.
+
+        Raises:
+            UnsupportedOp: The backend allows NCCL only, which this group cannot use, or which does not have that. All
+                ranks find it, and the group can go on.
+            DeadlinePassed, FingerprintMismatch, PhalanxError: As every engine.
+        """
+        if not self._host.exchanges_counts:  # ferrotorch's ranks, which know of no meeting
+            return Way.STAGED
+        if self._placement is None:
+            self._placement = meet(running, self._host, array.device, self._choice)
+        name = "" if reduction is None else reduction.dtype or array.dtype.name
+        operation = Operation(verb, "" if reduction is None else reduction.name, name)
+        if self._choice in ("nccl", "hybrid"):
+            obstacle = nccl_obstacle(self._placement)
+            if obstacle is not None:
+                raise UnsupportedOp(f"this group's backend moves arrays on a GPU by NCCL, but {obstacle}")
+        lacks = nccl_lacks(operation)
+        if self._choice == "nccl" and lacks is not None:
+            raise UnsupportedOp(
+                f"NCCL does not have {lacks} (convert the array, or use phalanx.init() or HybridBackend, which take "
+                "what NCCL lacks through the memory of the host)"
+            )
+        return way_of(Question("cuda", array.nbytes, self._placement, operation, self._choice))
+
+    def _by_nccl(self, running: RunningCollective, device: int) -> NcclCollectives:
+        """The collectives of NCCL; the first one starts it.
+
+        Raises:
+            DeadlinePassed, FingerprintMismatch, PhalanxError: As every engine.
+        """
+        if self._nccl is None:
+            made = Communicator(nccl(), driver(), device, self._lane)
+            made.start(running, self._host)
+            self._nccl = NcclCollectives(self._host, made)
+        return self._nccl
 
     def _in_core(
         self,
@@ -76,8 +134,8 @@ class DeviceEngine(Engine):
         source: DeviceArray,
         target: DeviceArray | None,
         *arguments: Any,
-    ) -> bool:
-        """Does an operation in the core; False, on all ranks alike, if that does not do it here.
+    ) -> None:
+        """Does an operation in the core, or inside the GPU for a rank that is alone.
 
         Args:
             operation: A method of the core.
@@ -86,20 +144,19 @@ class DeviceEngine(Engine):
         """
         if self.size == 1:
             self._move(running, source, source if target is None else target)
-            return True
-        if not isinstance(self._host, SegmentEngine):
-            return False
+            return
+        assert isinstance(self._host, SegmentEngine), "the ranks share memory"
         for array in (source,) if target is None else (source, target):
             if not array.ready.wait(running.deadline):
                 raise DeadlinePassed([self.rank])
         if self._sharing is None:
             self._sharing = agree(running, self._host, source.device)
-            self._host.use_device(self._sharing.collectives)
+            if self._placement is None or nccl_obstacle(self._placement) is not None:
+                self._host.use_device(self._sharing.collectives)  # it takes all arrays from then on
         core = self._sharing.collectives
         outcome = operation(core)(*arguments, running.fingerprint, running.deadline.at)
         if outcome != DONE:
             self._host.raise_failure(outcome, core.blamed(outcome), None)
-        return True
 
     def _move(self, running: RunningCollective, source: DeviceArray, target: DeviceArray) -> None:
         """Any of these operations of a rank that is alone.
@@ -123,7 +180,12 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.broadcast(running, flat, src)
             return
-        if self._in_core(running, lambda core: core.broadcast, flat, None, flat.address, flat.nbytes, src):
+        way = self._way(running, "broadcast", flat)
+        if way is Way.NCCL:
+            self._by_nccl(running, flat.device).broadcast(running, flat, src)
+            return
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.broadcast, flat, None, flat.address, flat.nbytes, src)
             return
         mine = self.rank == src
         staged = self._staging.load(running, flat) if mine else self._staging.empty(flat)
@@ -135,8 +197,13 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.all_reduce(running, flat, reduction)
             return
+        way = self._way(running, "all_reduce", flat, reduction)
+        if way is Way.NCCL:
+            self._by_nccl(running, flat.device).all_reduce(running, flat, reduction)
+            return
         how = self._how(flat, reduction)
-        if self._in_core(running, lambda core: core.all_reduce, flat, None, flat.address, flat.nbytes, *how):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.all_reduce, flat, None, flat.address, flat.nbytes, *how)
             return
         staged = self._staging.load(running, flat)
         self._host.all_reduce(running, staged.flat, reduction)
@@ -146,8 +213,13 @@ class DeviceEngine(Engine):
         if not isinstance(flat, DeviceArray):
             self._host.reduce(running, flat, dst, reduction)
             return
+        way = self._way(running, "reduce", flat, reduction)
+        if way is Way.NCCL:
+            self._by_nccl(running, flat.device).reduce(running, flat, dst, reduction)
+            return
         how = self._how(flat, reduction)
-        if self._in_core(running, lambda core: core.reduce, flat, None, flat.address, flat.nbytes, dst, *how):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.reduce, flat, None, flat.address, flat.nbytes, dst, *how)
             return
         staged = self._staging.load(running, flat)
         self._host.reduce(running, staged.flat, dst, reduction)
@@ -158,8 +230,13 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.reduce_scatter(running, source, target, reduction)
             return
+        way = self._way(running, "reduce_scatter", source, reduction)
+        if way is Way.NCCL:
+            self._by_nccl(running, source.device).reduce_scatter(running, source, target, reduction)
+            return
         arguments = (source.address, source.nbytes, target.address, target.nbytes, *self._how(source, reduction))
-        if self._in_core(running, lambda core: core.reduce_scatter, source, target, *arguments):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.reduce_scatter, source, target, *arguments)
             return
         staged, part = self._staging.load(running, source), self._staging.empty(target)
         self._host.reduce_scatter(running, staged.flat, part.flat, reduction)
@@ -169,9 +246,14 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.all_gather(running, source, target, counts)
             return
+        way = self._way(running, "all_gather", source)
+        if way is Way.NCCL:
+            self._by_nccl(running, source.device).all_gather(running, source, target, counts)
+            return
         sizes = [count * source.itemsize for count in counts]
         arguments = (source.address, source.nbytes, target.address, sizes, -1)
-        if self._in_core(running, lambda core: core.gather, source, target, *arguments):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.gather, source, target, *arguments)
             return
         staged, everyone = self._staging.load(running, source), self._staging.empty(target)
         self._host.all_gather(running, staged.flat, everyone.flat, counts)
@@ -181,10 +263,15 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.gather(running, source, target, dst, counts)
             return
+        way = self._way(running, "gather", source)
+        if way is Way.NCCL:
+            self._by_nccl(running, source.device).gather(running, source, target, dst, counts)
+            return
         sizes = [count * source.itemsize for count in counts]
         place = 0 if target is None else target.address
         arguments = (source.address, source.nbytes, place, sizes, dst)
-        if self._in_core(running, lambda core: core.gather, source, target, *arguments):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.gather, source, target, *arguments)
             return
         staged = self._staging.load(running, source)
         everyone = None if target is None else self._staging.empty(target)
@@ -227,10 +314,15 @@ class DeviceEngine(Engine):
         if not isinstance(source, DeviceArray):
             self._host.all_to_all(running, source, target, sizes)
             return
+        way = self._way(running, "all_to_all", source)
+        if way is Way.NCCL:
+            self._by_nccl(running, source.device).all_to_all(running, source, target, sizes)
+            return
         largest = int(max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) * source.itemsize
         matrix = (sizes * source.itemsize).reshape(-1).tolist()
         arguments = (source.address, source.nbytes, target.address, target.nbytes, matrix, largest)
-        if self._in_core(running, lambda core: core.all_to_all, source, target, *arguments):
+        if way is not Way.STAGED:
+            self._in_core(running, lambda core: core.all_to_all, source, target, *arguments)
             return
         staged, received = self._staging.load(running, source), self._staging.empty(target)
         self._host.all_to_all(running, staged.flat, received.flat, sizes)
