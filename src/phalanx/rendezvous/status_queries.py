@@ -1,4 +1,4 @@
-"""What everybody is doing: the directory asks all ranks when one of them wants to know."""
+"""Questions about all ranks: the directory asks what each is doing, when one of them wants to know."""
 
 from __future__ import annotations
 
