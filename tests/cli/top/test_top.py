@@ -177,6 +177,19 @@ def test_a_picture_as_text() -> None:
     assert "nobody waits for long" in text
 
 
+def test_names_of_files_are_shown_as_they_are() -> None:
+    from tests.seeing.support import Op, slate
+
+    site = "all_reduce\0/home/me/train [v2] :x:\x1b[31m.py\0main\x008"
+    place = "train [v2] :x:\x1b[31m.py:9 in main"
+    slates = {rank: slate(rank, [Op(1, 0, 1, site)], place=place) for rank in (0, 1)}
+    picture = JobWatch(lambda: slates, lambda: 1_010_000_000).look()
+    assert picture is not None
+    text = as_text(picture)
+    assert "all_reduce at train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:8 in main" in text
+    assert " train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:9 in main" in text
+
+
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB")])
 def test_units(count: int, text: str) -> None:
     assert in_units(count) == text

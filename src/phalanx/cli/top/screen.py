@@ -60,7 +60,8 @@ def as_text(picture: Picture) -> str:
 def render(picture: Picture) -> Group:
     """The picture for rich."""
     parts: list[RenderableType] = [_head(picture)]
-    parts += [Padding(Text(found.text, style=COLOURS.get(found.kind, "")), (0, 0, 0, 2)) for found in picture.findings]
+    found = [Text(_printable(one.text), style=COLOURS.get(one.kind, "")) for one in picture.findings]
+    parts += [Padding(text, (0, 0, 0, 2)) for text in found]
     if not picture.findings:
         calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
         parts.append(Text(f"  {calm}", style="green"))
@@ -79,7 +80,7 @@ def _head(picture: Picture) -> Text:
     ranks = f"{picture.world_size} ranks" if seen == picture.world_size else f"{seen} of {picture.world_size} ranks"
     clock = f", clocks within {picture.clock_error * 1e3:.1f} ms" if picture.clock_error else ""
     script, _, arguments = picture.program.partition(" ")
-    text = Text(f"{Path(script).name or 'a job'} {arguments[:40]}".strip(), style="bold")
+    text = Text(_printable(f"{Path(script).name or 'a job'} {arguments[:40]}".strip()), style="bold")
     text.append(f"   job {picture.job}, {ranks}, {picture.elapsed:.1f} s{clock}", style="dim")
     return text
 
@@ -92,12 +93,23 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Adds a row as it is: rich would take brackets in the name of a file for markup, and `:x:` for a sign."""
+    table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
+
+
+def _printable(text: str) -> str:
+    """The text without characters that move the cursor or colour the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def _ranks(picture: Picture) -> Table:
     table = _table(">rank", "does", "at", ">since", "waits for", ">waiting", ">moving", ">bytes/s", ">ops/s", ">memory")
     blamed = {rank for finding in picture.findings for rank in finding.ranks if finding.kind != "link"}
     for rank in picture.ranks[:RANKS_SHOWN]:
         style = "bold red" if rank.state in ("lost", "failed", "stopped") else "yellow" if rank.rank in blamed else ""
-        table.add_row(
+        _add_row(
+            table,
             str(rank.rank),
             _does(rank),
             rank.line,
@@ -111,7 +123,7 @@ def _ranks(picture: Picture) -> Table:
             style=style,
         )
     if len(picture.ranks) > RANKS_SHOWN:
-        table.add_row("…", f"{len(picture.ranks) - RANKS_SHOWN} more")
+        _add_row(table, "…", f"{len(picture.ranks) - RANKS_SHOWN} more")
     return table
 
 
@@ -125,7 +137,8 @@ def _sites(picture: Picture) -> Table:
     for site in picture.sites[:8]:
         waiting = f"{min(1.0, site.waiting / site.seconds):.0%}" if site.seconds else ""
         latest = f"rank {site.last} ({site.often:.0%})" if site.last >= 0 else ""
-        table.add_row(
+        _add_row(
+            table,
             f"{site.verb} at {site.where}",
             str(site.count),
             in_units(site.bytes),
@@ -141,7 +154,8 @@ def _links(picture: Picture) -> Table:
     table = _table("link", ">bytes/s", ">busy", ">while busy", ">round trip", ">sent again")
     busiest = sorted(picture.links, key=lambda link: -link.busy)[:8]
     for link in busiest:
-        table.add_row(
+        _add_row(
+            table,
             f"{link.source} → {link.target}",
             in_units(link.bytes_per_second),
             f"{link.busy:.0%}",
@@ -155,7 +169,8 @@ def _links(picture: Picture) -> Table:
 def _calls(picture: Picture) -> Table:
     table = _table("remote call", ">calls", ">failed", ">mean", ">queue", ">handler", ">wire")
     for call in picture.calls[:8]:
-        table.add_row(
+        _add_row(
+            table,
             f"{call.name}: {call.caller} → {call.server}",
             str(call.count),
             str(call.failed),
