@@ -121,6 +121,20 @@ def test_operations_that_were_overtaken_are_counted(tmp_path: Path) -> None:
     assert [event["name"] for event in events if event.get("cat") == "missed"] == ["951 operations were not seen"]
 
 
+def test_a_trace_on_a_full_disk_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    trace = TraceFile(full)
+    watch, picture = watched(two_ranks())
+    trace.update(watch, picture)
+    trace.update(watch, picture)
+    trace.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trace in /dev/full is incomplete: No space left on device"
+    ]
+
+
 def test_metrics(tmp_path: Path) -> None:
     slates = {rank: slate(rank, [Op(1, 0, 1), Op(2, 10 + 5 * rank, 16, QUOTED)], beat=20) for rank in (0, 1)}
     watch, picture = watched(slates)
@@ -139,6 +153,32 @@ def test_metrics(tmp_path: Path) -> None:
     MetricsFile(path).update(watch, picture)
     assert path.read_text() == text
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
+
+
+def test_two_files_of_one_name_are_two_series() -> None:
+    """A collector refuses a file that has one series twice."""
+    sites = ["all_reduce\0/home/me/a/layers.py\0reduce\x002", "all_reduce\0/home/me/b/layers.py\0reduce\x002"]
+    operations = [Op(n + 1, 10 * n, 10 * n + 1, site) for n, site in enumerate(sites)]
+    _, picture = watched({rank: slate(rank, operations, beat=20) for rank in (0, 1)})
+    lines = [line.rpartition(" ")[0] for line in as_prometheus(picture).splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    assert sum(line.startswith("phalanx_operations_total{") for line in lines) == 2
+
+
+def test_metrics_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.prom"
+    path.mkdir()
+    metrics = MetricsFile(path)
+    watch, picture = watched(two_ranks())
+    metrics.update(watch, picture)
+    metrics.update(watch, picture)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the metrics in {path} are not up to date: Is a directory"
+    ]
+    assert list(tmp_path.iterdir()) == [path]
+    path.rmdir()
+    metrics.update(watch, picture)
+    assert path.read_text() == as_prometheus(picture), "there is room again"
 
 
 def test_metrics_for_opentelemetry() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from .watch import JobWatch
 
 __all__ = ["MetricsFile", "OpenTelemetryView", "as_prometheus", "samples"]
+
+logger = logging.getLogger("phalanx.seeing")
 
 Sample = tuple[str, str, str, dict[str, str], float]
 """Name, type, help, labels and value."""
@@ -43,7 +46,8 @@ def samples(picture: Picture) -> Iterator[Sample]:
                 labels = {"rank": str(row), "waited_for": str(column)}
                 yield "phalanx_wait_seconds_total", "counter", "Seconds waited for another rank.", labels, seconds
     for site in picture.sites:
-        labels = {"operation": site.verb, "site": site.where}
+        # With the whole path: two files of one name may have the same function at the same line.
+        labels = {"operation": site.verb, "site": site.where, "file": site.file}
         yield "phalanx_operations_total", "counter", "Operations of one rank.", labels, site.count
         yield "phalanx_operation_bytes_total", "counter", "Bytes of these.", labels, site.bytes
         yield "phalanx_operation_seconds_total", "counter", "Seconds in these.", labels, site.seconds
@@ -91,13 +95,20 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._told = False
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
-        """Takes what the last look has found."""
+        """Takes what the last look has found. A full disk may have room again at the next one."""
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk is no reason to stop watching
-            temporary.write_text(as_prometheus(picture))
+        try:
+            temporary.write_text(as_prometheus(picture), encoding="utf-8")
             os.replace(temporary, self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if not self._told:
+                self._told = True
+                logger.warning("the metrics in %s are not up to date: %s", self._path, error.strerror or error)
 
     def close(self) -> None:
         """The file stays as it was last."""
