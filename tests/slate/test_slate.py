@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from phalanx.slate import slate as slate_module
 from phalanx.slate.calls import CallCounts
 from phalanx.slate.slate import Slate, open_slate
 from phalanx.slate.writing import PythonWriter
+from phalanx.transports.stream import LinkState
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return folder
 
     monkeypatch.setattr(files, "memory_dir", made)
+    monkeypatch.setattr(slate_module, "_LEFT", {})
     return folder
 
 
@@ -61,6 +64,20 @@ def test_operations_are_noted(own_folder: Path, kind: str) -> None:
     found = RankSlate(path.read_bytes())
     assert found.site_table["count"].tolist() == [0, 1, 1]
     assert found.site_table["bytes"].tolist() == [0, 64, 32]
+
+
+@pytest.mark.parametrize("kind", ["core", "python"])
+def test_a_file_whose_name_is_not_utf8(kind: str) -> None:
+    if kind == "core" and _native.core is None:
+        pytest.skip("there is no core")
+    path, fd = files.make_file("job", 0)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1
+    scope: dict[str, Any] = {"find": call_site.find}
+    exec(compile("def main(): return find()", "bad\udcff.py", "exec"), scope)  # as Python names such a file
+    writer.begin(1, "all_reduce", scope["main"](), -1, 64, 5, 77)
+    os.close(fd)
+    assert str(RankSlate(path.read_bytes()).sites[1]) == "all_reduce at bad?.py:1 in main"
 
 
 @pytest.mark.parametrize("kind", ["core", "python"])
@@ -105,6 +122,39 @@ def test_what_a_slate_says_of_its_rank(own_folder: Path) -> None:
     assert not own_folder.exists(), "the last one takes the folder with it"
 
 
+def test_the_next_world_of_a_process_goes_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher is still to read the first: it stays, and there is one file for both."""
+    monkeypatch.setattr(slate_module, "is_watched", lambda: True)
+    link = LinkState(1000, 2000, 30, 4, 50, 0)
+    links = {3: link}
+    site = call_site.find()
+    groups = []
+    for world in range(3):
+        slate = open_slate("job", 0, 2, "host", "id", "127.0.0.1:1", lambda: links.items())
+        assert slate is not None
+        number = slate.add_group(b"0123456789abcdef", 0, (0, 1))
+        slate.writer.end(slate.writer.begin(number, "barrier", site, -1, 8, 1, 7))
+        slate.writer.begin(number, "recv", site, 1, 8, 0, 0)
+        [file] = files.listed()
+        assert file.state == layout.RUNNING
+        found = RankSlate(file.path.read_bytes())
+        groups.append(found.groups[number])
+        assert found.began_ns == RankSlate(slate.contents()).began_ns
+        links[1] = link
+        slate.close()
+        assert file.state == layout.CLOSED
+        slate.drop_group(number)
+        assert int(found.header["count"]) == 2 * world + 2
+    found = RankSlate(file.path.read_bytes())
+    assert [(place.verb, row["count"]) for place, row in zip(found.sites, found.site_table, strict=True)][1:] == [
+        ("barrier", 3),
+        ("recv", 0),
+    ]
+    assert len({group.id for group in groups}) == 3, "operations of two worlds are not compared"
+    assert len({group.number for group in groups}) == 3
+    assert {int(row["rank"]): int(row["sent"]) for row in found.peers} == {3: 3000, 1: 3000}
+
+
 def test_groups_beyond_the_table_are_not_shown() -> None:
     slate = opened()
     numbers = [slate.add_group(bytes([n]) * 16, 0, (0, 1)) for n in range(1, layout.GROUPS + 3)]
@@ -137,6 +187,19 @@ def test_remote_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == layout.CALLS
     assert bytes(found[-1]["name"]) == b"others"
     assert found[-1]["count"] == 139
+    slate.close()
+
+
+def test_calls_of_two_long_names_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be one series of the metrics twice."""
+    counts = CallCounts()
+    monkeypatch.setattr(slate_module, "CALLS", counts)
+    slate = opened()
+    for end in "xy":
+        counts.add("a" * 60 + end, 2, True, 0.5)
+    slate._beat()
+    [row] = RankSlate(slate.contents()).calls
+    assert (bytes(row["name"]), row["count"], row["total_ns"]) == (b"a" * 55, 2, 1_000_000_000)
     slate.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,24 @@ def test_one_file_cannot_be_trace_and_metrics(run: Runner, tmp_path: Path) -> No
     assert launched.process.returncode == 2
     assert "--trace and --metrics both name" in launched.err
     assert not (tmp_path / "same").exists()
+
+
+def test_two_worlds_after_each_other_are_both_seen(run: Runner, tmp_path: Path) -> None:
+    script = run.script(
+        """
+        import numpy as np
+        import phalanx as px
+
+        for _ in range(2):
+            with px.init() as world:
+                for _ in range(20):
+                    world.all_reduce(np.ones(8))
+        """
+    )
+    metrics, trace = tmp_path / "m.prom", tmp_path / "t.json"
+    launched = run("-n", "2", "--metrics", str(metrics), "--trace", str(trace), script)
+    assert launched.process.returncode == 0, launched.err
+    [line] = [line for line in metrics.read_text().splitlines() if line.startswith("phalanx_operations_total{")]
+    assert line.endswith(" 40")
+    events = [event for event in json.loads(trace.read_text()) if event.get("cat") == "collective"]
+    assert len(events) == 80
