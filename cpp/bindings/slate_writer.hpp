@@ -79,12 +79,18 @@ private:
         const nb::object code = site.code();
         std::string text = verb;
         for (const char* name : {"co_filename", "co_name"}) {
-            const nb::object value = code.is_none() ? nb::none() : nb::steal(PyObject_GetAttrString(code.ptr(), name));
-            Py_ssize_t size = 0;
-            const char* words = value.is_valid() && !value.is_none() ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
-            if (words == nullptr) PyErr_Clear();
             text += '\0';
-            if (words != nullptr) text.append(words, static_cast<std::size_t>(size));
+            const nb::object value = code.is_none() ? nb::none() : nb::steal(PyObject_GetAttrString(code.ptr(), name));
+            // The name of a file may hold bytes that are no UTF-8, as lone surrogates: they become question marks.
+            const nb::object encoded = value.is_valid() && !value.is_none()
+                                           ? nb::steal(PyUnicode_AsEncodedString(value.ptr(), "utf-8", "replace"))
+                                           : nb::object();
+            char* words = nullptr;
+            Py_ssize_t size = 0;
+            if (encoded.is_valid() && PyBytes_AsStringAndSize(encoded.ptr(), &words, &size) == 0)
+                text.append(words, static_cast<std::size_t>(size));
+            else
+                PyErr_Clear();
         }
         return text + '\0' + std::to_string(site.line());
     }
