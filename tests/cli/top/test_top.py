@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.run.support import PROGRAM, Runner
 from tests.lateness import bound
 
-from phalanx.cli.top.screen import as_text, in_units
+from phalanx.cli import top as top_command
+from phalanx.cli.top.screen import as_text, in_units, render
 from phalanx.seeing.slates import jobs_here, read_files
 from phalanx.seeing.watch import JobWatch
 
@@ -188,6 +194,76 @@ def test_names_of_files_are_shown_as_they_are() -> None:
     text = as_text(picture)
     assert "all_reduce at train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:8 in main" in text
     assert " train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:9 in main" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_numbers_are_never_cut(width: int) -> None:
+    from rich.console import Console
+    from tests.seeing.support import Op, slate
+
+    site = "all_reduce\0/home/me/train_for_a_long_time.py\0main_of_the_program\x008"
+    operations = [Op(n, 10 * n, 10 * n + 1.5, site, bytes=3 << 20) for n in range(1, 60)]
+    slates = {rank: slate(rank, operations, place="train_for_a_long_time.py:9 in main") for rank in (0, 1)}
+    picture = JobWatch(lambda: slates, lambda: 17_210_000_000).look()
+    assert picture is not None
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render(picture, width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("rank "))
+    headings = re.split(r"  +", lines[at].strip())
+    cells = re.split(r"  +", lines[at + 1].strip())
+    assert headings[:2] == ["rank", "does"]
+    found = dict(zip(headings, cells, strict=False))
+    assert found["rank"] == "0"
+    if width >= 60:
+        assert found["since"] == "15.6 s"
+    if width >= 100:
+        assert "ops/s" in headings
+    assert "…" not in "".join(cells) or next(name for name in found if "…" in found[name]) == "at"
+
+
+def test_where_nothing_can_be_drawn_pictures_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for term, draws in (("xterm", True), ("dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        assert top_command._can_draw() == draws
+
+
+def test_ctrl_c_ends_printing_as_it_ends_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(watch: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top_command, "_print", interrupted)
+    monkeypatch.setattr(top_command, "_choose", lambda name: SimpleNamespace(job="job"))
+    result = CliRunner().invoke(top_command.command, ["--json"])
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_a_full_disk_is_named() -> None:
+    script = (
+        "from tests.seeing.support import Op, slate\n"
+        "from phalanx.cli import main\n"
+        "from phalanx.cli import top\n"
+        "from types import SimpleNamespace\n"
+        "top._choose = lambda name: SimpleNamespace(job='job')\n"
+        "top.read_files = lambda job: {rank: slate(rank, [Op(1, 0, 1)]) for rank in (0, 1)}\n"
+        "main(['top', '--once'])\n"
+    )
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (answer.returncode, answer.stderr) == (
+        1,
+        b"phalanx: the output cannot be written: No space left on device\n",
+    )
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    answer = top("--once", "--address", "127.0.0.1:1", PHALANX_TOKEN="a token")
+    assert answer.stderr.startswith("phalanx: could not reach the directory at 127.0.0.1:1 within 5 s: Connection ref")
+    assert "MASTER" not in answer.stderr
+    answer = top("--once", "--address", "127.0.0.1:1", "--token-file", str(tmp_path / "nothing"))
+    assert f"--token-file {tmp_path / 'nothing'} cannot be read" in answer.stderr
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB")])
