@@ -110,7 +110,7 @@ class MetricsFile:
                 self._told = True
                 logger.warning("the metrics in %s are not up to date: %s", self._path, error.strerror or error)
 
-    def close(self) -> None:
+    def close(self, how: str = "") -> None:
         """The file stays as it was last."""
 
 
@@ -149,5 +149,5 @@ class OpenTelemetryView:
 
         return observe
 
-    def close(self) -> None:
+    def close(self, how: str = "") -> None:
         """The last values stay."""

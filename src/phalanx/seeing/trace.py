@@ -72,7 +72,7 @@ class TraceFile:
         except OSError as error:
             self._end(error)
 
-    def close(self) -> None:
+    def close(self, how: str = "") -> None:
         """Ends the file."""
         if self._ended:
             return

@@ -32,7 +32,7 @@ class Broken:
     def update(self, watch: Any, picture: Any) -> None:
         raise ValueError("update")
 
-    def close(self) -> None:
+    def close(self, how: str) -> None:
         raise OSError("close")
 
 
@@ -45,7 +45,7 @@ class Counting:
     def update(self, watch: Any, picture: Any) -> None:
         self.updates += 1
 
-    def close(self) -> None:
+    def close(self, how: str) -> None:
         self.closed = True
 
 

@@ -117,8 +117,10 @@ def test_events_come_as_they_are_published(server: PageServer) -> None:
     assert answer.readline() == b"\n"
     server.publish(picture=b'{"number":2}', metrics=b"")
     assert answer.readline() == b'data: {"number":2}\n'
-    server.close()
-    assert answer.read().endswith(b"event: end\ndata: {}\n\n")
+    assert answer.readline() == b"\n"
+    server.publish(picture=b'{"number":3}', metrics=b"")
+    server.close("rank 1 failed")
+    assert answer.read() == b'data: {"number":3}\n\nevent: end\ndata: {"failed": "rank 1 failed"}\n\n'
     connection.close()
 
 
@@ -212,6 +214,41 @@ def test_the_page_answers_while_all_ranks_hang(run: Runner) -> None:
     assert "script.py:11" in found["where"] or "script.py:10" in found["where"]
     assert picture["timeline"]
     launched.process.terminate()
+    launched.process.stderr.read()  # type: ignore[union-attr]
+    launched.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("raise ValueError('no such thing')", "rank 1 failed: ValueError: no such thing"),
+        ("os._exit(3)", "rank 1 failed: exit code 3"),
+        ("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)", "it was ended by SIGINT"),
+        ("pass", ""),
+    ],
+)
+def test_the_page_hears_how_the_job_has_ended(run: Runner, tmp_path: Path, body: str, how: str) -> None:
+    script = run.script(
+        f"""
+        import os, signal, time
+        import phalanx as px
+
+        with px.init() as world:
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            world.barrier()
+            if world.rank == 1:
+                {body}
+        """
+    )
+    launched = run.start("-n", "2", "--page", script)
+    port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([^/]+)/", _url(launched)).groups()  # type: ignore[union-attr]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.request("GET", f"/{token}/events")
+    answer = connection.getresponse()
+    (tmp_path / "go").touch()
+    assert answer.read().rpartition(b"event: end\ndata: ")[2] == json.dumps({"failed": how}).encode() + b"\n\n"
+    connection.close()
     launched.process.stderr.read()  # type: ignore[union-attr]
     launched.process.wait()
 

@@ -31,8 +31,12 @@ class JobView(Protocol):
     def update(self, watch: JobWatch, picture: Picture) -> None:
         """Takes what the last look has found. Called in the monitor's thread."""
 
-    def close(self) -> None:
-        """The job is over."""
+    def close(self, how: str) -> None:
+        """The job is over.
+
+        Args:
+            how: What was wrong, in a few words; empty if nothing was.
+        """
 
 
 class JobMonitor:
@@ -86,17 +90,18 @@ class JobMonitor:
                 except Exception as error:
                     logger.debug("%s has failed", type(view).__name__, exc_info=error)
 
-    def close(self, *, failed: bool) -> list[str]:
+    def close(self, *, failed: bool, how: str = "") -> list[str]:
         """Looks a last time, once the ranks have ended; says what was found.
 
         Args:
             failed: The job has failed: what its ranks have noted is kept for `phalanx doctor --last`.
+            how: What was wrong, in a few words.
         """
         self._stop.set()
         self._thread.join()
         for view in self._views:
             with contextlib.suppress(Exception):  # the job has ended as it has, whatever shows it
-                view.close()
+                view.close(how)
         from phalanx.slate.files import listed, remove, tidy
 
         if not failed:

@@ -283,7 +283,7 @@ class Supervisor:
         elif verdict.failed:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
         if self._monitor is not None:
-            findings = self._monitor.close(failed=code != 0)
+            findings = self._monitor.close(failed=code != 0, how=verdict.headline)
             self._take_notes()
             for line in findings:
                 self._say(line)

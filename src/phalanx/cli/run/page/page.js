@@ -215,15 +215,43 @@ function show(picture) {
   line("memory", picture.history, 2, units);
 }
 
-const events = new EventSource("events");
-events.onmessage = (event) => { const picture = JSON.parse(event.data); if (picture) show(picture); };
-const over = (text) => {
-  events.close();
+// Above all findings: that what follows is not the present.
+function notice(text) {
+  for (const old of $("findings").querySelectorAll(".calm, .ended")) old.remove();
   const item = document.createElement("li");
   item.className = "ended";
   item.textContent = text;
   $("findings").prepend(item);
+}
+
+const SILENCE = 10000;
+let heard = 0, lively = null;
+const events = new EventSource("events");
+events.onmessage = (event) => {
+  const picture = JSON.parse(event.data);
+  heard = Date.now();
+  if (!picture) return;
+  show(picture);
+  if (picture.running) lively = picture;
 };
-events.addEventListener("end", () => over("The job has ended. This is what was seen last."));
-events.onerror = () => { if (events.readyState === EventSource.CLOSED) over("The launcher does not answer any more."); };
+events.addEventListener("end", (event) => {
+  events.close();
+  clearInterval(silence);
+  const failed = JSON.parse(event.data).failed;
+  const waits = (picture) => picture && picture.findings.some((one) => one.kind === "blocked" || one.kind === "mismatch");
+  if (failed && waits(lively) && !waits(latest)) findings(lively); // who waited for whom before it was ended
+  notice((failed ? "The job has failed: " + failed + "." : "The job has ended.") + " This is what was seen last.");
+});
+const silent = () => notice("The launcher does not answer. This is what was seen last.");
+// The browser tries again by itself, unless it was refused: then there is a reason to read.
+events.onerror = () => {
+  if (events.readyState !== EventSource.CLOSED) { silent(); return; }
+  clearInterval(silence);
+  fetch("events").then((answer) => {
+    if (!answer.ok) return answer.text().then(notice);
+    answer.body.cancel();
+    silent();
+  }, silent);
+};
+const silence = setInterval(() => { if (latest && Date.now() - heard > SILENCE) silent(); }, 1000);
 window.addEventListener("resize", () => latest && show(latest));

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import secrets
 import socket
 import threading
@@ -36,6 +37,8 @@ HEADERS = {
 }
 PATIENCE = 10.0
 """Seconds that a client may take to send its whole request, or to read a piece of the answer."""
+LINGER = 2.0
+"""Seconds that pages that are open have to see the end."""
 HANDING_OVER = 1.0
 """Seconds that the thread of a client that was dropped may take to end."""
 MOST_CLIENTS = 16
@@ -63,6 +66,7 @@ class PageServer:
         self._count = 0
         self._texts: dict[str, bytes] = {"picture": b"null", "metrics": b""}
         self._closed = False
+        self._end = ""
         self._clients = threading.BoundedSemaphore(MOST_CLIENTS)
         page = self
 
@@ -93,11 +97,20 @@ class PageServer:
             self._texts = {"picture": picture, "metrics": metrics}
             self._news.notify_all()
 
-    def close(self) -> None:
-        """Ends the server, and all clients."""
+    def close(self, how: str = "") -> None:
+        """Ends the server, and all clients, once they have been told of the end.
+
+        Args:
+            how: What was wrong with the job; empty if nothing was.
+        """
         with self._news:
+            self._end = how
             self._closed = True
             self._news.notify_all()
+        until = time.monotonic() + LINGER
+        for _ in range(MOST_CLIENTS):
+            if not self._clients.acquire(timeout=max(0.0, until - time.monotonic())):
+                break
         self._server.shutdown()
         self._server.server_close()
 
@@ -122,9 +135,14 @@ class PageServer:
         with self._news:
             if self._count == seen and not self._closed:
                 self._news.wait(PAUSE)
-            if self._closed:
-                return -1, None
-            return self._count, self._texts["picture"] if self._count != seen else None
+            if self._count != seen:
+                return self._count, self._texts["picture"]
+            return -1 if self._closed else seen, None
+
+    @property
+    def end(self) -> bytes:
+        """How the job has ended, as JSON."""
+        return json.dumps({"failed": self._end}).encode()
 
     @contextlib.contextmanager
     def place(self) -> Any:
@@ -247,7 +265,7 @@ class _PageHandler(BaseHTTPRequestHandler):
             while seen >= 0:
                 seen, picture = self.server_page.wait(seen)
                 if seen < 0:
-                    self.wfile.write(b"event: end\ndata: {}\n\n")
+                    self.wfile.write(b"event: end\ndata: " + self.server_page.end + b"\n\n")
                 elif picture is None:
                     self.wfile.write(b": still here\n\n")
                 else:

@@ -24,8 +24,6 @@ MOST = 1200
 """Operations of the timeline, in all; of more, each look keeps some."""
 HISTORY = 240
 """Looks of which throughput and memory are drawn."""
-LINGER = 2.0
-"""Seconds that a page that is open has to see the end."""
 
 
 class PageView:
@@ -74,6 +72,6 @@ class PageView:
             picture=json.dumps(shown, separators=(",", ":")).encode(), metrics=as_prometheus(picture).encode()
         )
 
-    def close(self) -> None:
+    def close(self, how: str) -> None:
         """The job is over."""
-        self.server.close()
+        self.server.close(how)
