@@ -224,6 +224,7 @@ function notice(text) {
   $("findings").prepend(item);
 }
 
+const waits = (picture) => picture && picture.findings.some((one) => one.kind === "blocked" || one.kind === "mismatch");
 const SILENCE = 10000;
 let heard = 0, lively = null;
 const events = new EventSource("events");
@@ -232,13 +233,14 @@ events.onmessage = (event) => {
   heard = Date.now();
   if (!picture) return;
   show(picture);
-  if (picture.running) lively = picture;
+  // While the ranks are being ended, who waits for whom is lost bit by bit.
+  const whole = picture.ranks.every((rank) => ["running", "stopped", "silent"].includes(rank.state));
+  if (picture.running && (whole || !waits(lively))) lively = picture;
 };
 events.addEventListener("end", (event) => {
   events.close();
   clearInterval(silence);
   const failed = JSON.parse(event.data).failed;
-  const waits = (picture) => picture && picture.findings.some((one) => one.kind === "blocked" || one.kind === "mismatch");
   if (failed && waits(lively) && !waits(latest)) findings(lively); // who waited for whom before it was ended
   notice((failed ? "The job has failed: " + failed + "." : "The job has ended.") + " This is what was seen last.");
 });
