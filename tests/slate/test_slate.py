@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from phalanx import _native
 from phalanx.group.tracking import call_site
 from phalanx.operating_system import process_started
 from phalanx.seeing.reading import RankSlate
+from phalanx.seeing.slates import read_files
 from phalanx.slate import files, layout
 from phalanx.slate import slate as slate_module
 from phalanx.slate.calls import CallCounts
 from phalanx.slate.slate import Slate, open_slate
 from phalanx.slate.writing import PythonWriter
 from phalanx.transports.stream import LinkState
+
+PID_OF_NOBODY = 2**31 - 1
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +192,40 @@ def test_remote_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bytes(found[-1]["name"]) == b"others"
     assert found[-1]["count"] == 139
     slate.close()
+
+
+def test_a_slate_that_is_just_being_made_is_left_alone(own_folder: Path) -> None:
+    path, fd = files.make_file("new", 0)
+    os.close(fd)
+    files.tidy(but="other")
+    assert path.exists()
+    gone = path.rename(own_folder / f"old.0.{PID_OF_NOBODY}")
+    long_ago = time.time() - 2 * files.SILENCE
+    os.utime(gone, (long_ago, long_ago))
+    files.tidy(but="other")
+    assert not gone.exists()
+
+
+def test_a_slate_of_a_container_lives_by_its_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has another number here, or none."""
+    monkeypatch.setattr(slate_module, "memory_namespace", lambda: 7)
+    monkeypatch.setattr(slate_module, "process_started", lambda pid: "1")
+    slate = opened("contained")
+    [file] = files.listed()
+    assert file.is_alive
+    assert read_files("contained", ended=False).keys() == {0}
+    now = time.monotonic_ns()
+    monkeypatch.setattr(files.time, "monotonic_ns", lambda: now + int(2 * files.SILENCE * 1e9))
+    assert not file.is_alive
+    slate.close()
+
+
+def test_other_files_in_the_folder_are_no_slates(own_folder: Path) -> None:
+    opened().close()
+    own_folder.mkdir(mode=0o700)
+    for name in ("x.\N{SUPERSCRIPT TWO}0.1", "x", "x.y.z", "a.1"):
+        (own_folder / name).touch()
+    assert list(files.listed()) == []
 
 
 def test_calls_of_two_long_names_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..operating_system import process_started, process_state
+from ..operating_system import process_state
 from ..slate import layout
-from ..slate.files import SlateFile, listed
+from ..slate.files import SlateFile, is_written, listed, shares_processes
 from .reading import RankSlate
 
 __all__ = ["JobHere", "SlateSource", "combined", "jobs_here", "read_files"]
@@ -82,6 +82,6 @@ def _read(file: SlateFile) -> RankSlate | None:
     if data is None:
         return None
     slate = RankSlate(data)
-    slate.alive = slate.text("process_started") == (process_started(slate.pid) or "")
-    slate.stopped = slate.alive and process_state(slate.pid) in ("T", "t")
+    slate.alive = is_written(data)
+    slate.stopped = slate.alive and shares_processes(data) and process_state(slate.pid) in ("T", "t")
     return slate

@@ -19,7 +19,7 @@ from .._native import core
 from ..background_thread import BackgroundThread
 from ..config import is_watched
 from ..errors import ConfigError
-from ..operating_system import process_started, resident_memory
+from ..operating_system import memory_namespace, process_started, resident_memory
 from ..transports.stream import LinkState
 from . import layout
 from .calls import CALLS
@@ -108,6 +108,7 @@ class Slate:
             "host_id": host_id,
             "directory": directory,
             "process_started": process_started(self._pid) or "",
+            "process_namespace": str(memory_namespace() or ""),
             "program": " ".join(sys.argv),
         }
         for field, value in texts.items():
