@@ -165,6 +165,24 @@ def test_two_files_of_one_name_are_two_series() -> None:
     assert sum(line.startswith("phalanx_operations_total{") for line in lines) == 2
 
 
+def test_counters_never_vanish_or_jump() -> None:
+    """A series that ends because another is ahead of it just now makes every rate wrong."""
+    sites = [f"all_reduce\0/home/me/train.py\0main\x00{line}" for line in range(40)]
+    slates = {}
+    for rank in (0, 1):  # each is late once at every line
+        operations = [Op(1, 0, 1)]
+        for number, site in enumerate([*sites, *sites]):
+            delay = 3 if (number < len(sites)) == (rank == 0) else 0
+            operations.append(Op(number + 2, 10 * number + 2 + delay, 10 * number + 6, site))
+        slates[rank] = slate(rank, operations)
+    _, picture = watched(slates)
+    lines = as_prometheus(picture).splitlines()
+    assert sum(line.startswith("phalanx_operations_total{") for line in lines) == 41
+    late = [line for line in lines if line.startswith("phalanx_late_seconds_total{")]
+    assert len(late) == 80
+    assert {line.split()[-1] for line in late} == {"0.003"}
+
+
 def test_metrics_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.prom"
     path.mkdir()

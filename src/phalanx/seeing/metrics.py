@@ -51,15 +51,10 @@ def samples(picture: Picture) -> Iterator[Sample]:
         yield "phalanx_operations_total", "counter", "Operations of one rank.", labels, site.count
         yield "phalanx_operation_bytes_total", "counter", "Bytes of these.", labels, site.bytes
         yield "phalanx_operation_seconds_total", "counter", "Seconds in these.", labels, site.seconds
-        if site.last >= 0:
-            labels = {**labels, "rank": str(site.last)}
-            yield (
-                "phalanx_late_seconds_total",
-                "counter",
-                "Seconds by which the latest rank was late.",
-                labels,
-                site.late,
-            )
+        for late, seconds in enumerate(site.lateness):
+            if seconds > 0:
+                whose = {**labels, "rank": str(late)}
+                yield "phalanx_late_seconds_total", "counter", "Seconds by which a rank was late.", whose, seconds
     for link in picture.links:
         labels = {"source": str(link.source), "target": str(link.target)}
         yield "phalanx_link_bytes_per_second", "gauge", "Bytes over the network.", labels, link.bytes_per_second

@@ -53,6 +53,8 @@ class SitePicture(msgspec.Struct, frozen=True):
     """The seconds by which it was."""
     often: float
     """The share of the operations in which it came last."""
+    lateness: list[float]
+    """The seconds by which each rank was late; empty if that is not known."""
 
 
 class LinkPicture(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ class Picture(msgspec.Struct, frozen=True):
     running: bool
     ranks: list[RankPicture]
     sites: list[SitePicture]
+    """All of them, the one that takes the most time first."""
     waits: list[list[float]]
     """Seconds that the rank of the row has waited for the rank of the column."""
     links: list[LinkPicture]

@@ -29,7 +29,6 @@ SETTLE = 1
 memory up."""
 PAUSE = 1.0
 """Seconds without an operation that count as a part of the work; a longer pause is something else."""
-SITES_SHOWN = 12
 
 Seconds = npt.NDArray[np.float64]
 _Links = dict[tuple[int, int], tuple[int, int, int]]
@@ -164,9 +163,9 @@ class JobWatch:
         self, joined: JoinedOperations, kept: Any, waited: Any, late: Any, last: Any, members: Any, scale: float
     ) -> None:
         rows = [place for place, keep in zip(joined.sites, kept, strict=True) if keep]
-        places = list(dict.fromkeys(rows))
-        which = np.array([places.index(place) for place in rows]) if len(places) < 32 else np.zeros(len(rows), int)
-        for number, place in enumerate(places):
+        places = {place: number for number, place in enumerate(dict.fromkeys(rows))}
+        which = np.array([places[place] for place in rows])
+        for place, number in places.items():
             mine = which == number
             sums = self._sites.get(place)
             if sums is None:
@@ -233,9 +232,10 @@ class JobWatch:
                     last,
                     float(sums.late[last]) if sums is not None and last >= 0 else 0.0,
                     float(sums.last[last] / max(1.0, sums.operations)) if sums is not None and last >= 0 else 0.0,
+                    sums.late.round(6).tolist() if sums is not None else [],
                 )
             )
-        return sorted(found, key=lambda site: -site.seconds)[:SITES_SHOWN]
+        return sorted(found, key=lambda site: -site.seconds)
 
     @property
     def _span(self) -> float:
@@ -351,4 +351,4 @@ def _calls_of(slates: Mapping[int, RankSlate]) -> list[CallPicture]:
             found.append(
                 CallPicture(name, rank, int(row["peer"]), count, int(row["failed"]), total, queue, handler, wire)
             )
-    return sorted(found, key=lambda call: -call.seconds * call.count)[:20]
+    return sorted(found, key=lambda call: -call.seconds * call.count)

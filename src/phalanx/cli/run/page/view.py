@@ -22,6 +22,8 @@ SPAN = 10.0
 """Seconds of the timeline."""
 MOST = 1200
 """Operations of the timeline, in all; of more, each look keeps some."""
+ROWS = 12
+"""Call sites and remote calls that are shown, those that take the most time."""
 HISTORY = 240
 """Looks of which throughput and memory are drawn."""
 
@@ -61,8 +63,11 @@ class PageView:
                 sum(rank.memory for rank in picture.ranks),
             ]
         )
+        plain = to_plain(picture)
         shown = {
-            **to_plain(picture),
+            **plain,
+            "sites": [{**site, "lateness": []} for site in plain["sites"][:ROWS]],
+            "calls": plain["calls"][:ROWS],
             "now": now / 1e9,
             "span": SPAN,
             "timeline": [op for op in self._operations if max(op["ended"]) >= since],
