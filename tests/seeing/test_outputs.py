@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.errors import ConfigError
 from phalanx.seeing.flight_recorder import write_flight_records
 from phalanx.seeing.metrics import MetricsFile, as_prometheus
 from phalanx.seeing.reading import RankSlate
@@ -215,6 +216,15 @@ def test_metrics_for_opentelemetry() -> None:
     assert data is not None
     found = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
     assert {"phalanx_wait_seconds_total", "phalanx_rank_up"} <= found
+
+
+def test_flight_records_do_not_mix_with_those_of_another_job(tmp_path: Path) -> None:
+    slates = {rank: slate(rank, [Op(1, 0, 1)], members=(0, 1, 2)) for rank in range(3)}
+    write_flight_records(slates, tmp_path)
+    write_flight_records(slates, tmp_path)
+    del slates[2]
+    with pytest.raises(ConfigError, match="has rank_2 of another job"):
+        write_flight_records(slates, tmp_path)
 
 
 def test_flight_records_tell_torch_who_is_missing(tmp_path: Path) -> None:

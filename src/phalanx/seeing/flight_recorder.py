@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ConfigError
 from .reading import RankSlate, SlateGroup
 
 __all__ = ["write_flight_records"]
@@ -30,9 +31,16 @@ def write_flight_records(slates: Mapping[int, RankSlate], folder: Path) -> list[
     """Writes one file for each rank; returns their paths.
 
     Raises:
+        ConfigError: The folder holds records of other ranks, which torch's analyser would take for this job's.
         OSError: The folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    others = {path.name for path in folder.glob(f"{PREFIX}*")} - {f"{PREFIX}{rank}" for rank in slates}
+    if others:
+        raise ConfigError(
+            f"{folder} has {', '.join(sorted(others))} of another job, which torch's analyser would take for this "
+            "one's (remove them, or name another folder)"
+        )
     firsts = _firsts(slates)
     written = []
     for rank, slate in sorted(slates.items()):

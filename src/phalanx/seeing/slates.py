@@ -28,6 +28,8 @@ class JobHere:
     failed: bool
     beat_ns: int
     """When one of its ranks last noted something."""
+    began_ns: int
+    """When its first rank began."""
 
 
 def read_files(job: str, *, ended: bool = True) -> dict[int, RankSlate]:
@@ -71,9 +73,9 @@ def jobs_here() -> list[JobHere]:
         alive = any(slate.alive for slate in slates.values())
         failed = any(slate.state != layout.CLOSED for slate in slates.values())
         beat = max(slate.beat_ns for slate in slates.values())
-        found.append(
-            JobHere(job, some.text("program"), some.world_size, sorted(slates), alive, failed and not alive, beat)
-        )
+        began = min(slate.began_ns for slate in slates.values())
+        ended = failed and not alive
+        found.append(JobHere(job, some.text("program"), some.world_size, sorted(slates), alive, ended, beat, began))
     return sorted(found, key=lambda job: (job.alive, job.beat_ns), reverse=True)
 
 

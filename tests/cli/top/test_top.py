@@ -20,7 +20,7 @@ from tests.lateness import bound
 
 from phalanx.cli import top as top_command
 from phalanx.cli.top.screen import as_text, in_units, render
-from phalanx.seeing.slates import jobs_here, read_files
+from phalanx.seeing.slates import JobHere, jobs_here, read_files
 from phalanx.seeing.watch import JobWatch
 
 HANG = """
@@ -223,6 +223,16 @@ def test_numbers_are_never_cut(width: int) -> None:
     assert "…" not in "".join(cells) or next(name for name in found if "…" in found[name]) == "at"
 
 
+def test_of_several_jobs_the_one_that_began_last_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [
+        JobHere(name, f"{name}.py", 2, [0, 1], alive, not alive, beat, began)
+        for name, alive, beat, began in [("old", True, 9, 1), ("new", True, 8, 3), ("over", False, 7, 5)]
+    ]
+    monkeypatch.setattr(top_command, "jobs_here", lambda: jobs)
+    assert top_command._choose(None) == (jobs[1], "the job that began last; others: old (old.py)")
+    assert top_command._choose("o") == (jobs[0], "")
+
+
 def test_where_nothing_can_be_drawn_pictures_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     for term, draws in (("xterm", True), ("dumb", False)):
@@ -235,7 +245,7 @@ def test_ctrl_c_ends_printing_as_it_ends_the_screen(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(top_command, "_print", interrupted)
-    monkeypatch.setattr(top_command, "_choose", lambda name: SimpleNamespace(job="job"))
+    monkeypatch.setattr(top_command, "_choose", lambda name: (SimpleNamespace(job="job"), ""))
     result = CliRunner().invoke(top_command.command, ["--json"])
     assert (result.exit_code, result.output) == (0, "")
 
@@ -246,7 +256,7 @@ def test_a_full_disk_is_named() -> None:
         "from phalanx.cli import main\n"
         "from phalanx.cli import top\n"
         "from types import SimpleNamespace\n"
-        "top._choose = lambda name: SimpleNamespace(job='job')\n"
+        "top._choose = lambda name: (SimpleNamespace(job='job'), '')\n"
         "top.read_files = lambda job: {rank: slate(rank, [Op(1, 0, 1)]) for rank in (0, 1)}\n"
         "main(['top', '--once'])\n"
     )

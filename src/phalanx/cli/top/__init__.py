@@ -69,22 +69,26 @@ def command(
 
     JOB is the beginning of a job's name, where several run.
     """
+    note = ""
     if address is not None:
         source: SlateSource = _afar(address, token_file)
     else:
         if token_file is not None:
             raise click.UsageError("--token-file goes with --address (a job on this machine needs none)")
-        source = functools.partial(read_files, _choose(job).job)
+        chosen, note = _choose(job)
+        source = functools.partial(read_files, chosen.job)
     watch = JobWatch(source)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no "…" shows something else there
     if once or as_json or not _can_draw():
+        if note:
+            click.echo(f"phalanx: {note}", err=True)
         with contextlib.suppress(KeyboardInterrupt):
             _print(watch, once=once, as_json=as_json, interval=interval)
     else:
         from .screen import follow
 
-        follow(watch, interval)
+        follow(watch, interval, note)
 
 
 def _can_draw() -> bool:
@@ -146,13 +150,14 @@ def _afar(address: str, token_file: Path | None) -> RemoteSlates:
     return RemoteSlates(where, token, config.Options.from_env())
 
 
-def _choose(name: str | None) -> JobHere:
-    """The job that is meant.
+def _choose(name: str | None) -> tuple[JobHere, str]:
+    """The job that is meant, and a word on the others.
 
     Raises:
         PhalanxError: There is none, or the name does not say which.
     """
     running = [job for job in jobs_here() if job.alive and job.job.startswith(name or "")]
+    running.sort(key=lambda job: job.began_ns, reverse=True)
     if not running:
         which = f"no job {name!r} runs" if name else "no job of this user runs"
         raise PhalanxError(
@@ -162,7 +167,5 @@ def _choose(name: str | None) -> JobHere:
     if name and len(running) > 1:
         listed = ", ".join(job.job for job in running)
         raise PhalanxError(f"several jobs have a name that begins so: {listed}")
-    if len(running) > 1:
-        others = ", ".join(f"{job.job} ({job.program or 'unknown'})" for job in running[1:])
-        click.echo(f"phalanx: the job that began last; others: {others}", err=True)
-    return running[0]
+    others = ", ".join(f"{job.job} ({job.program or 'unknown'})" for job in running[1:])
+    return running[0], f"the job that began last; others: {others}" if others else ""

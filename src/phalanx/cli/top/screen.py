@@ -37,8 +37,9 @@ COLOURS = {
 }
 
 
-def follow(watch: JobWatch, interval: float) -> None:
-    """Shows the job until it ends or the user has seen enough."""
+def follow(watch: JobWatch, interval: float, note: str = "") -> None:
+    """Shows the job until it ends or the user has seen enough, with a note below it."""
+    below = [Text(""), Text(_printable(note), style="dim")] if note else []
     with Live(Text("looking for the ranks …"), screen=True, auto_refresh=False) as live:
         last: RenderableType = Text("")
         try:
@@ -46,7 +47,7 @@ def follow(watch: JobWatch, interval: float) -> None:
                 picture = watch.look()
                 if picture is not None:
                     last = render(picture, live.console.width)
-                    live.update(last, refresh=True)
+                    live.update(Group(last, *below), refresh=True)
                     if not picture.running:
                         break
                 time.sleep(interval)
