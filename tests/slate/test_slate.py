@@ -228,6 +228,18 @@ def test_other_files_in_the_folder_are_no_slates(own_folder: Path) -> None:
     assert list(files.listed()) == []
 
 
+def test_a_job_that_failed_later_is_kept(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slate_module, "is_watched", lambda: True)
+    monkeypatch.setattr(files, "is_written", lambda data: False)
+    for job in ("well", "failed"):
+        opened(job).close()
+    [failed] = [file for file in files.listed() if file.job == "failed"]
+    failed.note_failure("rank 0 failed: exit code 3")
+    files.tidy()
+    assert [file.job for file in files.listed()] == ["failed"]
+    assert RankSlate(failed.path.read_bytes()).text("failure") == "rank 0 failed: exit code 3"
+
+
 def test_calls_of_two_long_names_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be one series of the metrics twice."""
     counts = CallCounts()

@@ -71,7 +71,7 @@ def jobs_here() -> list[JobHere]:
             continue
         some = next(iter(slates.values()))
         alive = any(slate.alive for slate in slates.values())
-        failed = any(slate.state != layout.CLOSED for slate in slates.values())
+        failed = any(slate.state != layout.CLOSED or slate.text("failure") for slate in slates.values())
         beat = max(slate.beat_ns for slate in slates.values())
         began = min(slate.began_ns for slate in slates.values())
         ended = failed and not alive

@@ -75,6 +75,22 @@ class SlateFile:
         data = self.read()
         return layout.CLOSED if data is None else int.from_bytes(data[28:32], "little")
 
+    @property
+    def ended_well(self) -> bool:
+        """True if the rank has closed its world, and its job has not failed afterwards."""
+        data = self.read()
+        return data is None or (self.state == layout.CLOSED and not text(data, "failure"))
+
+    def note_failure(self, words: str) -> None:
+        """Notes why the job has failed, once its rank has ended."""
+        kind, at = layout.HEADER.fields["failure"][:2]  # type: ignore[index]
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                os.pwrite(fd, words.encode(errors="replace")[: kind.itemsize - 1], at)
+            finally:
+                os.close(fd)
+
 
 def is_written(data: bytes) -> bool:
     """True while the process runs that writes a slate with these contents."""
@@ -162,7 +178,7 @@ def tidy(*, but: str = "") -> None:
     for job, files in jobs.items():
         if job == but or any(file.is_alive for file in files):
             continue
-        if all(file.state == layout.CLOSED for file in files):
+        if all(file.ended_well for file in files):
             for file in files:
                 remove(file.path)
         else:

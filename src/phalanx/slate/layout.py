@@ -56,21 +56,22 @@ HEADER: Final = np.dtype(
         "names": [
             "magic", "version", "size", "pid", "rank", "world_size", "state", "job", "began_ns", "began_wall_ns",
             "beat_ns", "memory", "count", "sites", "text", "place_count", "place", "host", "host_id", "directory",
-            "process_started", "program", "process_namespace",
+            "process_started", "program", "process_namespace", "failure",
         ],
         "formats": [
             "S8", "<u4", "<u4", "<i4", "<i4", "<i4", "<u4", "S32", "<i8", "<i8",
             "<i8", "<u8", "<u8", "<u4", "<u4", "<u8", "S512", "S128", "S128", "S128",
-            "S64", "S512", "S64",
+            "S64", "S512", "S64", "S512",
         ],
         "offsets": [
             0, 8, 12, 16, 20, 24, 28, 32, 64, 72,
             80, 88, COUNT_AT, COUNT_AT + 8, COUNT_AT + 12, 192, 256, 768, 896, 1024,
-            1152, 1280, 1792,
+            1152, 1280, 1792, 1856,
         ],
         "itemsize": 4096,
     }
 )  # fmt: skip
+"""`failure`: why the job has failed, as its launcher says it at the end; empty if it has not."""
 RECORD: Final = np.dtype(
     [
         ("began_ns", "<i8"),

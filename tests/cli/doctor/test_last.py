@@ -53,6 +53,30 @@ def test_a_rank_that_was_killed(run: Runner, monkeypatch: pytest.MonkeyPatch) ->
     assert "the last 5 seconds:" in told
 
 
+def test_a_job_that_fails_behind_its_world(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = run.script(
+        """
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            world.all_reduce(np.ones(4))
+            rank = world.rank
+        if rank == 1:
+            raise ValueError("no such thing")
+        """,
+        "behind.py",
+    )
+    assert run("-n", "2", script).process.returncode == 1
+    mine = [job for job in jobs_here() if job.program.endswith(script)]
+    if not mine:
+        pytest.skip("a job that failed since has taken its place")
+    assert mine[0].failed
+    slates = read_files(mine[0].job)
+    monkeypatch.setattr(last, "_last", lambda: slates)
+    assert "\n  rank 1 failed: ValueError: no such thing\n" in last.tell_last()
+
+
 def test_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last, "jobs_here", list)
     with pytest.raises(PhalanxError, match="no job of this user has left anything"):

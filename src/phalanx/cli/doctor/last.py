@@ -73,6 +73,8 @@ def _head(slates: dict[int, RankSlate], picture: Picture) -> list[str]:
             f"{when} and lasted {picture.elapsed:.1f} s"
         )
     ]
+    failure = next((slate.text("failure") for slate in slates.values() if slate.text("failure")), "")
+    lines += [f"  {failure}"] if failure else []
     lines += [f"  {finding.text}" for finding in picture.findings]
     return lines
 

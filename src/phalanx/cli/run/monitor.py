@@ -104,9 +104,11 @@ class JobMonitor:
                 view.close(how)
         from phalanx.slate.files import listed, remove, tidy
 
-        if not failed:
-            for file in listed():
-                if file.job == self._job:
+        for file in listed():
+            if file.job == self._job:
+                if failed:
+                    file.note_failure(how)
+                else:
                     remove(file.path)
         tidy()
         if self._picture is None:
