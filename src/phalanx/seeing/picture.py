@@ -6,7 +6,19 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CallPicture", "JobFinding", "LinkPicture", "Picture", "RankPicture", "SitePicture", "to_plain"]
+__all__ = [
+    "CallPicture",
+    "JobFinding",
+    "LinkPicture",
+    "Picture",
+    "RankPicture",
+    "SitePicture",
+    "to_plain",
+    "words_without_findings",
+]
+
+WORTH_A_WORD = 0.5
+"""The share of its time that a rank waits, from which not all is well."""
 
 
 class RankPicture(msgspec.Struct, frozen=True):
@@ -118,6 +130,20 @@ class Picture(msgspec.Struct, frozen=True):
     findings: list[JobFinding]
     clock_error: float
     """Seconds by which the clocks of other hosts may be off."""
+
+
+def words_without_findings(picture: Picture) -> tuple[str, bool]:
+    """What to say of a job of which nothing was found; and whether all is well."""
+    if not picture.running:
+        return "the job has ended", True
+    seen = len(picture.ranks)
+    if seen < picture.world_size:
+        return f"{seen} of {picture.world_size} ranks can be seen, so nobody knows who waits for the others", False
+    most = max(picture.ranks, key=lambda rank: rank.waiting)
+    if most.waiting >= WORTH_A_WORD:
+        waits = f"rank {most.rank} waits {most.waiting:.0%} of the time"
+        return f"no rank is always later than the others, but {waits}", False
+    return "nobody waits for long, and no rank is later than the others", True
 
 
 def to_plain(picture: Picture) -> Any:

@@ -183,6 +183,22 @@ def test_a_picture_as_text() -> None:
     assert "nobody waits for long" in text
 
 
+def test_all_is_well_only_if_that_is_known() -> None:
+    from tests.seeing.support import Op, slate
+
+    def words(slates: dict[int, Any]) -> str:
+        picture = JobWatch(lambda: slates, lambda: 2_310_000_000).look()
+        assert picture is not None
+        assert picture.findings == []
+        return as_text(picture).splitlines()[1].strip()
+
+    alone = {0: slate(0, [Op(1, 0, 1)])}
+    assert words(alone) == "1 of 2 ranks can be seen, so nobody knows who waits for the others"
+    in_turn = [[Op(n, 100 * n + 90 * (n % 3 == rank), 100 * n + 95) for n in range(1, 13)] for rank in range(3)]
+    waiting = {rank: slate(rank, operations, members=(0, 1, 2)) for rank, operations in enumerate(in_turn)}
+    assert words(waiting).startswith("no rank is always later than the others, but rank ")
+
+
 def test_names_of_files_are_shown_as_they_are() -> None:
     from tests.seeing.support import Op, slate
 

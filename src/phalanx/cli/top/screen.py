@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.seeing.picture import Picture, RankPicture
+from phalanx.seeing.picture import Picture, RankPicture, words_without_findings
 from phalanx.seeing.watch import JobWatch
 
 __all__ = ["as_text", "follow", "render"]
@@ -70,8 +70,8 @@ def render(picture: Picture, width: int) -> Group:
     found = [Text(_printable(one.text), style=COLOURS.get(one.kind, "")) for one in picture.findings]
     parts += [Padding(text, (0, 0, 0, 2)) for text in found]
     if not picture.findings:
-        calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
-        parts.append(Text(f"  {calm}", style="green"))
+        words, well = words_without_findings(picture)
+        parts.append(Text(f"  {words}", style="green" if well else ""))
     parts += [Text(""), _ranks(picture, width)]
     if picture.sites:
         parts += [Text(""), _sites(picture, width)]

@@ -57,7 +57,10 @@ function findings(picture) {
     list.append(item);
   };
   for (const found of picture.findings) add(found.kind, found.text);
-  if (!picture.findings.length) add("calm", picture.running ? "Nobody waits for long, and no rank is later than the others." : "The job has ended.");
+  if (!picture.findings.length) {
+    const [words, well] = picture.calm;
+    add(well ? "calm" : "unsure", words[0].toUpperCase() + words.slice(1) + ".");
+  }
 }
 
 function ranks(picture) {
@@ -149,7 +152,7 @@ function timeline(picture) {
     draw.fillStyle = colour("dim");
     draw.fillText("rank " + rank, 0, rank * ROW + 15);
     draw.fillStyle = colour("compute");
-    draw.fillRect(LEFT, rank * ROW + 3, width - LEFT, ROW - 6);
+    draw.fillRect(x(picture.began), rank * ROW + 3, width - x(picture.began), ROW - 6);
   }
   const part = (rank, from, to, kind) => {
     if (to <= begin || rank >= count) return;

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from phalanx.seeing.metrics import as_prometheus
-from phalanx.seeing.picture import to_plain
+from phalanx.seeing.picture import to_plain, words_without_findings
 
 from .server import PageServer
 
@@ -69,6 +69,8 @@ class PageView:
             "sites": [{**site, "lateness": []} for site in plain["sites"][:ROWS]],
             "calls": plain["calls"][:ROWS],
             "now": now / 1e9,
+            "began": min(slate.began_ns for slate in watch.slates.values()) / 1e9,
+            "calm": words_without_findings(picture),
             "span": SPAN,
             "timeline": [op for op in self._operations if max(op["ended"]) >= since],
             "history": list(self._history),
