@@ -23,7 +23,7 @@ __all__ = ["load_ipython_extension", "run_cell"]
 
 NAME = "<cell of %%ranks>"
 OWN = frozenset({"world", "px", "__name__"})
-"""What a rank has of its own, whatever the notebook calls so."""
+"""Names that each rank has of its own, whatever the notebook calls so."""
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -133,7 +133,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 def words_without_findings(picture: Picture) -> tuple[str, bool]:
-    """What to say of a job of which nothing was found; and whether all is well."""
+    """A line on a job of which nothing was found, and whether all is well."""
     if not picture.running:
         return "the job has ended", True
     seen = len(picture.ranks)

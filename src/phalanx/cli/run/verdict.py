@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        """What was wrong, in a few words; empty if nothing was."""
+        """A few words on what was wrong; empty if nothing was."""
         reason, cause, culprit = self._ending.reason, self._ending.cause, self._culprit
         if reason is Reason.SIGNAL:
             return f"it was ended by {signal.Signals(self._ending.signal).name}"
