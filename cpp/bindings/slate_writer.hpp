@@ -13,6 +13,7 @@
 
 #include "call_site.hpp"
 #include "phalanx/mapping.hpp"
+#include "phalanx/run_delay.hpp"
 #include "phalanx/slate.hpp"
 
 namespace phalanx {
@@ -35,11 +36,13 @@ public:
     Place begin(std::uint32_t group, const char* verb, const CallSite& site, std::int32_t peer, std::uint64_t bytes,
                 std::uint64_t sequence, std::uint64_t fingerprint, std::int64_t now) {
         const std::uint32_t number = site_of(verb, site);
-        return {writer_.begin(group, number, peer, bytes, sequence, fingerprint, now), bytes, now, number};
+        return {writer_.begin(group, number, peer, bytes, sequence, fingerprint, delay_.begin(now), now), bytes, now, number};
     }
 
-    void end(const Place& place, std::int64_t now) noexcept {
-        if (place.number != 0) writer_.end(place.number, place.site, place.bytes, place.began_ns, now);
+    void end(const Place& place, std::int64_t now, bool failed = false) noexcept {
+        if (place.number == 0) return;
+        writer_.end(place.number, place.site, place.bytes, place.began_ns, now, failed);
+        delay_.end(place.began_ns, now);
     }
 
     // The slate as an array, which keeps this object.
@@ -97,6 +100,7 @@ private:
 
     Mapping mapping_;
     slate::Writer writer_;
+    RunDelay delay_;
     std::array<Known, 64> recent_{};
     std::map<Key, std::pair<std::uint32_t, CallSite>> sites_;  // the place is kept, so that no other code comes to lie there
 };

@@ -101,7 +101,7 @@ def _entry(slate: RankSlate, record: Any, group: SlateGroup, name: str) -> dict[
         given, taken = size // ranks, size // ranks * ranks
     elif verb == "reduce_scatter":
         given, taken = size // ranks * ranks, size // ranks
-    ended = int(record["ended_ns"])
+    ended = max(0, int(record["ended_ns"]))  # one that failed did not complete
     return {
         "record_id": int(record["number"]),
         "pg_id": group.number,

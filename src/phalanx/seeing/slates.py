@@ -84,6 +84,8 @@ def _read(file: SlateFile) -> RankSlate | None:
     if data is None:
         return None
     slate = RankSlate(data)
+    if slate.rank != file.rank:  # damaged
+        return None
     slate.alive = is_written(data)
     slate.stopped = slate.alive and shares_processes(data) and process_state(slate.pid) in ("T", "t")
     return slate

@@ -155,7 +155,7 @@ class TraceFile:
         arguments = {"where": site.where, "bytes": int(record["bytes"])}
         if peer >= 0:
             arguments["peer"] = peer
-        began, ended = self._time(record["began_ns"]), self._time(record["ended_ns"])
+        began, ended = self._time(record["began_ns"]), self._time(abs(record["ended_ns"]))
         common = {"pid": slate.rank, "name": site.verb}
         if record["sequence"]:
             thread = 1 + int(record["group"])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .blocking import RankState, blocked_text, root_causes, states_of
 from .findings import links_found, stragglers_found
 from .joining import JoinedOperations, join
+from .lateness import LatenessTable
 from .picture import CallPicture, JobFinding, LinkPicture, Picture, RankPicture, SitePicture
 from .reading import CallSitePlace, RankSlate
 from .slates import SlateSource
@@ -87,7 +88,6 @@ class JobWatch:
         self._since_ns = 0
         self._last_end = 0.0
         self._joined_any = False
-        self._parts: list[Seconds] = []
         self._looks: deque[_Look] = deque()
         self._sites: dict[CallSitePlace, _SiteSums] = {}
         self._active = 0.0
@@ -104,7 +104,7 @@ class JobWatch:
             slate.gone = rank not in found
         if not self.slates:
             return None
-        if not self._size:
+        if max(self.slates) >= self._size:
             self._begin(now_ns)
         self.joined = join(self.slates, self._done)
         look = _Look.of(now_ns, self._size, self.slates)
@@ -116,9 +116,12 @@ class JobWatch:
         return self._picture(now_ns)
 
     def _begin(self, now_ns: int) -> None:
-        self._size = max(slate.world_size for slate in self.slates.values())
+        """Begins to add up; anew for an elastic world that has a rank with a higher number."""
+        self._size = max(self.slates) + 1
+        self._looks.clear()
+        self._sites.clear()
         self._waits = np.zeros((self._size, self._size))
-        self._late_count = np.zeros(self._size)
+        self._late = LatenessTable(self._size)
         self._since_ns = now_ns
         # Before the first look there was the start of the job.
         started = min(slate.began_ns for slate in self.slates.values())
@@ -131,7 +134,7 @@ class JobWatch:
         scale = 1.0 / joined.share
         self._done[joined.group] = int(joined.sequence[-1])
         if not self._joined_any:  # what comes before the first operation is no time in which anybody could wait
-            self._since_ns = int(joined.arrived.min())
+            self._since_ns = int(joined.arrived.min() if joined.sequence[0] > SETTLE else joined.ended[0].max())
             self._joined_any = True
         ends = joined.ended.max(axis=1) / 1e9
         if len(joined.members) == self._size:
@@ -150,13 +153,9 @@ class JobWatch:
         for column, rank in enumerate(members):
             mine = last == column
             self._waits[members, rank] += waited[mine].sum(axis=0) * scale
-        for part in np.array_split(late, max(1, min(64, len(late) // 5))):
-            row = np.zeros(self._size)
-            row[members] = part.sum(axis=0) * scale
-            self._parts.append(row)
-        if len(self._parts) > 4096:  # of a job of days, two parts become one
-            self._parts = [a + b for a, b in zip(self._parts[::2], self._parts[1::2], strict=False)]
-        self._late_count[members] += (late > 0).sum(axis=0) * scale
+        rows = np.zeros((len(late), self._size))
+        rows[:, members] = late
+        self._late.add(rows, scale)
         self._add_sites(joined, kept, waited, late, last, members, scale)
 
     def _add_sites(
@@ -185,13 +184,13 @@ class JobWatch:
         sums = [sum((getattr(look, name) for look in recent), np.zeros(self._size)) for name in _RATES]
         running = any(slate.alive and slate.state == 0 and not slate.gone for slate in self.slates.values())
         end_ns = now_ns if running else max(slate.beat_ns for slate in self.slates.values())
-        observed = max(1e-3, (end_ns - self._since_ns) / 1e9)
+        observed = max(1e-3, self._active, (end_ns - self._since_ns) / 1e9)
         link_span = max(1e-3, self._looks[-1].at - self._looks[0].at)
         links = self._links(self._looks[0].links, link_span)
         return Picture(
             job=first.text("job"),
             program=first.text("program"),
-            world_size=self._size,
+            world_size=max(slate.world_size for slate in self.slates.values()),
             elapsed=max(0.0, (end_ns - min(slate.began_ns for slate in self.slates.values())) / 1e9),
             observed=observed,
             running=running,
@@ -268,7 +267,7 @@ class JobWatch:
     ) -> list[JobFinding]:
         found = _blocked(states)
         where = {rank: self._where_late(rank) for rank in range(self._size)}
-        found += stragglers_found(self._parts, self._late_count, observed, where, self._active or None)
+        found += stragglers_found(self._late.parts, observed, where, self._active or None)
         if any(finding.kind == "straggler" for finding in found):
             return found
         lately = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / self._span
@@ -313,6 +312,10 @@ def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
             if other > state.rank and other in states:
                 text = f"{state}, but {states[other]}: they have called different operations"
                 found.append(JobFinding("mismatch", text, [state.rank, other], state.seconds, state.line))
+    unknown = [state for state in states.values() if state.in_unknown_group and state.seconds >= BLOCKED_AFTER]
+    for state in unknown:
+        text = f"{state}; its group is one too many to know who else is in it"
+        found.append(JobFinding("blocked", text, [state.rank], state.seconds, state.line))
     if waiting:
         roots, circle = root_causes(states)
         if roots or circle:

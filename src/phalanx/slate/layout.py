@@ -81,11 +81,14 @@ RECORD: Final = np.dtype(
         ("group", "<u4"),
         ("site", "<u4"),
         ("peer", "<i4"),
-        ("unused", "<u4"),
+        ("starved_us", "<u4"),
         ("fingerprint", "<u8"),
         ("number", "<u8"),
     ]
 )
+"""`ended_ns`: 0 while it runs; the negative of the time if it failed, or was interrupted.
+`starved_us`: of the time since the operation before, that in which the rank was ready to run and had no processor; 0
+where that is not known."""
 SITE: Final = np.dtype(
     [
         ("text", "<u4"),
@@ -106,9 +109,11 @@ GROUP: Final = np.dtype(
         ("size", "<u4"),
         ("text", "<u4"),
         ("length", "<u4"),
-        ("unused", "<u8", 3),
+        ("since", "<u8"),
+        ("unused", "<u8", 2),
     ]
 )
+"""`since`: the records up to this number are not of this group, but of one that had its place before."""
 PEER: Final = np.dtype(
     [
         ("rank", "<i4"),

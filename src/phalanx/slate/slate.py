@@ -145,7 +145,7 @@ class Slate:
             number = kept.free.popleft()
             self._taken.add(number)
             group = self._groups[number]
-            group["sequence"], group["fingerprint"] = 0, 0
+            group["sequence"], group["fingerprint"], group["since"] = 0, 0, self._header["count"]
             group["rank"], group["text"], group["length"] = rank, at, len(listed)
             # The groups of two worlds have the same contexts, and are not the same.
             group["id"] = (int.from_bytes(context[:8], "little") + self._world) % (1 << 64) or 1
@@ -172,15 +172,20 @@ class Slate:
 
     def _beat(self) -> None:
         header = self._header
-        where = self._where().encode(errors="replace")[: layout.HEADER["place"].itemsize - 1]
-        if where != header["place"]:
-            header["place_count"] += 1
-            header["place"] = where
-            header["place_count"] += 1
+        if not self._failed and not self._stop.is_set():  # what it does afterwards is not what the others waited for
+            self._note_place(self._where())
         header["memory"] = resident_memory()
         self._note_links()
         self._note_calls()
         header["beat_ns"] = time.monotonic_ns()
+
+    def _note_place(self, place: str) -> None:
+        header = self._header
+        where = place.encode(errors="replace")[: layout.HEADER["place"].itemsize - 1]
+        if where != header["place"]:
+            header["place_count"] += 1
+            header["place"] = where
+            header["place_count"] += 1
 
     def _note_links(self) -> None:
         peers: dict[int, list[LinkState]] = {}
@@ -220,9 +225,17 @@ class Slate:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def fail(self) -> None:
-        """Notes that the world has failed: the slate stays when it is closed, to tell of it."""
+    def fail(self, place: str = "") -> None:
+        """Notes that the world has failed: the slate stays when it is closed, to tell of it.
+
+        Args:
+            place: Where the program was then, if that is known.
+        """
         self._failed = True
+        if place:
+            with self._lock:
+                if not self._contents:
+                    self._note_place(place)
 
     def close(self) -> None:
         """The world is closed: removes the file, unless somebody is to read it. May be called twice."""
