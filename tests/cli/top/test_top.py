@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -122,8 +123,54 @@ def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Runner, tmp_path:
     assert "tokens differ" in stranger.stderr
     launched.process.terminate()
     launched.finish()
-    # Kept for `doctor --last`, unless another job has failed since: tests run beside this one.
-    assert all(job.failed for job in jobs_here() if job.program.endswith(script))
+    # Kept for `doctor --last`.
+    assert [job.failed for job in jobs_here() if job.program.endswith(script)] == [True]
+
+
+def test_after_ctrl_c_the_last_failure_says_who_blocked_whom(run: Runner) -> None:
+    script = run.script(HANG, "ctrl_c.py")
+    launched = run.start("-n", "3", script)
+    until_found(job_of(script), "blocked")
+    launched.process.send_signal(signal.SIGINT)
+    launched.finish()
+    answer = subprocess.run(
+        [*PROGRAM, "doctor", "--last"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    assert "ranks 0, 1 wait in all_reduce #51 at ctrl_c.py:14 in <module>, because rank 2 has failed after" in answer
+    assert re.search(r"all_reduce #50 at ctrl_c.py:11 in <module>, at ctrl_c.py:[67] in spin", answer), answer
+
+
+def test_a_receive_that_was_posted_early_is_not_waited_in(run: Runner) -> None:
+    script = run.script(
+        """
+        import time
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            x = np.ones(8)
+            handle = world.irecv(x, 1, tag=7) if world.rank == 0 else None
+            for _ in range(40):
+                time.sleep(0.05)
+                world.all_reduce(np.ones(8))
+            world.send(x, 0, tag=7) if world.rank == 1 else None
+            if handle is not None:
+                handle.wait()
+            time.sleep(0.5)
+        """,
+        "early.py",
+    )
+    launched = run.start("-n", "2", script)
+    job = job_of(script)
+    watch = JobWatch(lambda: read_files(job))
+    while (picture := watch.look()) is None or picture.running:
+        found = picture.findings if picture is not None else []
+        assert not any("recv" in finding.text for finding in found), found
+        time.sleep(0.1)
+    launched.finish()
+    assert launched.process.returncode == 0, launched.err
+    received = [site for site in picture.sites if site.verb == "recv"]
+    assert [site.count for site in received] == [1]
 
 
 def test_a_rank_that_took_another_branch_is_named(run: Runner) -> None:
