@@ -74,6 +74,15 @@ def test_a_healthy_job_names_nobody_at_any_look(seed: int) -> None:
         assert stragglers_found(table[:operations], operations * 0.01, WHERE) == []
 
 
+@pytest.mark.parametrize("slow_start", [0, 2])
+def test_the_first_step_of_another_rank_does_not_hide_a_straggler(slow_start: int) -> None:
+    """As it was seen: a rank that was late twice, by 60 ms each, while it loaded its libraries."""
+    table = np.zeros((112, 4))
+    table[12::2, 3] = 0.0048
+    table[[2, 5], slow_start] += 0.06
+    assert [f.ranks for f in stragglers_found(table, 1.7, WHERE)] == [[3]]
+
+
 def test_two_ranks_that_are_late_together_are_both_named() -> None:
     table = parts(np.random.default_rng(1), 8, 60, 0.005)
     table[:, 2] += 0.02

@@ -54,7 +54,7 @@ def stragglers_found(
     worth = WORTH * (observed if active is None else min(observed, active))
     late = table.sum(axis=0)
     # Rare long delays, as the scheduler's, would hide in their spread what happens every time.
-    steady = np.column_stack([_without_rare(column) for column in table.T])
+    steady = _without_rare(table)
     chronic = _chronic(steady, worth)
     found: list[JobFinding] = []
     for rank in map(int, np.argsort(-late)):
@@ -91,10 +91,15 @@ def _stands_out(steady: Seconds, rank: int, others: npt.NDArray[np.intp], sure: 
     return bool((later.sum(axis=0) >= sure * later.std(axis=0) * len(later) ** 0.5).all())
 
 
-def _without_rare(late: Seconds) -> Seconds:
-    """The seconds by which a rank was late, none of them far beyond its usual ones."""
-    some = late[late > 0]
-    return np.minimum(late, RARE * float(np.median(some))) if len(some) else late
+def _without_rare(table: Seconds) -> Seconds:
+    """The seconds by which each rank was late, none of them far beyond its usual ones.
+
+    What is usual for a rank that was seldom late, as in the first steps of a program, the others tell.
+    """
+    usual = float(np.median(table[table > 0])) if (table > 0).any() else 0.0
+    often = (table > 0).sum(axis=0) >= OFTEN
+    own = [float(np.median(column[column > 0])) if many else usual for column, many in zip(table.T, often, strict=True)]
+    return np.minimum(table, RARE * np.array(own))
 
 
 def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> list[JobFinding]:
