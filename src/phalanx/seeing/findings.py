@@ -123,7 +123,7 @@ def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> 
     else:
         which = f"the links between ranks {', '.join(f'{a}-{b}' for a, b in pairs[:8])} are slow: {_rate(worst.rate)}"
     beside = f", others {_rate(float(np.median(fast)))}" if fast else ""
-    text = f"{which}{beside}, with data on its way {worst.busy:.0%} of the time; no rank is late"
+    text = f"{which}{beside}, with data on its way {worst.busy:.0%} of the time; no rank is always late"
     return [JobFinding("link", text, sorted({rank for pair in pairs for rank in pair}), 0.0)]
 
 

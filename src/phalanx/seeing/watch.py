@@ -296,7 +296,7 @@ def _rank_picture(slate: RankSlate, state: RankState, span: float, sums: list[An
         seconds=round(state.seconds, 3),
         waits_for=state.waits_for,
         waiting=min(1.0, waiting / span),
-        moving=min(1.0, moving / span),
+        moving=max(0.0, min(moving / span, 1.0 - waiting / span)),
         bytes_per_second=moved / span,
         operations_per_second=operations / span,
         memory=slate.memory,
