@@ -1,4 +1,4 @@
-"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline`."""
+"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline | seeing`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .calls.arguments import command as rpc
 from .checkpoint.arguments import command as checkpoint
 from .memory.arguments import command as memory
 from .pipelines.arguments import command as pipeline
+from .seeing.arguments import command as seeing
 from .training.arguments import command as training
 from .under_torch.arguments import command as torch
 
@@ -27,7 +28,7 @@ def app() -> None:
     """Measure Phalanx beside other libraries, and hold it to its goals."""
 
 
-for command in (rpc, torch, training, checkpoint, memory, pipeline):
+for command in (rpc, torch, training, checkpoint, memory, pipeline, seeing):
     app.add_command(command)
 
 

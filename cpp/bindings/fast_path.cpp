@@ -118,9 +118,9 @@ public:
         }
         const bool kept = record.sequence == o.sequence;  // the ring may have come round
         if (kept)
-            recorder_.end(record, monotonic_ns());
+            recorder_.end(record, monotonic_ns(), end.outcome != Outcome::done);
         else
-            recorder_.end(place, monotonic_ns());
+            recorder_.end(place, monotonic_ns(), end.outcome != Outcome::done);
         if (end.outcome == Outcome::done) return end;
         if (end.outcome == Outcome::interrupted && end.interrupt.is_none()) {
             end.interrupt = nb::borrow(nb::python_error().value());

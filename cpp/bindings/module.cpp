@@ -62,10 +62,13 @@ void phalanx::bind_recorder(nb::module_& m) {
                                                               sequence, fingerprint, monotonic_ns());
                  return nb::make_tuple(place.number, place.site, place.bytes, place.began_ns);
              })
-        .def("end", [](SlateWriter& slate, const std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::int64_t>& place) {
-            const auto [number, site, bytes, began] = place;
-            slate.end({number, bytes, began, site}, monotonic_ns());
-        });
+        .def("end",
+             [](SlateWriter& slate, const std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::int64_t>& place,
+                bool failed) {
+                 const auto [number, site, bytes, began] = place;
+                 slate.end({number, bytes, began, site}, monotonic_ns(), failed);
+             },
+             "place"_a, "failed"_a = false);
     nb::class_<Recorder>(m, "Recorder", "The last operations of the fast paths; see phalanx.group.tracking.journal.")
         .def(nb::init<SlateWriter*, std::uint32_t>(), "slate"_a.none() = nb::none(), "group"_a = 0, nb::keep_alive<1, 2>())
         .def_rw("sequence", &Recorder::sequence)

@@ -74,14 +74,14 @@ public:
                                      record.fingerprint, record.began_ns);
     }
 
-    void end(Record& record, std::int64_t now) {
+    void end(Record& record, std::int64_t now, bool failed = false) {
         record.ended_ns = now;
-        if (slate_ != nullptr) slate_->end(record.place, now);
+        if (slate_ != nullptr) slate_->end(record.place, now, failed);
     }
 
     // Of one that the ring has overtaken.
-    void end(const SlateWriter::Place& place, std::int64_t now) {
-        if (slate_ != nullptr) slate_->end(place, now);
+    void end(const SlateWriter::Place& place, std::int64_t now, bool failed = false) {
+        if (slate_ != nullptr) slate_->end(place, now, failed);
     }
 
     // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site, began, ended) with times in seconds, ended

@@ -13,6 +13,7 @@
 
 #include "call_site.hpp"
 #include "phalanx/mapping.hpp"
+#include "phalanx/run_delay.hpp"
 #include "phalanx/slate.hpp"
 
 namespace phalanx {
@@ -35,11 +36,13 @@ public:
     Place begin(std::uint32_t group, const char* verb, const CallSite& site, std::int32_t peer, std::uint64_t bytes,
                 std::uint64_t sequence, std::uint64_t fingerprint, std::int64_t now) {
         const std::uint32_t number = site_of(verb, site);
-        return {writer_.begin(group, number, peer, bytes, sequence, fingerprint, now), bytes, now, number};
+        return {writer_.begin(group, number, peer, bytes, sequence, fingerprint, delay_.begin(now), now), bytes, now, number};
     }
 
-    void end(const Place& place, std::int64_t now) noexcept {
-        if (place.number != 0) writer_.end(place.number, place.site, place.bytes, place.began_ns, now);
+    void end(const Place& place, std::int64_t now, bool failed = false) noexcept {
+        if (place.number == 0) return;
+        writer_.end(place.number, place.site, place.bytes, place.began_ns, now, failed);
+        delay_.end(place.began_ns, now);
     }
 
     // The slate as an array, which keeps this object.
@@ -79,18 +82,25 @@ private:
         const nb::object code = site.code();
         std::string text = verb;
         for (const char* name : {"co_filename", "co_name"}) {
-            const nb::object value = code.is_none() ? nb::none() : nb::steal(PyObject_GetAttrString(code.ptr(), name));
-            Py_ssize_t size = 0;
-            const char* words = value.is_valid() && !value.is_none() ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
-            if (words == nullptr) PyErr_Clear();
             text += '\0';
-            if (words != nullptr) text.append(words, static_cast<std::size_t>(size));
+            const nb::object value = code.is_none() ? nb::none() : nb::steal(PyObject_GetAttrString(code.ptr(), name));
+            // The name of a file may hold bytes that are no UTF-8, as lone surrogates: they become question marks.
+            const nb::object encoded = value.is_valid() && !value.is_none()
+                                           ? nb::steal(PyUnicode_AsEncodedString(value.ptr(), "utf-8", "replace"))
+                                           : nb::object();
+            char* words = nullptr;
+            Py_ssize_t size = 0;
+            if (encoded.is_valid() && PyBytes_AsStringAndSize(encoded.ptr(), &words, &size) == 0)
+                text.append(words, static_cast<std::size_t>(size));
+            else
+                PyErr_Clear();
         }
         return text + '\0' + std::to_string(site.line());
     }
 
     Mapping mapping_;
     slate::Writer writer_;
+    RunDelay delay_;
     std::array<Known, 64> recent_{};
     std::map<Key, std::pair<std::uint32_t, CallSite>> sites_;  // the place is kept, so that no other code comes to lie there
 };

@@ -23,13 +23,13 @@ inline constexpr std::size_t text_bytes = 64 << 10;
 
 struct Record {
     Shared<std::int64_t> began_ns;
-    Shared<std::int64_t> ended_ns;  // 0 while it runs
+    Shared<std::int64_t> ended_ns;  // 0 while it runs; its negative if it failed
     Shared<std::uint64_t> sequence; // of a collective; 0 for a message
     Shared<std::uint64_t> bytes;
     Shared<std::uint32_t> group;
     Shared<std::uint32_t> site;
     Shared<std::int32_t> peer;  // the root, the destination or the source; -1 where there is none
-    std::uint32_t unused;
+    Shared<std::uint32_t> starved_us;  // since the operation before: ready to run, and without a processor
     Shared<std::uint64_t> fingerprint;
     Shared<std::uint64_t> number;  // from 1; 0 while it is written
 };
@@ -67,7 +67,7 @@ public:
 
     // Its number, for `end`.
     std::uint64_t begin(std::uint32_t group, std::uint32_t site, std::int32_t peer, std::uint64_t size, std::uint64_t sequence,
-                        std::uint64_t fingerprint, std::int64_t now) noexcept {
+                        std::uint64_t fingerprint, std::uint32_t starved_us, std::int64_t now) noexcept {
         const std::uint64_t number = ++count_;
         Record& record = record_of(number);
         record.number.store(0, std::memory_order_relaxed);
@@ -79,6 +79,7 @@ public:
         record.group.store(group, std::memory_order_relaxed);
         record.site.store(site, std::memory_order_relaxed);
         record.peer.store(peer, std::memory_order_relaxed);
+        record.starved_us.store(starved_us, std::memory_order_relaxed);
         record.fingerprint.store(fingerprint, std::memory_order_relaxed);
         record.number.store(number, std::memory_order_release);
         word<std::uint64_t>(count_at).store(number, std::memory_order_release);
@@ -90,9 +91,10 @@ public:
         return number;
     }
 
-    void end(std::uint64_t number, std::uint32_t site, std::uint64_t size, std::int64_t began, std::int64_t now) noexcept {
+    void end(std::uint64_t number, std::uint32_t site, std::uint64_t size, std::int64_t began, std::int64_t now,
+             bool failed) noexcept {
         Record& record = record_of(number);
-        if (record.number.load(std::memory_order_relaxed) == number) record.ended_ns.store(now, std::memory_order_relaxed);
+        if (record.number.load(std::memory_order_relaxed) == number) record.ended_ns.store(failed ? -now : now, std::memory_order_relaxed);
         Site& at = site_of(site);
         add<std::uint64_t>(at.count, 1);
         add(at.bytes, size);

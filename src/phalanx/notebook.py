@@ -10,16 +10,20 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-from .errors import RankFailed, UsageError
+from .errors import PhalanxError, RankFailed, UsageError
+from .launching.cell_names import assigned_names, needed_names
 from .launching.launch import launch
+from .launching.shipping import dumps
 
 __all__ = ["load_ipython_extension", "run_cell"]
 
 NAME = "<cell of %%ranks>"
+OWN = frozenset({"world", "px", "__name__"})
+"""Names that each rank has of its own, whatever the notebook calls so."""
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -44,19 +48,52 @@ def run_cell(line: str, cell: str, namespace: Mapping[str, Any]) -> list[Any] | 
         UsageError: The line is not valid.
         SyntaxError: The code is not.
     """
-    count, timeout = _options(line)
-    body, value = _compiled(cell)
-    used = {name: namespace[name] for name in _names(body, value) if name in namespace and not name.startswith("_")}
+    try:
+        count, timeout = _options(line)
+        return _run(count, timeout, cell, namespace)
+    except PhalanxError as error:
+        # IPython asks for it; it would show Phalanx's own lines.
+        text = str(error) if isinstance(error, RankFailed) else f"{type(error).__name__}: {error}"
+        show: Callable[[], list[str]] = lambda: [text]  # noqa: E731
+        error._render_traceback_ = show  # type: ignore[attr-defined]
+        raise error from None
+
+
+def _run(count: int, timeout: float | None, cell: str, namespace: Mapping[str, Any]) -> list[Any] | None:
+    _, value = _compiled(cell)
+    tree = ast.parse(cell, NAME)
+    used = {name: namespace[name] for name in needed_names(tree) - OWN if name in namespace}
     modules = {name: used.pop(name).__name__ for name in list(used) if isinstance(used[name], ModuleType)}
     code = (cell, value is not None)
     try:
         results = launch(_on_rank, count, code, used, modules, timeout=timeout)
-    except RankFailed as error:
-        text = str(error)
-        show: Callable[[], list[str]] = lambda: [text]  # noqa: E731
-        error._render_traceback_ = show  # type: ignore[attr-defined]  # IPython asks for it
-        raise error from None
+    except RankFailed:
+        raise
+    except UsageError:
+        copied = _copyable(used, assigned_names(tree))
+        if len(copied) == len(used):
+            raise
+        results = launch(_on_rank, count, code, copied, modules, timeout=timeout)
     return results if value is not None else None
+
+
+def _copyable(used: Mapping[str, Any], assigned: Collection[str]) -> dict[str, Any]:
+    """The variables that can be copied to the ranks, without those that the cell may want to make itself.
+
+    Raises:
+        UsageError: One cannot be copied, and the cell needs it.
+    """
+    copied = {}
+    for name, value in used.items():
+        try:
+            dumps(value)
+        except UsageError as error:
+            if name not in assigned:
+                why = f"cannot copy the notebook's {name!r} to the ranks: {error.__cause__}"
+                raise UsageError(f"%%ranks: {why} (make it in the cell)") from None
+        else:
+            copied[name] = value
+    return copied
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,16 +118,6 @@ def _compiled(cell: str) -> tuple[CodeType, CodeType | None]:
         assert isinstance(last, ast.Expr)
         value = compile(ast.Expression(last.value), NAME, "eval")
     return compile(tree, NAME, "exec"), value
-
-
-def _names(*codes: CodeType | None) -> set[str]:
-    """The names that code may look up, also in functions that it defines."""
-    found: set[str] = set()
-    for code in codes:
-        if code is not None:
-            found |= {*code.co_names}
-            found |= _names(*(constant for constant in code.co_consts if isinstance(constant, CodeType)))
-    return found
 
 
 def _on_rank(code: tuple[str, bool], used: dict[str, Any], modules: dict[str, str]) -> Any:

@@ -10,6 +10,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -283,7 +285,17 @@ def abort_worlds(error: BaseException) -> None:
 
             add_hint(error, type(group))
             group.backend.check_usable()
+            if group.backend.control.slate is not None:
+                group.backend.control.slate.fail(_place_of(error))
             group.backend.control.abort(f"it raised {describe(error)}", user_traceback(error), lost_peer(error))
+
+
+def _place_of(error: BaseException) -> str:
+    """The line of the user's own files that raised it; "" if there is none."""
+    from .group.tracking.call_site import is_users
+
+    users = [frame for frame in extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno} in {users[-1].name}" if users else ""
 
 
 def _refuse_second(name: str, launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,23 @@ def test_an_error_is_that_of_the_rank() -> None:
 def test_a_wrong_line(line: str) -> None:
     with pytest.raises(px.UsageError, match="expected `%%ranks 4`"):
         run_cell(line, "1", {})
+
+
+def test_the_notebooks_own_world_stays_there() -> None:
+    with px.init() as world:
+        assert run_cell("2", "world.world_size", {"world": world, "px": 5}) == [2, 2]
+
+
+def test_what_cannot_be_copied_is_missed_only_where_it_is_used() -> None:
+    lock = threading.Lock()
+    assert run_cell("1", "d = type('D', (), {})\nd.lock = 2\nd.lock", {"lock": lock}) == [2]
+    assert run_cell("1", "if world.rank == 0:\n    lock = 1\nlock", {"lock": lock}) == [1]
+    assert run_cell("1", "_h(2)", {"_h": double}) == [4]
+    with pytest.raises(px.UsageError) as caught:
+        run_cell("1", "x = 1\nlock.locked()", {"lock": lock})
+    assert str(caught.value).startswith("%%ranks: cannot copy the notebook's 'lock' to the ranks: cannot pickle")
+    [shown] = caught.value._render_traceback_()  # type: ignore[attr-defined]
+    assert shown == f"UsageError: {caught.value}"
 
 
 def test_the_magic() -> None:

@@ -16,7 +16,7 @@ START = 1_000 * MS
 
 @dataclass
 class Op:
-    """One operation on a slate; times in ms after the start."""
+    """One operation on a slate; times in ms after the start. The end of one that failed is negative."""
 
     sequence: int
     began: float
@@ -25,6 +25,7 @@ class Op:
     peer: int = -1
     fingerprint: int = 7
     bytes: int = 8
+    starved: float = 0.0
 
 
 def slate(
@@ -38,8 +39,10 @@ def slate(
     alive: bool = True,
     offset_ns: int = 0,
     links: Sequence[tuple[int, int, int, int]] = (),
+    since: int = 0,
+    known_group: bool = True,
 ) -> RankSlate:
-    """A slate with these operations of one group."""
+    """A slate with these operations of one group, which has come to its place after so many records."""
     data = bytearray(layout.SIZE)
     header = np.frombuffer(data, layout.HEADER, 1)[0]
     header["magic"], header["version"] = layout.MAGIC, layout.VERSION
@@ -61,7 +64,8 @@ def slate(
     group = np.frombuffer(data, layout.GROUP, layout.GROUPS, layout.GROUPS_AT)[1]
     listed = ",".join(map(str, members)).encode()
     data[layout.MEMBERS_AT : layout.MEMBERS_AT + len(listed)] = listed
-    group["id"], group["size"], group["length"] = 99, len(members), len(listed)
+    group["id"], group["size"], group["length"] = 99 if known_group else 0, len(members), len(listed)
+    group["since"] = since
     begun = [op for op in operations if op.sequence]
     group["sequence"] = max((op.sequence for op in begun), default=0)
     group["fingerprint"] = begun[-1].fingerprint if begun else 0
@@ -69,10 +73,12 @@ def slate(
     for number, op in enumerate(operations, 1):
         record = records[number % layout.RECORDS]
         record["began_ns"] = START + int(op.began * MS)
-        record["ended_ns"] = 0 if op.ended is None else START + int(op.ended * MS)
+        end = 0 if op.ended is None else START + int(abs(op.ended) * MS)
+        record["ended_ns"] = end if (op.ended or 0) >= 0 else -end
         record["sequence"], record["bytes"], record["peer"] = op.sequence, op.bytes, op.peer
         record["group"], record["site"] = 1, sites.index(op.site)
         record["fingerprint"], record["number"] = op.fingerprint, number
+        record["starved_us"] = int(op.starved * 1000)
     peers = np.frombuffer(data, layout.PEER, layout.PEERS, layout.PEERS_AT)
     for row, (peer, sent, busy, held) in zip(peers, links, strict=False):
         row["rank"], row["sockets"], row["sent"], row["busy_us"], row["held_us"] = peer, 1, sent, busy, held

@@ -80,3 +80,56 @@ def test_different_operations_under_one_number() -> None:
     assert found.kind == "mismatch"
     assert "all_reduce #1" in found.text
     assert "barrier #1" in found.text
+
+
+def test_a_rank_that_failed_in_an_operation_waited_in_it() -> None:
+    """As after Ctrl-C or a timeout: nothing runs any more, but #2 did not come to its end."""
+    slates = {
+        0: slate(0, [Op(1, 0, 1), Op(2, 10, -4_000)], state=layout.FAILED, beat=4_000),
+        1: slate(1, [Op(1, 0, 1)], state=layout.FAILED, beat=4_000, place="loop.py:7 in spin"),
+    }
+    picture = JobWatch(lambda: slates, lambda: NOW).look()
+    assert picture is not None
+    [found] = picture.findings
+    assert (found.kind, found.ranks) == ("blocked", [1])
+    assert found.text.startswith("rank 0 waits in all_reduce #2 at train.py:88 in main, because rank 1 has failed")
+    assert "at loop.py:7 in spin" in found.text
+    assert "for 4.0 s" in str(states_of(slates, NOW)[0])
+
+
+def test_a_message_that_another_thread_waits_for_is_not_the_rank() -> None:
+    recv = "recv\0/home/me/train.py\0serve\x0090"
+    busy = {
+        0: slate(0, [Op(0, 10, None, recv, peer=1), Op(1, 9_990, 9_995)], beat=9_900, place="train.py:5 in main"),
+        1: slate(1, [Op(1, 9_990, 9_995)], beat=9_900),
+    }
+    state = states_of(busy, NOW)[0]
+    assert (state.waits_for, state.site, state.line) == ([], None, "train.py:5 in main")
+
+
+def test_a_long_wait_in_a_group_without_a_place_is_not_called_calm() -> None:
+    slates = {rank: slate(rank, [Op(51, 10, None)], beat=9_900, known_group=False) for rank in (0, 1)}
+    picture = JobWatch(lambda: slates, lambda: NOW).look()
+    assert picture is not None
+    assert [finding.kind for finding in picture.findings] == ["blocked", "blocked"]
+    assert "rank 0 is in all_reduce #51 at train.py:88 in main for 10.0 s; its group" in picture.findings[0].text
+
+
+def test_a_rank_of_which_nothing_is_known() -> None:
+    slates = {0: slate(0, [Op(1, 10, None)], beat=9_900)}
+    picture = JobWatch(lambda: slates, lambda: NOW).look()
+    assert picture is not None
+    assert "because nothing is known of rank 1 (it has not started, or does not answer)" in picture.findings[0].text
+
+
+def test_an_elastic_world_that_grows() -> None:
+    slates = {rank: slate(rank, [Op(1, 0, 1)], beat=9_900) for rank in (0, 1)}
+    watch = JobWatch(lambda: slates, lambda: NOW)
+    assert watch.look() is not None
+    del slates[1]
+    for rank in (0, 4):
+        slates[rank] = slate(rank, [Op(1, 0, 1), Op(2, 5 + rank, 10)], members=(0, 4), beat=9_900)
+    picture = watch.look()
+    assert picture is not None
+    assert [rank.rank for rank in picture.ranks] == [0, 1, 4]
+    assert picture.waits[0][4] == 0.004

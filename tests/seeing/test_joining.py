@@ -59,6 +59,46 @@ def test_neither_is_one_that_waited_in_another_operation() -> None:
     assert (joined.late / MS).tolist()[1] == [0, 0, 3], "5 ms of its own, where the others had 2"
 
 
+def test_neither_is_one_that_had_no_processor() -> None:
+    slates = {
+        0: slate(0, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        1: slate(1, [Op(1, 0, 10), Op(2, 12, 31)], members=(0, 1, 2)),
+        2: slate(2, [Op(1, 0, 10), Op(2, 30, 31, starved=13)], members=(0, 1, 2)),
+    }
+    [joined] = join(slates, {})
+    assert (joined.waited / MS).tolist()[1] == [18, 18, 0]
+    assert (joined.late / MS).tolist()[1] == [0, 0, 5], "of 20 ms, 13 without a processor; the others had 2"
+
+
+def test_what_was_lost_before_a_broadcast_shows_after_it() -> None:
+    """Rank 1 is late to a broadcast of rank 0, which waits for nobody, and so all meet later."""
+    site = "broadcast\0/home/me/train.py\0main\x0012"
+    slates = {
+        0: slate(0, [Op(1, 0, 1), Op(2, 11, 12, site, peer=0), Op(3, 12, 33)]),
+        1: slate(1, [Op(1, 0, 1), Op(2, 31, 32, site, peer=0), Op(3, 32, 33)]),
+    }
+    [joined] = join(slates, {})
+    assert (joined.late / MS).tolist() == [[0, 0], [0, 0], [0, 20]]
+    [joined] = join(slates, {99: 2})
+    assert (joined.late / MS).tolist() == [[0, 20]], "also if the broadcast was seen before"
+
+
+def test_the_next_to_meet_pays_only_what_is_left() -> None:
+    """Rank 1 loses 20 ms, then waits for 15 of them in a broadcast of rank 0, which is later still."""
+    site = "broadcast\0/home/me/train.py\0main\x0012"
+    slates = {
+        0: slate(0, [Op(1, 0, 1), Op(2, 46, 47, site, peer=0), Op(3, 48, 55)]),
+        1: slate(1, [Op(1, 0, 1), Op(2, 31, 46, site, peer=0), Op(3, 54, 55)]),
+    }
+    [joined] = join(slates, {})
+    assert (joined.late / MS).tolist() == [[0, 0], [15, 0], [0, 6]]
+
+
+def test_an_operation_that_differs_adds_nothing() -> None:
+    slates = {rank: slate(rank, [Op(1, 0, 1), Op(2, 2, 3, fingerprint=7 + rank)], members=(0, 1)) for rank in (0, 1)}
+    assert join(slates, {99: 1}) == []
+
+
 def test_a_root_that_did_not_wait_is_not_kept_waiting() -> None:
     """The root of a broadcast goes on at once: one that comes late to it delays nobody."""
     site = "broadcast\0/home/me/train.py\0main\x0012"
@@ -77,6 +117,14 @@ def test_the_share_that_was_not_overtaken_is_known() -> None:
     slates = {rank: slate(rank, [Op(n, n, n + 0.5) for n in (8, 9, 10)]) for rank in (0, 1)}
     [joined] = join(slates, {99: 4})
     assert joined.share == 0.5
+
+
+def test_what_an_earlier_group_did_in_the_same_place_is_not_its_own() -> None:
+    old = [Op(n, n, n + 0.5) for n in (1, 2, 3)]
+    slates = {rank: slate(rank, [*old, Op(1, 50 + rank, 60)], since=3) for rank in (0, 1)}
+    [joined] = join(slates, {})
+    assert joined.sequence.tolist() == [1]
+    assert (joined.waited / MS).tolist() == [[1, 0]]
 
 
 def test_different_operations_under_one_number_are_not_compared() -> None:

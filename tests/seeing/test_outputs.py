@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.errors import ConfigError
 from phalanx.seeing.flight_recorder import write_flight_records
 from phalanx.seeing.metrics import MetricsFile, as_prometheus
 from phalanx.seeing.reading import RankSlate
@@ -121,6 +122,20 @@ def test_operations_that_were_overtaken_are_counted(tmp_path: Path) -> None:
     assert [event["name"] for event in events if event.get("cat") == "missed"] == ["951 operations were not seen"]
 
 
+def test_a_trace_on_a_full_disk_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    trace = TraceFile(full)
+    watch, picture = watched(two_ranks())
+    trace.update(watch, picture)
+    trace.update(watch, picture)
+    trace.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trace in /dev/full is incomplete: No space left on device"
+    ]
+
+
 def test_metrics(tmp_path: Path) -> None:
     slates = {rank: slate(rank, [Op(1, 0, 1), Op(2, 10 + 5 * rank, 16, QUOTED)], beat=20) for rank in (0, 1)}
     watch, picture = watched(slates)
@@ -141,6 +156,50 @@ def test_metrics(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
 
 
+def test_two_files_of_one_name_are_two_series() -> None:
+    """A collector refuses a file that has one series twice."""
+    sites = ["all_reduce\0/home/me/a/layers.py\0reduce\x002", "all_reduce\0/home/me/b/layers.py\0reduce\x002"]
+    operations = [Op(n + 1, 10 * n, 10 * n + 1, site) for n, site in enumerate(sites)]
+    _, picture = watched({rank: slate(rank, operations, beat=20) for rank in (0, 1)})
+    lines = [line.rpartition(" ")[0] for line in as_prometheus(picture).splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    assert sum(line.startswith("phalanx_operations_total{") for line in lines) == 2
+
+
+def test_counters_never_vanish_or_jump() -> None:
+    """A series that ends because another is ahead of it just now makes every rate wrong."""
+    sites = [f"all_reduce\0/home/me/train.py\0main\x00{line}" for line in range(40)]
+    slates = {}
+    for rank in (0, 1):  # each is late once at every line
+        operations = [Op(1, 0, 1)]
+        for number, site in enumerate([*sites, *sites]):
+            delay = 3 if (number < len(sites)) == (rank == 0) else 0
+            operations.append(Op(number + 2, 10 * number + 2 + delay, 10 * number + 6, site))
+        slates[rank] = slate(rank, operations)
+    _, picture = watched(slates)
+    lines = as_prometheus(picture).splitlines()
+    assert sum(line.startswith("phalanx_operations_total{") for line in lines) == 41
+    late = [line for line in lines if line.startswith("phalanx_late_seconds_total{")]
+    assert len(late) == 80
+    assert {line.split()[-1] for line in late} == {"0.003"}
+
+
+def test_metrics_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.prom"
+    path.mkdir()
+    metrics = MetricsFile(path)
+    watch, picture = watched(two_ranks())
+    metrics.update(watch, picture)
+    metrics.update(watch, picture)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the metrics in {path} are not up to date: Is a directory"
+    ]
+    assert list(tmp_path.iterdir()) == [path]
+    path.rmdir()
+    metrics.update(watch, picture)
+    assert path.read_text() == as_prometheus(picture), "there is room again"
+
+
 def test_metrics_for_opentelemetry() -> None:
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry import metrics
@@ -157,6 +216,15 @@ def test_metrics_for_opentelemetry() -> None:
     assert data is not None
     found = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
     assert {"phalanx_wait_seconds_total", "phalanx_rank_up"} <= found
+
+
+def test_flight_records_do_not_mix_with_those_of_another_job(tmp_path: Path) -> None:
+    slates = {rank: slate(rank, [Op(1, 0, 1)], members=(0, 1, 2)) for rank in range(3)}
+    write_flight_records(slates, tmp_path)
+    write_flight_records(slates, tmp_path)
+    del slates[2]
+    with pytest.raises(ConfigError, match="has rank_2 of another job"):
+        write_flight_records(slates, tmp_path)
 
 
 def test_flight_records_tell_torch_who_is_missing(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,15 @@ from phalanx import _native
 from phalanx.group.tracking import call_site
 from phalanx.operating_system import process_started
 from phalanx.seeing.reading import RankSlate
+from phalanx.seeing.slates import read_files
 from phalanx.slate import files, layout
 from phalanx.slate import slate as slate_module
 from phalanx.slate.calls import CallCounts
 from phalanx.slate.slate import Slate, open_slate
 from phalanx.slate.writing import PythonWriter
+from phalanx.transports.stream import LinkState
+
+PID_OF_NOBODY = 2**31 - 1
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +34,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return folder
 
     monkeypatch.setattr(files, "memory_dir", made)
+    monkeypatch.setattr(slate_module, "_LEFT", {})
     return folder
 
 
@@ -61,6 +68,20 @@ def test_operations_are_noted(own_folder: Path, kind: str) -> None:
     found = RankSlate(path.read_bytes())
     assert found.site_table["count"].tolist() == [0, 1, 1]
     assert found.site_table["bytes"].tolist() == [0, 64, 32]
+
+
+@pytest.mark.parametrize("kind", ["core", "python"])
+def test_a_file_whose_name_is_not_utf8(kind: str) -> None:
+    if kind == "core" and _native.core is None:
+        pytest.skip("there is no core")
+    path, fd = files.make_file("job", 0)
+    writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+    writer.memory[layout.COUNT_AT + 8] = 1
+    scope: dict[str, Any] = {"find": call_site.find}
+    exec(compile("def main(): return find()", "bad\udcff.py", "exec"), scope)  # as Python names such a file
+    writer.begin(1, "all_reduce", scope["main"](), -1, 64, 5, 77)
+    os.close(fd)
+    assert str(RankSlate(path.read_bytes()).sites[1]) == "all_reduce at bad?.py:1 in main"
 
 
 @pytest.mark.parametrize("kind", ["core", "python"])
@@ -105,6 +126,39 @@ def test_what_a_slate_says_of_its_rank(own_folder: Path) -> None:
     assert not own_folder.exists(), "the last one takes the folder with it"
 
 
+def test_the_next_world_of_a_process_goes_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher is still to read the first: it stays, and there is one file for both."""
+    monkeypatch.setattr(slate_module, "is_watched", lambda: True)
+    link = LinkState(1000, 2000, 30, 4, 50, 0)
+    links = {3: link}
+    site = call_site.find()
+    groups = []
+    for world in range(3):
+        slate = open_slate("job", 0, 2, "host", "id", "127.0.0.1:1", lambda: links.items())
+        assert slate is not None
+        number = slate.add_group(b"0123456789abcdef", 0, (0, 1))
+        slate.writer.end(slate.writer.begin(number, "barrier", site, -1, 8, 1, 7))
+        slate.writer.begin(number, "recv", site, 1, 8, 0, 0)
+        [file] = files.listed()
+        assert file.state == layout.RUNNING
+        found = RankSlate(file.path.read_bytes())
+        groups.append(found.groups[number])
+        assert found.began_ns == RankSlate(slate.contents()).began_ns
+        links[1] = link
+        slate.close()
+        assert file.state == layout.CLOSED
+        slate.drop_group(number)
+        assert int(found.header["count"]) == 2 * world + 2
+    found = RankSlate(file.path.read_bytes())
+    assert [(place.verb, row["count"]) for place, row in zip(found.sites, found.site_table, strict=True)][1:] == [
+        ("barrier", 3),
+        ("recv", 0),
+    ]
+    assert len({group.id for group in groups}) == 3, "operations of two worlds are not compared"
+    assert len({group.number for group in groups}) == 3
+    assert {int(row["rank"]): int(row["sent"]) for row in found.peers} == {3: 3000, 1: 3000}
+
+
 def test_groups_beyond_the_table_are_not_shown() -> None:
     slate = opened()
     numbers = [slate.add_group(bytes([n]) * 16, 0, (0, 1)) for n in range(1, layout.GROUPS + 3)]
@@ -137,6 +191,65 @@ def test_remote_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == layout.CALLS
     assert bytes(found[-1]["name"]) == b"others"
     assert found[-1]["count"] == 139
+    slate.close()
+
+
+def test_a_slate_that_is_just_being_made_is_left_alone(own_folder: Path) -> None:
+    path, fd = files.make_file("new", 0)
+    os.close(fd)
+    files.tidy(but="other")
+    assert path.exists()
+    gone = path.rename(own_folder / f"old.0.{PID_OF_NOBODY}")
+    long_ago = time.time() - 2 * files.SILENCE
+    os.utime(gone, (long_ago, long_ago))
+    files.tidy(but="other")
+    assert not gone.exists()
+
+
+def test_a_slate_of_a_container_lives_by_its_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has another number here, or none."""
+    monkeypatch.setattr(slate_module, "memory_namespace", lambda: 7)
+    monkeypatch.setattr(slate_module, "process_started", lambda pid: "1")
+    slate = opened("contained")
+    [file] = files.listed()
+    assert file.is_alive
+    assert read_files("contained", ended=False).keys() == {0}
+    now = time.monotonic_ns()
+    monkeypatch.setattr(files.time, "monotonic_ns", lambda: now + int(2 * files.SILENCE * 1e9))
+    assert not file.is_alive
+    slate.close()
+
+
+def test_other_files_in_the_folder_are_no_slates(own_folder: Path) -> None:
+    opened().close()
+    own_folder.mkdir(mode=0o700)
+    for name in ("x.\N{SUPERSCRIPT TWO}0.1", "x", "x.y.z", "a.1"):
+        (own_folder / name).touch()
+    assert list(files.listed()) == []
+
+
+def test_a_job_that_failed_later_is_kept(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slate_module, "is_watched", lambda: True)
+    monkeypatch.setattr(files, "is_written", lambda data: False)
+    for job in ("well", "failed"):
+        opened(job).close()
+    [failed] = [file for file in files.listed() if file.job == "failed"]
+    failed.note_failure("rank 0 failed: exit code 3")
+    files.tidy()
+    assert [file.job for file in files.listed()] == ["failed"]
+    assert RankSlate(failed.path.read_bytes()).text("failure") == "rank 0 failed: exit code 3"
+
+
+def test_calls_of_two_long_names_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be one series of the metrics twice."""
+    counts = CallCounts()
+    monkeypatch.setattr(slate_module, "CALLS", counts)
+    slate = opened()
+    for end in "xy":
+        counts.add("a" * 60 + end, 2, True, 0.5)
+    slate._beat()
+    [row] = RankSlate(slate.contents()).calls
+    assert (bytes(row["name"]), row["count"], row["total_ns"]) == (b"a" * 55, 2, 1_000_000_000)
     slate.close()
 
 

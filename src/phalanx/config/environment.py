@@ -207,9 +207,14 @@ _VANISHES = 1000
 def memory_dir(env: Mapping[str, str] | None = None) -> Path:
     """The folder for this user's private files in memory, `phalanx-<uid>` in `/dev/shm`; `runtime_dir` without one.
 
+    `PHALANX_SLATE_DIR` names another.
+
     Raises:
         ConfigError: The folder cannot be made, or is not this user's alone.
     """
+    chosen = VariableReader(env).text("PHALANX_SLATE_DIR")
+    if chosen is not None:
+        return _private_folder(Path(chosen))
     parent = Path(SHARED_MEMORY)
     folder = parent / f"phalanx-{os.geteuid()}"
     try:
@@ -230,6 +235,23 @@ def memory_dir(env: Mapping[str, str] | None = None) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make {folder} for private files: {error.strerror}{_WAY_OUT}") from error
+    return folder
+
+
+def _private_folder(folder: Path) -> Path:
+    """Makes a folder that the user has chosen; one that is there must be this user's alone."""
+    fault: str | None = None
+    for _ in range(_VANISHES):  # see above
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            fault = error.strerror
+            break
+        fault = _unfit(folder)
+        if fault != os.strerror(errno.ENOENT):
+            break
+    if fault is not None:
+        raise ConfigError(f"PHALANX_SLATE_DIR={folder} cannot hold private files: {fault}")
     return folder
 
 

@@ -40,6 +40,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PHALANX_RUN_ID", _RUN, "a name that all ranks of the job share and no other job has", "see the launcher"),
     Variable("PHALANX_LAST_WORDS", _RUN, "folder where a rank leaves its last traceback for the launcher", "none"),
     Variable("PHALANX_WATCHED", _RUN, "1: the launcher reads what the rank has noted, and removes it", "0"),
+    Variable(
+        "PHALANX_SLATE_DIR",
+        _USER,
+        "private folder for what ranks note for `phalanx top`",
+        "phalanx-UID in shared memory",
+    ),
     Variable("PHALANX_BACKEND", _USER, "what init() uses if the program does not say: mesh, tcp or mpi", "mesh"),
     Variable("PHALANX_TIMEOUT", _USER, "seconds that an operation has, where the program does not say", "600"),
     # -- options -----------------------------------------------------------------------------------------------------

@@ -247,8 +247,11 @@ class CollectiveRunner(GroupCore):
 
     def _guarded(self, job: Callable[[], Any], entry: Entry, deadline: Deadline) -> Any:
         """Runs a job of the engine, and makes the caller's error of however it fails."""
+        failed = True
         try:
-            return job()
+            result = job()
+            failed = False
+            return result
         except UsageError:
             raise  # found by all ranks alike, or when the others had what they waited for: the group can go on
         except DeadlinePassed as passed:
@@ -275,7 +278,7 @@ class CollectiveRunner(GroupCore):
             self._control.break_group(self._context, reason)
             raise
         finally:
-            entry.end()
+            entry.end(failed=failed)
 
     def _give_up(self, entry: Entry, deadline: Deadline, waiting: list[int]) -> NoReturn:
         """Raises the error for a collective whose deadline has passed.

@@ -108,8 +108,12 @@ def dial(
     hint = "does it run, on the host and port that MASTER_ADDR and MASTER_PORT name here?"
     if hello.number is None:
         hint = "does a job run there that others can join? `phalanx run --elastic` prints the address for them;"
+    me = f"{hello.who} could not"
+    if hello.role is Role.WATCHER:
+        me = "could not"
+        hint = "does the job run? its directory is at the port above the master's, or where --directory-port puts it;"
     raise WorldNotFormed(
-        f"{hello.who} could not reach {who} at {where} within {deadline.seconds:g} s: {reason} ({hint} "
+        f"{me} reach {who} at {where} within {deadline.seconds:g} s: {reason} ({hint} "
         "`phalanx doctor` looks at the way there)",
         missing=missing,
         seconds=deadline.seconds,
@@ -157,7 +161,7 @@ def _refused(error: Rejected, address: Address, hello: Hello, who: str) -> Rende
         HandshakeStatus.RANK: f"{hello.who} is not in its world",
         HandshakeStatus.CLOSED: "its world has already ended",
     }.get(error.status, error.message)
-    text = f"{who} at {address} refused {hello.who}: {detail}"
+    text = f"{who} at {address} refused {'us' if hello.role is Role.WATCHER else hello.who}: {detail}"
     # The caller of init() gets an error that it can import; between ranks the status still counts.
     return RendezvousError(text, rank=hello.number) if hello.role is Role.RANK else Rejected(error.status, text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..slate import layout
 from .reading import CallSitePlace, RankSlate
@@ -33,6 +34,8 @@ class RankState:
     waits_for: list[int] = field(default_factory=list)
     differs_from: list[int] = field(default_factory=list)
     """Ranks that are in another operation under the same number."""
+    in_unknown_group: bool = False
+    """It is in an operation of a group that there was no room for on its slate."""
 
     @property
     def line(self) -> str:
@@ -54,6 +57,8 @@ class RankState:
             after = f", after {self.last}" if self.site is None and self.last else ""
             return f"is gone; it was last seen {inside}{after}"
         if self.state == "failed":
+            if self.site is not None:
+                return f"has failed in {self.name} at {self.line}, in which it was for {self.seconds:.1f} s"
             return (
                 "has failed"
                 + (f" after {self.last}" if self.last else "")
@@ -99,11 +104,11 @@ def _state_of(slate: RankSlate, now_ns: int) -> RankState:
         else max(slate.beat_ns, int(records["began_ns"].max()) if len(records) else 0)
     )
     place = slate.place
-    running = records[records["ended_ns"] == 0]
-    if len(running):
-        record = running[0]
+    record = _waited_in(slate)
+    if record is not None:
         site = slate.site(int(record["site"]))
         name = f"{site.verb} #{record['sequence']}" if record["sequence"] else site.verb
+        now = now if record["ended_ns"] == 0 else -int(record["ended_ns"])
         return RankState(slate.rank, state, max(0, now - int(record["began_ns"])) / 1e9, site, name, place)
     if last is None:
         return RankState(slate.rank, state, max(0, now - slate.began_ns) / 1e9, place=place)
@@ -113,11 +118,23 @@ def _state_of(slate: RankSlate, now_ns: int) -> RankState:
     return RankState(slate.rank, state, seconds, place=place, last=f"{name} at {site.where}")
 
 
+def _waited_in(slate: RankSlate) -> Any:
+    """The operation that the rank is in, or in which it failed; None if there is none."""
+    records = slate.records
+    running = records[records["ended_ns"] == 0]
+    # A message that waits while the rank goes on with other operations is another thread's affair.
+    running = running[(running["sequence"] > 0) | (running["number"] == records["number"].max(initial=0))]
+    if len(running):
+        return running[0]
+    broken = slate.state == layout.FAILED and len(records) > 0 and records[-1]["ended_ns"] < 0
+    return records[-1] if broken else None
+
+
 def _find_waits(state: RankState, slate: RankSlate, slates: Mapping[int, RankSlate]) -> None:
-    running = slate.records[slate.records["ended_ns"] == 0]
-    record = running[0]
+    record = _waited_in(slate)
     group = slate.groups.get(int(record["group"]))
     if group is None:
+        state.in_unknown_group = True
         return
     sequence, fingerprint, peer = int(record["sequence"]), int(record["fingerprint"]), int(record["peer"])
     others = [rank for rank in group.members if rank != slate.rank]
@@ -163,11 +180,15 @@ def blocked_text(states: Mapping[int, RankState], roots: list[int], circle: list
     waiting = sorted(rank for rank, state in states.items() if state.waits_for and rank not in roots)
     if circle:
         return "; ".join(f"{states[rank]}, waiting for {_ranks(states[rank].waits_for)}" for rank in circle)
-    causes = [str(states[rank]) if rank in states else f"rank {rank} has not come to this machine" for rank in roots]
+    causes = [str(states[rank]) if rank in states else _unknown(rank) for rank in roots]
     example = states[waiting[0]] if waiting else None
     at = f" in {example.name} at {example.line}" if example is not None and example.site is not None else ""
     verb = "waits" if len(waiting) == 1 else "wait"
     return f"{_ranks(waiting)} {verb}{at}, because {', '.join(causes)}"
+
+
+def _unknown(rank: int) -> str:
+    return f"nothing is known of rank {rank} (it has not started, or does not answer)"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -14,15 +14,16 @@ __all__ = ["links_found", "stragglers_found"]
 
 WORTH = 0.02
 """The share of the time that the others must have lost."""
-SURE = 5.0
-"""A straggler's lateness beyond that of the others, in so many times its standard error. Chance does not get there, and
-one long wait does not either: its error is as large as itself."""
+SURE, SURER = 4.0, 6.0
+"""How much later than each of the others a straggler is, in so many times the standard error. Chance does not get
+there, and one long wait does not either: its error is as large as itself. More is wanted for one of two ranks, where
+the later one is always the last, and for several stragglers at a time."""
+OFTEN = 8
+"""Parts of the time in which it was late."""
+MOST = 16
+"""Stragglers that are named at a time."""
 RARE = 4.0
 """Times the usual delay from which one counts as rare, and no more than that."""
-LEAST = 300e-6
-"""Seconds by which it was late on average; less is the scheduler's doing."""
-PARTS = 12
-"""Parts that the time must have before anything is called chronic."""
 ONCE = 1.0
 """Seconds from which being late once is worth a word."""
 
@@ -38,35 +39,27 @@ Seconds = npt.NDArray[np.float64]
 
 
 def stragglers_found(
-    parts: Sequence[Seconds], counts: Seconds, observed: float, where: Mapping[int, str], active: float | None = None
+    table: Seconds, observed: float, where: Mapping[int, str], active: float | None = None
 ) -> list[JobFinding]:
     """The ranks that the others wait for.
 
     Args:
-        parts: The seconds by which each rank was late, for each part of the time.
-        counts: The operations in which each rank was the last.
-        observed: Seconds that the parts are about.
+        table: The seconds by which each rank (columns) was late, in each part of the time (rows).
+        observed: Seconds that the table is about.
         where: For each rank, the call site at which it was late for the longest.
         active: Those of them in which there were operations at all; if not given, all.
     """
-    if not parts or observed <= 0:
+    if not len(table) or observed <= 0:
         return []
     worth = WORTH * (observed if active is None else min(observed, active))
-    table = np.stack(parts)
     late = table.sum(axis=0)
     # Rare long delays, as the scheduler's, would hide in their spread what happens every time.
-    steady = np.column_stack([_without_rare(column) for column in table.T])
+    steady = _without_rare(table)
+    chronic = _chronic(steady, worth)
     found: list[JobFinding] = []
-    for rank in map(int, np.argsort(-late)):  # the worst first: the next are not compared with it
-        seconds = float(late[rank])
-        named = [finding.ranks[0] for finding in found if finding.kind == "straggler"]
-        if len(named) + 1 >= len(late):
-            break
-        beyond = steady[:, rank] - np.delete(steady, [rank, *named], axis=1).mean(axis=1)
-        excess = float(beyond.sum())
-        sure = excess >= SURE * float(beyond.std()) * len(beyond) ** 0.5 and excess >= worth
-        largest, mean = float(table[:, rank].max()), seconds / max(1.0, float(counts[rank]))
-        if len(table) >= PARTS and sure and mean >= LEAST:
+    for rank in map(int, np.argsort(-late)):
+        seconds, largest = float(late[rank]), float(table[:, rank].max())
+        if rank in chronic:
             text = (
                 f"rank {rank} made the others wait {_seconds(seconds)} of {_seconds(observed)}, mostly in {where[rank]}"
             )
@@ -77,10 +70,36 @@ def stragglers_found(
     return found
 
 
-def _without_rare(late: Seconds) -> Seconds:
-    """The seconds by which a rank was late, none of them far beyond its usual ones."""
-    some = late[late > 0]
-    return np.minimum(late, RARE * float(np.median(some))) if len(some) else late
+def _chronic(steady: Seconds, worth: float) -> list[int]:
+    """The ranks that are late all the time: later than each of the others, in the same operations, beyond chance."""
+    sums = steady.sum(axis=0)
+    worst = [int(rank) for rank in np.argsort(-sums)[:MOST]]
+    for count in range(min(MOST, max(1, len(sums) // 2)), 0, -1):
+        these = worst[:count]
+        others = np.delete(np.arange(len(sums)), these)
+        sure = SURE if count == 1 and len(others) > 1 else SURER
+        if len(others) and all(_stands_out(steady, rank, others, sure, worth) for rank in these):
+            return these
+    return []
+
+
+def _stands_out(steady: Seconds, rank: int, others: npt.NDArray[np.intp], sure: float, worth: float) -> bool:
+    mine = steady[:, rank]
+    if mine.sum() - np.median(steady[:, others].sum(axis=0)) < worth or int((mine > 0).sum()) < OFTEN:
+        return False
+    later = mine[:, None] - steady[:, others]
+    return bool((later.sum(axis=0) >= sure * later.std(axis=0) * len(later) ** 0.5).all())
+
+
+def _without_rare(table: Seconds) -> Seconds:
+    """The seconds by which each rank was late, none of them far beyond its usual ones.
+
+    What is usual for a rank that was seldom late, as in the first steps of a program, the others tell.
+    """
+    usual = float(np.median(table[table > 0])) if (table > 0).any() else 0.0
+    often = (table > 0).sum(axis=0) >= OFTEN
+    own = [float(np.median(column[column > 0])) if many else usual for column, many in zip(table.T, often, strict=True)]
+    return np.minimum(table, RARE * np.array(own))
 
 
 def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> list[JobFinding]:
@@ -104,7 +123,7 @@ def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> 
     else:
         which = f"the links between ranks {', '.join(f'{a}-{b}' for a, b in pairs[:8])} are slow: {_rate(worst.rate)}"
     beside = f", others {_rate(float(np.median(fast)))}" if fast else ""
-    text = f"{which}{beside}, with data on its way {worst.busy:.0%} of the time; no rank is late"
+    text = f"{which}{beside}, with data on its way {worst.busy:.0%} of the time; no rank is always late"
     return [JobFinding("link", text, sorted({rank for pair in pairs for rank in pair}), 0.0)]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ConfigError
 from .reading import RankSlate, SlateGroup
 
 __all__ = ["write_flight_records"]
@@ -30,9 +31,16 @@ def write_flight_records(slates: Mapping[int, RankSlate], folder: Path) -> list[
     """Writes one file for each rank; returns their paths.
 
     Raises:
+        ConfigError: The folder holds records of other ranks, which torch's analyser would take for this job's.
         OSError: The folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    others = {path.name for path in folder.glob(f"{PREFIX}*")} - {f"{PREFIX}{rank}" for rank in slates}
+    if others:
+        raise ConfigError(
+            f"{folder} has {', '.join(sorted(others))} of another job, which torch's analyser would take for this "
+            "one's (remove them, or name another folder)"
+        )
     firsts = _firsts(slates)
     written = []
     for rank, slate in sorted(slates.items()):
@@ -93,7 +101,7 @@ def _entry(slate: RankSlate, record: Any, group: SlateGroup, name: str) -> dict[
         given, taken = size // ranks, size // ranks * ranks
     elif verb == "reduce_scatter":
         given, taken = size // ranks * ranks, size // ranks
-    ended = int(record["ended_ns"])
+    ended = max(0, int(record["ended_ns"]))  # one that failed did not complete
     return {
         "record_id": int(record["number"]),
         "pg_id": group.number,

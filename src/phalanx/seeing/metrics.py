@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from .watch import JobWatch
 
 __all__ = ["MetricsFile", "OpenTelemetryView", "as_prometheus", "samples"]
+
+logger = logging.getLogger("phalanx.seeing")
 
 Sample = tuple[str, str, str, dict[str, str], float]
 """Name, type, help, labels and value."""
@@ -43,19 +46,15 @@ def samples(picture: Picture) -> Iterator[Sample]:
                 labels = {"rank": str(row), "waited_for": str(column)}
                 yield "phalanx_wait_seconds_total", "counter", "Seconds waited for another rank.", labels, seconds
     for site in picture.sites:
-        labels = {"operation": site.verb, "site": site.where}
+        # With the whole path: two files of one name may have the same function at the same line.
+        labels = {"operation": site.verb, "site": site.where, "file": site.file}
         yield "phalanx_operations_total", "counter", "Operations of one rank.", labels, site.count
         yield "phalanx_operation_bytes_total", "counter", "Bytes of these.", labels, site.bytes
         yield "phalanx_operation_seconds_total", "counter", "Seconds in these.", labels, site.seconds
-        if site.last >= 0:
-            labels = {**labels, "rank": str(site.last)}
-            yield (
-                "phalanx_late_seconds_total",
-                "counter",
-                "Seconds by which the latest rank was late.",
-                labels,
-                site.late,
-            )
+        for late, seconds in enumerate(site.lateness):
+            if seconds > 0:
+                whose = {**labels, "rank": str(late)}
+                yield "phalanx_late_seconds_total", "counter", "Seconds by which a rank was late.", whose, seconds
     for link in picture.links:
         labels = {"source": str(link.source), "target": str(link.target)}
         yield "phalanx_link_bytes_per_second", "gauge", "Bytes over the network.", labels, link.bytes_per_second
@@ -91,15 +90,22 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._told = False
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
-        """Takes what the last look has found."""
+        """Takes what the last look has found. A full disk may have room again at the next one."""
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk is no reason to stop watching
-            temporary.write_text(as_prometheus(picture))
+        try:
+            temporary.write_text(as_prometheus(picture), encoding="utf-8")
             os.replace(temporary, self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if not self._told:
+                self._told = True
+                logger.warning("the metrics in %s are not up to date: %s", self._path, error.strerror or error)
 
-    def close(self) -> None:
+    def close(self, how: str = "") -> None:
         """The file stays as it was last."""
 
 
@@ -138,5 +144,5 @@ class OpenTelemetryView:
 
         return observe
 
-    def close(self) -> None:
+    def close(self, how: str = "") -> None:
         """The last values stay."""

@@ -6,7 +6,19 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CallPicture", "JobFinding", "LinkPicture", "Picture", "RankPicture", "SitePicture", "to_plain"]
+__all__ = [
+    "CallPicture",
+    "JobFinding",
+    "LinkPicture",
+    "Picture",
+    "RankPicture",
+    "SitePicture",
+    "to_plain",
+    "words_without_findings",
+]
+
+WORTH_A_WORD = 0.5
+"""The share of its time that a rank waits, from which not all is well."""
 
 
 class RankPicture(msgspec.Struct, frozen=True):
@@ -53,6 +65,8 @@ class SitePicture(msgspec.Struct, frozen=True):
     """The seconds by which it was."""
     often: float
     """The share of the operations in which it came last."""
+    lateness: list[float]
+    """The seconds by which each rank was late; empty if that is not known."""
 
 
 class LinkPicture(msgspec.Struct, frozen=True):
@@ -108,6 +122,7 @@ class Picture(msgspec.Struct, frozen=True):
     running: bool
     ranks: list[RankPicture]
     sites: list[SitePicture]
+    """All of them, the one that takes the most time first."""
     waits: list[list[float]]
     """Seconds that the rank of the row has waited for the rank of the column."""
     links: list[LinkPicture]
@@ -115,6 +130,20 @@ class Picture(msgspec.Struct, frozen=True):
     findings: list[JobFinding]
     clock_error: float
     """Seconds by which the clocks of other hosts may be off."""
+
+
+def words_without_findings(picture: Picture) -> tuple[str, bool]:
+    """A line on a job of which nothing was found, and whether all is well."""
+    if not picture.running:
+        return "the job has ended", True
+    seen = len(picture.ranks)
+    if seen < picture.world_size:
+        return f"{seen} of {picture.world_size} ranks can be seen, so nobody knows who waits for the others", False
+    most = max(picture.ranks, key=lambda rank: rank.waiting)
+    if most.waiting >= WORTH_A_WORD:
+        waits = f"rank {most.rank} waits {most.waiting:.0%} of the time"
+        return f"no rank is always later than the others, but {waits}", False
+    return "nobody waits for long, and no rank is later than the others", True
 
 
 def to_plain(picture: Picture) -> Any:

@@ -45,6 +45,8 @@ class SlateGroup:
     sequence: int
     fingerprint: int
     members: tuple[int, ...]
+    since: int = 0
+    """Records up to this number are those of a group that had its place before."""
 
 
 class RankSlate:
@@ -98,7 +100,7 @@ class RankSlate:
         kept = found[whole]
         kept = kept[np.argsort(kept["number"])]
         kept["began_ns"] += self.offset_ns
-        kept["ended_ns"] += np.where(kept["ended_ns"] != 0, self.offset_ns, 0)
+        kept["ended_ns"] += np.sign(kept["ended_ns"]) * self.offset_ns
         result: npt.NDArray[Any] = kept
         return result
 
@@ -136,7 +138,12 @@ class RankSlate:
             if all(name.isdigit() for name in listed):
                 members = tuple(map(int, listed))
                 found[int(number)] = SlateGroup(
-                    int(number), int(row["id"]), int(row["sequence"]), int(row["fingerprint"]), members
+                    int(number),
+                    int(row["id"]),
+                    int(row["sequence"]),
+                    int(row["fingerprint"]),
+                    members,
+                    int(row["since"]),
                 )
         return found
 

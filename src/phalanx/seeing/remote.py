@@ -53,6 +53,8 @@ class RemoteSlates:
         self._expected: set[int] = set()
         self._latest = 0
         self._found: dict[int, bytes] = {}
+        self._known: dict[int, bytes] = {}
+        """What each rank has answered last."""
         self._clocks: dict[int, tuple[int, int, float]] = {}
         """For each rank the offset of its clock in ns, how wrong that may be, and when it was found."""
         self.ended = ""
@@ -63,7 +65,7 @@ class RemoteSlates:
         self._reactor.start()
 
     def __call__(self) -> dict[int, RankSlate]:
-        """The slates of the ranks that answer within a second."""
+        """The slates of the ranks that answer within a second; the last one known of those that do not."""
         number = next(self._numbers)
         deadline = Deadline(PATIENCE)
         with self._condition:
@@ -76,7 +78,9 @@ class RemoteSlates:
             while not self.ended and not (self._expected and self._expected <= set(self._found)):
                 if not self._condition.wait(deadline.remaining()):
                     break
-            found = dict(self._found)
+            self._known = {rank: data for rank, data in self._known.items() if rank in self._expected}
+            self._known.update(self._found)
+            found = dict(self._known)
             clocks = dict(self._clocks)
         return {
             rank: RankSlate(data, offset_ns=clocks[rank][0], error_ns=clocks[rank][1])

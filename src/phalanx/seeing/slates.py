@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..operating_system import process_started, process_state
+from ..operating_system import process_state
 from ..slate import layout
-from ..slate.files import SlateFile, listed
+from ..slate.files import SlateFile, is_written, listed, shares_processes
 from .reading import RankSlate
 
 __all__ = ["JobHere", "SlateSource", "combined", "jobs_here", "read_files"]
@@ -28,6 +28,8 @@ class JobHere:
     failed: bool
     beat_ns: int
     """When one of its ranks last noted something."""
+    began_ns: int
+    """When its first rank began."""
 
 
 def read_files(job: str, *, ended: bool = True) -> dict[int, RankSlate]:
@@ -69,11 +71,11 @@ def jobs_here() -> list[JobHere]:
             continue
         some = next(iter(slates.values()))
         alive = any(slate.alive for slate in slates.values())
-        failed = any(slate.state != layout.CLOSED for slate in slates.values())
+        failed = any(slate.state != layout.CLOSED or slate.text("failure") for slate in slates.values())
         beat = max(slate.beat_ns for slate in slates.values())
-        found.append(
-            JobHere(job, some.text("program"), some.world_size, sorted(slates), alive, failed and not alive, beat)
-        )
+        began = min(slate.began_ns for slate in slates.values())
+        ended = failed and not alive
+        found.append(JobHere(job, some.text("program"), some.world_size, sorted(slates), alive, ended, beat, began))
     return sorted(found, key=lambda job: (job.alive, job.beat_ns), reverse=True)
 
 
@@ -82,6 +84,8 @@ def _read(file: SlateFile) -> RankSlate | None:
     if data is None:
         return None
     slate = RankSlate(data)
-    slate.alive = slate.text("process_started") == (process_started(slate.pid) or "")
-    slate.stopped = slate.alive and process_state(slate.pid) in ("T", "t")
+    if slate.rank != file.rank:  # damaged
+        return None
+    slate.alive = is_written(data)
+    slate.stopped = slate.alive and shares_processes(data) and process_state(slate.pid) in ("T", "t")
     return slate

@@ -6,7 +6,9 @@ and an arrow comes from the rank that it waited for. Messages are on tracks of t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceFile"]
 
+logger = logging.getLogger("phalanx.seeing")
+
 KEPT = 100_000
 """Slices that are remembered: an operation may have ended on one rank long before it does on another."""
 ARROW_FROM = 100_000
@@ -30,15 +34,19 @@ ARROW_FROM = 100_000
 class TraceFile:
     """Writes the trace while the job runs. The file can be read at any time, and after a crash.
 
+    If the disk is full, it ends there, with a warning: no job fails for its trace.
+
     Args:
         path: Is overwritten.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: TextIO = path.open("w", encoding="utf-8")
+        self._ended = False
         self._file.write("[\n")
         self._seen: dict[int, int] = {}
         """The number of the last record of each rank that is in the file."""
@@ -56,6 +64,33 @@ class TraceFile:
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
         """Writes what has ended since the last look."""
+        if self._ended:
+            return
+        try:
+            self._add(watch)
+            self._file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def close(self, how: str = "") -> None:
+        """Ends the file."""
+        if self._ended:
+            return
+        try:
+            self._file.write("\n]\n")
+            self._file.close()
+        except OSError as error:
+            self._end(error)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _end(self, error: OSError) -> None:
+        self._ended = True
+        with contextlib.suppress(OSError):  # what it holds back cannot be written either
+            self._file.close()
+        logger.warning("the trace in %s is incomplete: %s", self._path, error.strerror or error)
+
+    def _add(self, watch: JobWatch) -> None:
         if self._origin is None:
             self._origin = min(slate.began_ns for slate in watch.slates.values())
         for slate in watch.slates.values():
@@ -65,14 +100,6 @@ class TraceFile:
             self._add_waits(joined, watch)
         while len(self._slices) > KEPT:
             del self._slices[next(iter(self._slices))]
-        self._file.flush()
-
-    def close(self) -> None:
-        """Ends the file."""
-        self._file.write("\n]\n")
-        self._file.close()
-
-    # ----------------------------------------------------------------------------------------------------------------
 
     def _write(self, event: dict[str, Any]) -> None:
         self._file.write(("" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
@@ -128,7 +155,7 @@ class TraceFile:
         arguments = {"where": site.where, "bytes": int(record["bytes"])}
         if peer >= 0:
             arguments["peer"] = peer
-        began, ended = self._time(record["began_ns"]), self._time(record["ended_ns"])
+        began, ended = self._time(record["began_ns"]), self._time(abs(record["ended_ns"]))
         common = {"pid": slate.rank, "name": site.verb}
         if record["sequence"]:
             thread = 1 + int(record["group"])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .blocking import RankState, blocked_text, root_causes, states_of
 from .findings import links_found, stragglers_found
 from .joining import JoinedOperations, join
+from .lateness import LatenessTable
 from .picture import CallPicture, JobFinding, LinkPicture, Picture, RankPicture, SitePicture
 from .reading import CallSitePlace, RankSlate
 from .slates import SlateSource
@@ -29,7 +30,6 @@ SETTLE = 1
 memory up."""
 PAUSE = 1.0
 """Seconds without an operation that count as a part of the work; a longer pause is something else."""
-SITES_SHOWN = 12
 
 Seconds = npt.NDArray[np.float64]
 _Links = dict[tuple[int, int], tuple[int, int, int]]
@@ -88,7 +88,6 @@ class JobWatch:
         self._since_ns = 0
         self._last_end = 0.0
         self._joined_any = False
-        self._parts: list[Seconds] = []
         self._looks: deque[_Look] = deque()
         self._sites: dict[CallSitePlace, _SiteSums] = {}
         self._active = 0.0
@@ -105,7 +104,7 @@ class JobWatch:
             slate.gone = rank not in found
         if not self.slates:
             return None
-        if not self._size:
+        if max(self.slates) >= self._size:
             self._begin(now_ns)
         self.joined = join(self.slates, self._done)
         look = _Look.of(now_ns, self._size, self.slates)
@@ -117,9 +116,12 @@ class JobWatch:
         return self._picture(now_ns)
 
     def _begin(self, now_ns: int) -> None:
-        self._size = max(slate.world_size for slate in self.slates.values())
+        """Begins to add up; anew for an elastic world that has a rank with a higher number."""
+        self._size = max(self.slates) + 1
+        self._looks.clear()
+        self._sites.clear()
         self._waits = np.zeros((self._size, self._size))
-        self._late_count = np.zeros(self._size)
+        self._late = LatenessTable(self._size)
         self._since_ns = now_ns
         # Before the first look there was the start of the job.
         started = min(slate.began_ns for slate in self.slates.values())
@@ -132,7 +134,7 @@ class JobWatch:
         scale = 1.0 / joined.share
         self._done[joined.group] = int(joined.sequence[-1])
         if not self._joined_any:  # what comes before the first operation is no time in which anybody could wait
-            self._since_ns = int(joined.arrived.min())
+            self._since_ns = int(joined.arrived.min() if joined.sequence[0] > SETTLE else joined.ended[0].max())
             self._joined_any = True
         ends = joined.ended.max(axis=1) / 1e9
         if len(joined.members) == self._size:
@@ -151,22 +153,18 @@ class JobWatch:
         for column, rank in enumerate(members):
             mine = last == column
             self._waits[members, rank] += waited[mine].sum(axis=0) * scale
-        for part in np.array_split(late, max(1, min(64, len(late) // 5))):
-            row = np.zeros(self._size)
-            row[members] = part.sum(axis=0) * scale
-            self._parts.append(row)
-        if len(self._parts) > 4096:  # of a job of days, two parts become one
-            self._parts = [a + b for a, b in zip(self._parts[::2], self._parts[1::2], strict=False)]
-        self._late_count[members] += (late > 0).sum(axis=0) * scale
+        rows = np.zeros((len(late), self._size))
+        rows[:, members] = late
+        self._late.add(rows, scale)
         self._add_sites(joined, kept, waited, late, last, members, scale)
 
     def _add_sites(
         self, joined: JoinedOperations, kept: Any, waited: Any, late: Any, last: Any, members: Any, scale: float
     ) -> None:
         rows = [place for place, keep in zip(joined.sites, kept, strict=True) if keep]
-        places = list(dict.fromkeys(rows))
-        which = np.array([places.index(place) for place in rows]) if len(places) < 32 else np.zeros(len(rows), int)
-        for number, place in enumerate(places):
+        places = {place: number for number, place in enumerate(dict.fromkeys(rows))}
+        which = np.array([places[place] for place in rows])
+        for place, number in places.items():
             mine = which == number
             sums = self._sites.get(place)
             if sums is None:
@@ -186,13 +184,13 @@ class JobWatch:
         sums = [sum((getattr(look, name) for look in recent), np.zeros(self._size)) for name in _RATES]
         running = any(slate.alive and slate.state == 0 and not slate.gone for slate in self.slates.values())
         end_ns = now_ns if running else max(slate.beat_ns for slate in self.slates.values())
-        observed = max(1e-3, (end_ns - self._since_ns) / 1e9)
+        observed = max(1e-3, self._active, (end_ns - self._since_ns) / 1e9)
         link_span = max(1e-3, self._looks[-1].at - self._looks[0].at)
         links = self._links(self._looks[0].links, link_span)
         return Picture(
             job=first.text("job"),
             program=first.text("program"),
-            world_size=self._size,
+            world_size=max(slate.world_size for slate in self.slates.values()),
             elapsed=max(0.0, (end_ns - min(slate.began_ns for slate in self.slates.values())) / 1e9),
             observed=observed,
             running=running,
@@ -233,9 +231,10 @@ class JobWatch:
                     last,
                     float(sums.late[last]) if sums is not None and last >= 0 else 0.0,
                     float(sums.last[last] / max(1.0, sums.operations)) if sums is not None and last >= 0 else 0.0,
+                    sums.late.round(6).tolist() if sums is not None else [],
                 )
             )
-        return sorted(found, key=lambda site: -site.seconds)[:SITES_SHOWN]
+        return sorted(found, key=lambda site: -site.seconds)
 
     @property
     def _span(self) -> float:
@@ -268,7 +267,7 @@ class JobWatch:
     ) -> list[JobFinding]:
         found = _blocked(states)
         where = {rank: self._where_late(rank) for rank in range(self._size)}
-        found += stragglers_found(self._parts, self._late_count, observed, where, self._active or None)
+        found += stragglers_found(self._late.parts, observed, where, self._active or None)
         if any(finding.kind == "straggler" for finding in found):
             return found
         lately = sum(float(look.moving.mean()) for look in list(self._looks)[1:]) / self._span
@@ -297,7 +296,7 @@ def _rank_picture(slate: RankSlate, state: RankState, span: float, sums: list[An
         seconds=round(state.seconds, 3),
         waits_for=state.waits_for,
         waiting=min(1.0, waiting / span),
-        moving=min(1.0, moving / span),
+        moving=max(0.0, min(moving / span, 1.0 - waiting / span)),
         bytes_per_second=moved / span,
         operations_per_second=operations / span,
         memory=slate.memory,
@@ -313,6 +312,10 @@ def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
             if other > state.rank and other in states:
                 text = f"{state}, but {states[other]}: they have called different operations"
                 found.append(JobFinding("mismatch", text, [state.rank, other], state.seconds, state.line))
+    unknown = [state for state in states.values() if state.in_unknown_group and state.seconds >= BLOCKED_AFTER]
+    for state in unknown:
+        text = f"{state}; its group is one too many to know who else is in it"
+        found.append(JobFinding("blocked", text, [state.rank], state.seconds, state.line))
     if waiting:
         roots, circle = root_causes(states)
         if roots or circle:
@@ -351,4 +354,4 @@ def _calls_of(slates: Mapping[int, RankSlate]) -> list[CallPicture]:
             found.append(
                 CallPicture(name, rank, int(row["peer"]), count, int(row["failed"]), total, queue, handler, wire)
             )
-    return sorted(found, key=lambda call: -call.seconds * call.count)[:20]
+    return sorted(found, key=lambda call: -call.seconds * call.count)

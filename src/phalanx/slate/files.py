@@ -11,18 +11,21 @@ import contextlib
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import memory_dir
 from ..errors import ConfigError
-from ..operating_system import process_started, reserve
+from ..operating_system import memory_namespace, process_started, reserve
 from . import layout
 
-__all__ = ["SlateFile", "job_of", "listed", "make_file", "remove", "tidy"]
+__all__ = ["SlateFile", "is_written", "job_of", "listed", "make_file", "remove", "shares_processes", "tidy"]
 
 TRIES = 200
+SILENCE = 60.0
+"""Seconds without a beat after which a process that cannot be looked at is taken for ended."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,52 @@ class SlateFile:
     def is_alive(self) -> bool:
         """True while the process that writes it runs."""
         data = self.read()
-        return data is not None and text(data, "process_started") == (process_started(self.pid) or "")
+        return is_written(data) if data is not None else self._may_be_new
+
+    @property
+    def _may_be_new(self) -> bool:
+        """True if a slate that cannot be read may be one that is just being made, or that of another version."""
+        try:
+            age = time.time() - self.path.stat().st_mtime
+        except OSError:
+            return False
+        return age < SILENCE or process_started(self.pid) is not None
 
     @property
     def state(self) -> int:
         """The state that the rank has noted."""
         data = self.read()
         return layout.CLOSED if data is None else int.from_bytes(data[28:32], "little")
+
+    @property
+    def ended_well(self) -> bool:
+        """True if the rank has closed its world, and its job has not failed afterwards."""
+        data = self.read()
+        return data is None or (self.state == layout.CLOSED and not text(data, "failure"))
+
+    def note_failure(self, words: str) -> None:
+        """Notes why the job has failed, once its rank has ended."""
+        kind, at = layout.HEADER.fields["failure"][:2]  # type: ignore[index]
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                os.pwrite(fd, words.encode(errors="replace")[: kind.itemsize - 1], at)
+            finally:
+                os.close(fd)
+
+
+def is_written(data: bytes) -> bool:
+    """True while the process runs that writes a slate with these contents."""
+    if shares_processes(data):
+        pid = int.from_bytes(data[16:20], "little")
+        return text(data, "process_started") == (process_started(pid) or "")
+    beat_ns = int.from_bytes(data[80:88], "little")
+    return time.monotonic_ns() - beat_ns < SILENCE * 1e9
+
+
+def shares_processes(data: bytes) -> bool:
+    """True unless a slate is that of a container that numbers its processes by itself, and only shares its memory."""
+    return text(data, "process_namespace") in ("", str(memory_namespace() or ""))
 
 
 def text(data: bytes, field: str) -> str:
@@ -111,7 +153,7 @@ def listed() -> Iterator[SlateFile]:
     for name in names:
         job, _, rest = name.partition(".")
         rank, _, pid = rest.partition(".")
-        if rank.isdigit() and pid.isdigit():
+        if name.isascii() and rank.isdigit() and pid.isdigit():
             yield SlateFile(folder / name, job, int(rank), int(pid))
 
 
@@ -136,7 +178,7 @@ def tidy(*, but: str = "") -> None:
     for job, files in jobs.items():
         if job == but or any(file.is_alive for file in files):
             continue
-        if all(file.state == layout.CLOSED for file in files):
+        if all(file.ended_well for file in files):
             for file in files:
                 remove(file.path)
         else:

@@ -56,21 +56,22 @@ HEADER: Final = np.dtype(
         "names": [
             "magic", "version", "size", "pid", "rank", "world_size", "state", "job", "began_ns", "began_wall_ns",
             "beat_ns", "memory", "count", "sites", "text", "place_count", "place", "host", "host_id", "directory",
-            "process_started", "program",
+            "process_started", "program", "process_namespace", "failure",
         ],
         "formats": [
             "S8", "<u4", "<u4", "<i4", "<i4", "<i4", "<u4", "S32", "<i8", "<i8",
             "<i8", "<u8", "<u8", "<u4", "<u4", "<u8", "S512", "S128", "S128", "S128",
-            "S64", "S512",
+            "S64", "S512", "S64", "S512",
         ],
         "offsets": [
             0, 8, 12, 16, 20, 24, 28, 32, 64, 72,
             80, 88, COUNT_AT, COUNT_AT + 8, COUNT_AT + 12, 192, 256, 768, 896, 1024,
-            1152, 1280,
+            1152, 1280, 1792, 1856,
         ],
         "itemsize": 4096,
     }
 )  # fmt: skip
+"""`failure`: why the job has failed, as its launcher says it at the end; empty if it has not."""
 RECORD: Final = np.dtype(
     [
         ("began_ns", "<i8"),
@@ -80,11 +81,14 @@ RECORD: Final = np.dtype(
         ("group", "<u4"),
         ("site", "<u4"),
         ("peer", "<i4"),
-        ("unused", "<u4"),
+        ("starved_us", "<u4"),
         ("fingerprint", "<u8"),
         ("number", "<u8"),
     ]
 )
+"""`ended_ns`: 0 while it runs; the negative of the time if it failed, or was interrupted.
+`starved_us`: of the time since the operation before, that in which the rank was ready to run and had no processor; 0
+where that is not known."""
 SITE: Final = np.dtype(
     [
         ("text", "<u4"),
@@ -105,9 +109,11 @@ GROUP: Final = np.dtype(
         ("size", "<u4"),
         ("text", "<u4"),
         ("length", "<u4"),
-        ("unused", "<u8", 3),
+        ("since", "<u8"),
+        ("unused", "<u8", 2),
     ]
 )
+"""`since`: the records up to this number are not of this group, but of one that had its place before."""
 PEER: Final = np.dtype(
     [
         ("rank", "<i4"),

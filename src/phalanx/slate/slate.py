@@ -19,7 +19,7 @@ from .._native import core
 from ..background_thread import BackgroundThread
 from ..config import is_watched
 from ..errors import ConfigError
-from ..operating_system import process_started, resident_memory
+from ..operating_system import memory_namespace, process_started, resident_memory
 from ..transports.stream import LinkState
 from . import layout
 from .calls import CALLS
@@ -37,30 +37,55 @@ BEAT = 0.25
 """Seconds between two notes on where the program is."""
 
 
-class Slate:
-    """The slate of a rank in one world. Its operations are noted by `writer`, all else by a thread of its own.
+class SlateMemory:
+    """The file of a slate, and what of it is taken. It may outlive a world, and serve the next one of this process.
 
     Args:
         path: The file.
         fd: Its descriptor, which stays the caller's.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.writer: SlateWriter | PythonWriter = PythonWriter(fd) if core is None else core.SlateWriter(fd)
+        self.worlds = 0
+        """How many worlds have used it."""
+        self.member_texts: dict[bytes, int] = {}
+        self.members_used = 0
+        self.free = deque(range(1, layout.GROUPS))
+        """Places for groups, the one that was free for the longest first."""
+        self.peer_rows: dict[int, int] = {}
+        """The row of each rank among the links."""
+
+
+_LEFT: dict[tuple[str, int, int], SlateMemory] = {}
+"""Slates that worlds of this process have left for others to read, by job, rank and process."""
+MOST_LEFT = 16
+
+
+class Slate:
+    """The slate of a rank in one world. Its operations are noted by `writer`, all else by a thread of its own.
+
+    Args:
+        memory: Where it is written.
         links: Gives the state of the sockets to other ranks.
     """
 
-    def __init__(self, path: Path, fd: int, links: Callable[[], Iterable[tuple[int, LinkState]]]) -> None:
-        self._path = path
+    def __init__(self, memory: SlateMemory, links: Callable[[], Iterable[tuple[int, LinkState]]]) -> None:
+        self._kept = memory
         self._pid = os.getpid()
-        self.writer: SlateWriter | PythonWriter = PythonWriter(fd) if core is None else core.SlateWriter(fd)
+        self.writer = memory.writer
         self._memory = self.writer.memory
         self._header: Any = np.frombuffer(self._memory, layout.HEADER, 1)[0]
         self._groups = np.frombuffer(self._memory, layout.GROUP, layout.GROUPS, layout.GROUPS_AT)
         self._peers = np.frombuffer(self._memory, layout.PEER, layout.PEERS, layout.PEERS_AT)
         self._calls = np.frombuffer(self._memory, layout.CALL, layout.CALLS, layout.CALLS_AT)
         self._members = np.frombuffer(self._memory, np.uint8, layout.MEMBERS_BYTES, layout.MEMBERS_AT)
-        self._member_texts: dict[bytes, int] = {}
-        self._members_used = 0
-        self._free = deque(range(1, layout.GROUPS))
-        """Places for groups, the one that was free for the longest first."""
+        self._taken: set[int] = set()
+        """The places of this world's groups."""
         self._links = links
+        self._links_before = self._peers.copy()
+        """The links of former worlds, whose counters go on."""
         self._where: Callable[[], str] = lambda: ""
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -69,7 +94,10 @@ class Slate:
         """Those of a slate that was closed."""
         self.watched = is_watched()
         """True if a launcher reads it at the end, and removes it."""
-        self._header["sites"] = 1  # the first stands for all that there is no room for
+        self._world = memory.worlds
+        memory.worlds += 1
+        if not self._world:
+            self._header["sites"] = 1  # the first stands for all that there is no room for
 
     def begin(self, job: str, rank: int, world_size: int, host: str, host_id: str, directory: str) -> None:
         """Says whose slate it is. From then on others can read it."""
@@ -80,14 +108,17 @@ class Slate:
             "host_id": host_id,
             "directory": directory,
             "process_started": process_started(self._pid) or "",
+            "process_namespace": str(memory_namespace() or ""),
             "program": " ".join(sys.argv),
         }
         for field, value in texts.items():
             header[field] = value.encode(errors="replace")[: layout.HEADER[field].itemsize - 1]
+        self._key = job, rank, self._pid
         header["size"], header["pid"] = layout.SIZE, self._pid
         header["rank"], header["world_size"] = rank, world_size
-        header["began_ns"], header["began_wall_ns"] = time.monotonic_ns(), time.time_ns()
-        header["version"] = layout.VERSION
+        if not self._world:
+            header["began_ns"], header["began_wall_ns"] = time.monotonic_ns(), time.time_ns()
+        header["version"], header["state"] = layout.VERSION, layout.RUNNING
         self._beat()
         header["magic"] = layout.MAGIC
         self._thread = BackgroundThread(self._run, "phalanx-slate", on_error=_note).start()
@@ -100,21 +131,24 @@ class Slate:
         with self._lock:
             if self._contents:
                 return 0
-            at = self._member_texts.get(listed)
+            kept = self._kept
+            at = kept.member_texts.get(listed)
             if at is None:
-                at = self._members_used
+                at = kept.members_used
                 if at + len(listed) > layout.MEMBERS_BYTES:
                     return 0
                 self._members[at : at + len(listed)] = np.frombuffer(listed, np.uint8)
-                self._members_used += len(listed)
-                self._member_texts[listed] = at
-            if not self._free:
+                kept.members_used += len(listed)
+                kept.member_texts[listed] = at
+            if not kept.free:
                 return 0
-            number = self._free.popleft()
+            number = kept.free.popleft()
+            self._taken.add(number)
             group = self._groups[number]
-            group["sequence"], group["fingerprint"] = 0, 0
+            group["sequence"], group["fingerprint"], group["since"] = 0, 0, self._header["count"]
             group["rank"], group["text"], group["length"] = rank, at, len(listed)
-            group["id"] = int.from_bytes(context[:8], "little") or 1
+            # The groups of two worlds have the same contexts, and are not the same.
+            group["id"] = (int.from_bytes(context[:8], "little") + self._world) % (1 << 64) or 1
             group["size"] = len(members)
         return number
 
@@ -122,7 +156,9 @@ class Slate:
         """Gives the place of a group back. What is noted there stays until another group needs it."""
         if number and not self._stop.is_set() and os.getpid() == self._pid:
             with self._lock:
-                self._free.append(number)
+                if number in self._taken:
+                    self._taken.remove(number)
+                    self._kept.free.append(number)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -136,34 +172,48 @@ class Slate:
 
     def _beat(self) -> None:
         header = self._header
-        where = self._where().encode(errors="replace")[: layout.HEADER["place"].itemsize - 1]
-        if where != header["place"]:
-            header["place_count"] += 1
-            header["place"] = where
-            header["place_count"] += 1
+        if not self._failed and not self._stop.is_set():  # what it does afterwards is not what the others waited for
+            self._note_place(self._where())
         header["memory"] = resident_memory()
         self._note_links()
         self._note_calls()
         header["beat_ns"] = time.monotonic_ns()
 
+    def _note_place(self, place: str) -> None:
+        header = self._header
+        where = place.encode(errors="replace")[: layout.HEADER["place"].itemsize - 1]
+        if where != header["place"]:
+            header["place_count"] += 1
+            header["place"] = where
+            header["place_count"] += 1
+
     def _note_links(self) -> None:
         peers: dict[int, list[LinkState]] = {}
         for rank, state in self._links():
             peers.setdefault(rank, []).append(state)
-        for row, (rank, states) in zip(self._peers, sorted(peers.items()), strict=False):
+        rows = self._kept.peer_rows
+        for rank, states in sorted(peers.items()):
+            number = rows.setdefault(rank, len(rows))
+            if number >= layout.PEERS:
+                continue
+            row, before = self._peers[number], self._links_before[number]
             row["rank"] = rank
-            row["sent"] = max(int(row["sent"]), sum(s.sent for s in states))
-            row["received"] = max(int(row["received"]), sum(s.received for s in states))
-            row["busy_us"] = max(int(row["busy_us"]), sum(s.busy_us for s in states))
-            row["held_us"] = max(int(row["held_us"]), sum(s.held_us for s in states))
+            for name in ("sent", "received", "busy_us", "held_us"):
+                row[name] = max(int(row[name]), int(before[name]) + sum(getattr(s, name) for s in states))
             row["round_trip_us"] = min(s.round_trip_us for s in states)
             row["lost"] = sum(s.lost for s in states)
             row["sockets"] = len(states)
 
     def _note_calls(self) -> None:
-        for row, ((name, peer), numbers) in zip(self._calls, list(CALLS.rows.items()), strict=False):
+        # Names that differ only behind the place for them are one.
+        calls: dict[tuple[bytes, int], list[float]] = {}
+        for (name, peer), numbers in list(CALLS.rows.items()):
+            key = name.encode(errors="replace")[: layout.CALL["name"].itemsize - 1], peer
+            former = calls.get(key)
+            calls[key] = numbers if former is None else [a + b for a, b in zip(former, numbers, strict=True)]
+        for row, ((short, peer), numbers) in zip(self._calls, calls.items(), strict=False):
             count, failed, total, queue, handler = numbers
-            row["name"], row["peer"] = name.encode(errors="replace")[:55], peer
+            row["name"], row["peer"] = short, peer
             row["failed"], row["total_ns"] = int(failed), int(total * 1e9)
             row["queue_ns"], row["handler_ns"] = int(queue * 1e9), int(handler * 1e9)
             row["count"] = int(count)
@@ -175,9 +225,17 @@ class Slate:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def fail(self) -> None:
-        """Notes that the world has failed: the slate stays when it is closed, to tell of it."""
+    def fail(self, place: str = "") -> None:
+        """Notes that the world has failed: the slate stays when it is closed, to tell of it.
+
+        Args:
+            place: Where the program was then, if that is known.
+        """
         self._failed = True
+        if place:
+            with self._lock:
+                if not self._contents:
+                    self._note_place(place)
 
     def close(self) -> None:
         """The world is closed: removes the file, unless somebody is to read it. May be called twice."""
@@ -187,13 +245,21 @@ class Slate:
         self._thread.join(1.0)
         with contextlib.suppress(Exception):
             self._beat()
+        kept = self._kept
+        stays = self.watched or self._failed
         with self._lock:
             self._header["state"] = layout.FAILED if self._failed else layout.CLOSED
             self._contents = bytes(self._memory)
             del self._memory, self._header, self._groups, self._peers, self._calls, self._members
-            self.writer.retire()
-        if not self.watched and not self._failed:
-            remove(self._path)
+            kept.free.extend(sorted(self._taken))
+            if not stays:
+                self.writer.retire()
+        if stays:
+            while len(_LEFT) >= MOST_LEFT:
+                _LEFT.pop(next(iter(_LEFT))).writer.retire()
+            _LEFT[self._key] = kept
+        else:
+            remove(kept.path)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -210,22 +276,37 @@ def open_slate(
     links: Callable[[], Iterable[tuple[int, LinkState]]],
 ) -> Slate | None:
     """The slate of this rank; None where there is no place for one, which is no reason to fail."""
+    memory: SlateMemory | None = None
     try:
         tidy(but=job)
-        path, fd = make_file(job, rank)
-    except (OSError, ConfigError) as error:
-        logger.info("this rank has no slate, so `phalanx top` cannot see it: %s", error)
-        return None
-    try:
-        made = Slate(path, fd, links)
+        memory = _memory_of(job, rank)
+        made = Slate(memory, links)
         made.begin(job, rank, world_size, host, host_id, directory)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ConfigError) as error:
         logger.info("this rank has no slate, so `phalanx top` cannot see it: %s", error)
-        remove(path)
+        if memory is not None:
+            remove(memory.path)
         return None
+    return made
+
+
+def _memory_of(job: str, rank: int) -> SlateMemory:
+    """The slate that an earlier world of this process has left, or a new one.
+
+    Raises:
+        OSError, RuntimeError, ConfigError: There is no place for one.
+    """
+    left = _LEFT.pop((job, rank, os.getpid()), None)
+    if left is not None and left.path.exists():
+        return left
+    path, fd = make_file(job, rank)
+    try:
+        return SlateMemory(path, fd)
+    except BaseException:
+        remove(path)
+        raise
     finally:
         os.close(fd)
-    return made
 
 
 def _note(error: Exception) -> None:

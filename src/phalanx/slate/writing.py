@@ -75,7 +75,7 @@ class PythonWriter:
                 self._groups[group]["sequence"] = sequence
             return self._count, number, size, now
 
-    def end(self, place: OperationPlace) -> None:
+    def end(self, place: OperationPlace, failed: bool = False) -> None:
         """Notes that it is over."""
         number, at, size, began = place
         with self._lock:
@@ -84,7 +84,7 @@ class PythonWriter:
             now = time.monotonic_ns()
             record = self._records[number % layout.RECORDS]
             if record["number"] == number:
-                record["ended_ns"] = now
+                record["ended_ns"] = -now if failed else now
             site = self._sites[at]
             site["count"] += 1
             site["bytes"] += size

@@ -209,7 +209,7 @@ class TorchMessages(GroupBase):
         """A part of the message is through, and the rest takes a while: it goes on by itself."""
         group = self.group
         last_handed_over()
-        entry = group._journal.begin(what, peer)
+        entry = group._journal.begin(what, peer, posted=True)
         return group._in_background(entry, operation, group._deadline(self._seconds), [peer], lambda: None)
 
     def _noted(self, work: Any) -> Any:

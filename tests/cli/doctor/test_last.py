@@ -12,7 +12,6 @@ from tests.cli.run.support import PROGRAM, Runner
 
 from phalanx.cli.doctor import last
 from phalanx.errors import PhalanxError
-from phalanx.seeing.slates import jobs_here, read_files
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def run(tmp_path: Path) -> Iterator[Runner]:
     runner.clean_up()
 
 
-def test_a_rank_that_was_killed(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_killed(run: Runner) -> None:
     script = run.script(
         """
         import os, signal
@@ -40,17 +39,29 @@ def test_a_rank_that_was_killed(run: Runner, monkeypatch: pytest.MonkeyPatch) ->
     )
     launched = run("-n", "3", script)
     assert launched.process.returncode != 0
-    # Other tests run beside this one, and only the newest failure is kept: tell of this one if it is still there.
-    mine = [job for job in jobs_here() if job.program.endswith(script)]
-    if not mine:
-        pytest.skip("a job that failed since has taken its place")
-    slates = read_files(mine[0].job)
-    monkeypatch.setattr(last, "_last", lambda: slates)
     told = last.tell_last()
     assert "killed.py: 3 of 3 ranks were on this machine" in told
     assert "rank 1 is gone; it was last seen" in told
     assert "all_reduce #20 at killed.py:8" in told
     assert "the last 5 seconds:" in told
+
+
+def test_a_job_that_fails_behind_its_world(run: Runner) -> None:
+    script = run.script(
+        """
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            world.all_reduce(np.ones(4))
+            rank = world.rank
+        if rank == 1:
+            raise ValueError("no such thing")
+        """,
+        "behind.py",
+    )
+    assert run("-n", "2", script).process.returncode == 1
+    assert "\n  rank 1 failed: ValueError: no such thing\n" in last.tell_last()
 
 
 def test_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ class Runner:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PHALANX_", "TORCHELASTIC_", "OMP_", "NO_COLOR"))
+            if name == "PHALANX_SLATE_DIR" or not name.startswith(("PHALANX_", "TORCHELASTIC_", "OMP_", "NO_COLOR"))
         }
         name, _, value = self.mark.partition("=")
         return {**kept, name: value, **extra}

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.run.support import Runner
 from tests.lateness import bound
 
+from phalanx.cli.run.page import server as page_server
 from phalanx.cli.run.page.server import MOST_CLIENTS, PageServer
 
 
@@ -64,6 +65,15 @@ def test_what_is_served(server: PageServer) -> None:
         assert (status, part in body) == (200, True), name
     assert ask(server, f"{at}/", Origin=f"http://127.0.0.1:{server.port}")[0] == 200
     assert ask(server, f"{at}/", Host=f"localhost:{server.port}")[0] == 200
+    assert ask(server, f"{at}/", Host=f"[::1]:{server.port}")[0] == 200
+
+
+def test_probes_get_the_head_alone(server: PageServer) -> None:
+    for name, found in (("", 200), ("metrics", 200), ("events", 200), ("nothing", 404)):
+        status, body, headers = ask(server, f"/{server.token}/{name}", "HEAD")
+        assert (status, body) == (found, b"")
+        assert name == "events" or int(headers["Content-Length"]) > 0
+    assert ask(server, "/", "HEAD")[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,9 @@ def test_strangers_are_refused(server: PageServer, path: str, headers: dict[str,
     """Without the token, by another host name (DNS rebinding), and from another origin."""
     filled = {name: value.format(port=server.port) for name, value in headers.items()}
     status, body, _ = ask(server, path.format(token=f"/{server.token}"), **filled)
-    assert (status, body) == (403, b"")
+    assert status == 403
+    assert body.startswith(b"This is the page of a Phalanx job.")
+    assert server.token.encode() not in body
 
 
 @pytest.mark.parametrize("name", ["../server.py", "nothing", "page.html", "%2e%2e/server.py"])
@@ -105,8 +117,10 @@ def test_events_come_as_they_are_published(server: PageServer) -> None:
     assert answer.readline() == b"\n"
     server.publish(picture=b'{"number":2}', metrics=b"")
     assert answer.readline() == b'data: {"number":2}\n'
-    server.close()
-    assert answer.read().endswith(b"event: end\ndata: {}\n\n")
+    assert answer.readline() == b"\n"
+    server.publish(picture=b'{"number":3}', metrics=b"")
+    server.close("rank 1 failed")
+    assert answer.read() == b'data: {"number":3}\n\nevent: end\ndata: {"failed": "rank 1 failed"}\n\n'
     connection.close()
 
 
@@ -133,6 +147,39 @@ def test_there_are_only_so_many_threads(server: PageServer) -> None:
     assert threading.active_count() - before <= 2 * MOST_CLIENTS
     for client in silent:
         client.close()
+
+
+def test_clients_that_never_finish_asking_make_room(server: PageServer) -> None:
+    """Without the token: each begins a request, and then sends nothing, or a byte now and then."""
+    slow = []
+    for _ in range(3 * MOST_CLIENTS):
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        client.sendall(b"GET / HTTP/1.1\r\nX: ")
+        slow.append(client)
+    assert ask(server, f"/{server.token}/metrics")[0] == 200
+    assert slow[0].recv(1) == b"", "the first was dropped"
+    for client in slow:
+        client.close()
+
+
+def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "PATIENCE", 0.5)
+    server = PageServer()
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=0.05)
+    client.sendall(b"GET / HTTP/1.1\r\nX: ")
+    began = time.monotonic()
+    dropped = False
+    while not dropped and time.monotonic() - began < bound(10):
+        try:
+            client.sendall(b"a")
+            dropped = client.recv(1) == b""
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            dropped = True
+    assert dropped
+    client.close()
+    server.close()
 
 
 JOB = """
@@ -167,6 +214,41 @@ def test_the_page_answers_while_all_ranks_hang(run: Runner) -> None:
     assert "script.py:11" in found["where"] or "script.py:10" in found["where"]
     assert picture["timeline"]
     launched.process.terminate()
+    launched.process.stderr.read()  # type: ignore[union-attr]
+    launched.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("raise ValueError('no such thing')", "rank 1 failed: ValueError: no such thing"),
+        ("os._exit(3)", "rank 1 failed: exit code 3"),
+        ("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)", "it was ended by SIGINT"),
+        ("pass", ""),
+    ],
+)
+def test_the_page_hears_how_the_job_has_ended(run: Runner, tmp_path: Path, body: str, how: str) -> None:
+    script = run.script(
+        f"""
+        import os, signal, time
+        import phalanx as px
+
+        with px.init() as world:
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            world.barrier()
+            if world.rank == 1:
+                {body}
+        """
+    )
+    launched = run.start("-n", "2", "--page", script)
+    port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([^/]+)/", _url(launched)).groups()  # type: ignore[union-attr]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.request("GET", f"/{token}/events")
+    answer = connection.getresponse()
+    (tmp_path / "go").touch()
+    assert answer.read().rpartition(b"event: end\ndata: ")[2] == json.dumps({"failed": how}).encode() + b"\n\n"
+    connection.close()
     launched.process.stderr.read()  # type: ignore[union-attr]
     launched.process.wait()
 

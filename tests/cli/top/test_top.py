@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.run.support import PROGRAM, Runner
 from tests.lateness import bound
 
-from phalanx.cli.top.screen import as_text, in_units
-from phalanx.seeing.slates import jobs_here, read_files
+from phalanx.cli import top as top_command
+from phalanx.cli.top.screen import as_text, in_units, render
+from phalanx.seeing.slates import JobHere, jobs_here, read_files
 from phalanx.seeing.watch import JobWatch
 
 HANG = """
@@ -116,8 +123,54 @@ def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Runner, tmp_path:
     assert "tokens differ" in stranger.stderr
     launched.process.terminate()
     launched.finish()
-    # Kept for `doctor --last`, unless another job has failed since: tests run beside this one.
-    assert all(job.failed for job in jobs_here() if job.program.endswith(script))
+    # Kept for `doctor --last`.
+    assert [job.failed for job in jobs_here() if job.program.endswith(script)] == [True]
+
+
+def test_after_ctrl_c_the_last_failure_says_who_blocked_whom(run: Runner) -> None:
+    script = run.script(HANG, "ctrl_c.py")
+    launched = run.start("-n", "3", script)
+    until_found(job_of(script), "blocked")
+    launched.process.send_signal(signal.SIGINT)
+    launched.finish()
+    answer = subprocess.run(
+        [*PROGRAM, "doctor", "--last"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    assert "ranks 0, 1 wait in all_reduce #51 at ctrl_c.py:14 in <module>, because rank 2 has failed after" in answer
+    assert re.search(r"all_reduce #50 at ctrl_c.py:11 in <module>, at ctrl_c.py:[67] in spin", answer), answer
+
+
+def test_a_receive_that_was_posted_early_is_not_waited_in(run: Runner) -> None:
+    script = run.script(
+        """
+        import time
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            x = np.ones(8)
+            handle = world.irecv(x, 1, tag=7) if world.rank == 0 else None
+            for _ in range(40):
+                time.sleep(0.05)
+                world.all_reduce(np.ones(8))
+            world.send(x, 0, tag=7) if world.rank == 1 else None
+            if handle is not None:
+                handle.wait()
+            time.sleep(0.5)
+        """,
+        "early.py",
+    )
+    launched = run.start("-n", "2", script)
+    job = job_of(script)
+    watch = JobWatch(lambda: read_files(job))
+    while (picture := watch.look()) is None or picture.running:
+        found = picture.findings if picture is not None else []
+        assert not any("recv" in finding.text for finding in found), found
+        time.sleep(0.1)
+    launched.finish()
+    assert launched.process.returncode == 0, launched.err
+    received = [site for site in picture.sites if site.verb == "recv"]
+    assert [site.count for site in received] == [1]
 
 
 def test_a_rank_that_took_another_branch_is_named(run: Runner) -> None:
@@ -175,6 +228,115 @@ def test_a_picture_as_text() -> None:
     assert "train.py   job job, 2 ranks" in text
     assert "all_reduce at train.py:88 in main" in text
     assert "nobody waits for long" in text
+
+
+def test_all_is_well_only_if_that_is_known() -> None:
+    from tests.seeing.support import Op, slate
+
+    def words(slates: dict[int, Any]) -> str:
+        picture = JobWatch(lambda: slates, lambda: 2_310_000_000).look()
+        assert picture is not None
+        assert picture.findings == []
+        return as_text(picture).splitlines()[1].strip()
+
+    alone = {0: slate(0, [Op(1, 0, 1)])}
+    assert words(alone) == "1 of 2 ranks can be seen, so nobody knows who waits for the others"
+    in_turn = [[Op(n, 100 * n + 90 * (n % 3 == rank), 100 * n + 95) for n in range(1, 13)] for rank in range(3)]
+    waiting = {rank: slate(rank, operations, members=(0, 1, 2)) for rank, operations in enumerate(in_turn)}
+    assert words(waiting).startswith("no rank is always later than the others, but rank ")
+
+
+def test_names_of_files_are_shown_as_they_are() -> None:
+    from tests.seeing.support import Op, slate
+
+    site = "all_reduce\0/home/me/train [v2] :x:\x1b[31m.py\0main\x008"
+    place = "train [v2] :x:\x1b[31m.py:9 in main"
+    slates = {rank: slate(rank, [Op(1, 0, 1, site)], place=place) for rank in (0, 1)}
+    picture = JobWatch(lambda: slates, lambda: 1_010_000_000).look()
+    assert picture is not None
+    text = as_text(picture)
+    assert "all_reduce at train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:8 in main" in text
+    assert " train [v2] :x:\N{REPLACEMENT CHARACTER}[31m.py:9 in main" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_numbers_are_never_cut(width: int) -> None:
+    from rich.console import Console
+    from tests.seeing.support import Op, slate
+
+    site = "all_reduce\0/home/me/train_for_a_long_time.py\0main_of_the_program\x008"
+    operations = [Op(n, 10 * n, 10 * n + 1.5, site, bytes=3 << 20) for n in range(1, 60)]
+    slates = {rank: slate(rank, operations, place="train_for_a_long_time.py:9 in main") for rank in (0, 1)}
+    picture = JobWatch(lambda: slates, lambda: 17_210_000_000).look()
+    assert picture is not None
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render(picture, width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("rank "))
+    headings = re.split(r"  +", lines[at].strip())
+    cells = re.split(r"  +", lines[at + 1].strip())
+    assert headings[:2] == ["rank", "does"]
+    found = dict(zip(headings, cells, strict=False))
+    assert found["rank"] == "0"
+    if width >= 60:
+        assert found["since"] == "15.6 s"
+    if width >= 100:
+        assert "ops/s" in headings
+    assert "…" not in "".join(cells) or next(name for name in found if "…" in found[name]) == "at"
+
+
+def test_of_several_jobs_the_one_that_began_last_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [
+        JobHere(name, f"{name}.py", 2, [0, 1], alive, not alive, beat, began)
+        for name, alive, beat, began in [("old", True, 9, 1), ("new", True, 8, 3), ("over", False, 7, 5)]
+    ]
+    monkeypatch.setattr(top_command, "jobs_here", lambda: jobs)
+    assert top_command._choose(None) == (jobs[1], "the job that began last; others: old (old.py)")
+    assert top_command._choose("o") == (jobs[0], "")
+
+
+def test_where_nothing_can_be_drawn_pictures_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for term, draws in (("xterm", True), ("dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        assert top_command._can_draw() == draws
+
+
+def test_ctrl_c_ends_printing_as_it_ends_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(watch: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top_command, "_print", interrupted)
+    monkeypatch.setattr(top_command, "_choose", lambda name: (SimpleNamespace(job="job"), ""))
+    result = CliRunner().invoke(top_command.command, ["--json"])
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_a_full_disk_is_named() -> None:
+    script = (
+        "from tests.seeing.support import Op, slate\n"
+        "from phalanx.cli import main\n"
+        "from phalanx.cli import top\n"
+        "from types import SimpleNamespace\n"
+        "top._choose = lambda name: (SimpleNamespace(job='job'), '')\n"
+        "top.read_files = lambda job: {rank: slate(rank, [Op(1, 0, 1)]) for rank in (0, 1)}\n"
+        "main(['top', '--once'])\n"
+    )
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (answer.returncode, answer.stderr) == (
+        1,
+        b"phalanx: the output cannot be written: No space left on device\n",
+    )
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    answer = top("--once", "--address", "127.0.0.1:1", PHALANX_TOKEN="a token")
+    assert answer.stderr.startswith("phalanx: could not reach the directory at 127.0.0.1:1 within 5 s: Connection ref")
+    assert "MASTER" not in answer.stderr
+    answer = top("--once", "--address", "127.0.0.1:1", "--token-file", str(tmp_path / "nothing"))
+    assert f"--token-file {tmp_path / 'nothing'} cannot be read" in answer.stderr
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB")])

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from phalanx import config
+from phalanx.errors import ConfigError
 from phalanx.types import Address
 
 # isort: off
@@ -112,7 +113,10 @@ def _tell_last(last: bool, folder: Path | None) -> None:
         raise click.UsageError("--flight-recorder goes with --last")
     click.echo(tell_last())
     if folder is not None:
-        written = write_last_records(folder)
+        try:
+            written = write_last_records(folder)
+        except OSError as error:
+            raise ConfigError(f"--flight-recorder {folder} cannot be written: {error.strerror}") from None
         click.echo(
             f"\n{len(written)} files for `python -m torch.distributed.flight_recorder.fr_trace {folder}` are written"
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
+
 from phalanx.errors import PhalanxError
-from phalanx.seeing.blocking import RankState, states_of
+from phalanx.seeing.blocking import RankState, blocked_text, root_causes, states_of
 from phalanx.seeing.flight_recorder import write_flight_records
 from phalanx.seeing.picture import Picture
 from phalanx.seeing.reading import RankSlate
@@ -59,7 +61,7 @@ def _end_of(slate: RankSlate) -> int:
     records = slate.records
     times = [slate.beat_ns]
     if len(records):
-        times += [int(records["began_ns"].max()), int(records["ended_ns"].max())]
+        times += [int(records["began_ns"].max()), int(np.abs(records["ended_ns"]).max())]
     return max(times)
 
 
@@ -73,7 +75,14 @@ def _head(slates: dict[int, RankSlate], picture: Picture) -> list[str]:
             f"{when} and lasted {picture.elapsed:.1f} s"
         )
     ]
+    failure = next((slate.text("failure") for slate in slates.values() if slate.text("failure")), "")
+    lines += [f"  {failure}"] if failure else []
     lines += [f"  {finding.text}" for finding in picture.findings]
+    if not picture.findings:
+        # Those that failed because of another one were in an operation with it, be it for a moment.
+        states = states_of(slates, max(_end_of(slate) for slate in slates.values()))
+        roots, circle = root_causes(states)
+        lines += [f"  {blocked_text(states, roots, circle)}"] if roots or circle else []
     return lines
 
 
@@ -92,7 +101,7 @@ def _operations(slates: dict[int, RankSlate], end_ns: int) -> list[str]:
     found: list[tuple[int, str]] = []
     for rank, slate in slates.items():
         for record in slate.records[-MOST:]:
-            began, ended = int(record["began_ns"]), int(record["ended_ns"])
+            began, ended = int(record["began_ns"]), max(0, int(record["ended_ns"]))
             if max(began, ended) < end_ns - SECONDS * 1e9:
                 continue
             site = slate.site(int(record["site"]))

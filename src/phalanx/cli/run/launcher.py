@@ -175,6 +175,14 @@ def _watch_job(plan: RunPlan, directory: Address, token: bytes, options: Options
         ConfigError: A file cannot be written, or there is no port for the page.
     """
     views: list[JobView] = []
+    if plan.world_size == 1 and plan.elastic is None and plan.join is None:
+        asked = [("--page", plan.page), ("--trace", plan.trace), ("--metrics", plan.metrics)]
+        options_given = [option for option, value in asked if value]
+        if options_given:
+            console.err.say(
+                f"phalanx: {', '.join(options_given)}: a job of one rank has nothing to show (it waits for nobody)"
+            )
+        return JobMonitor(job_of(token, str(directory)))
     try:
         if plan.page:
             from .page.view import PageView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -30,8 +31,12 @@ class JobView(Protocol):
     def update(self, watch: JobWatch, picture: Picture) -> None:
         """Takes what the last look has found. Called in the monitor's thread."""
 
-    def close(self) -> None:
-        """The job is over."""
+    def close(self, how: str) -> None:
+        """The job is over.
+
+        Args:
+            how: What was wrong, in a few words; empty if nothing was.
+        """
 
 
 class JobMonitor:
@@ -50,16 +55,20 @@ class JobMonitor:
         self._stop = threading.Event()
         self._watch: JobWatch | None = None
         self._picture: Picture | None = None
-        self._thread = BackgroundThread(self._run, "phalanx-monitor", on_error=_note).start()
+        self._thread = BackgroundThread(self._run, "phalanx-monitor").start()
 
     def _run(self) -> None:
         # A moment later: the ranks are being started, and they are what the user waits for.
-        if self._stop.wait(PAUSE if not self._views else OFTEN):
-            self._look()
-            return
         while not self._stop.wait(OFTEN if self._views else PAUSE):
+            self._try_to_look()
+        self._try_to_look()
+
+    def _try_to_look(self) -> None:
+        """Looks; if that fails, the next look may do better."""
+        try:
             self._look()
-        self._look()
+        except Exception as error:
+            logger.debug("a look at the job has failed", exc_info=error)
 
     def _look(self) -> None:
         if self._watch is None:
@@ -76,29 +85,32 @@ class JobMonitor:
         if picture is not None:
             self._picture = picture
             for view in self._views:
-                view.update(self._watch, picture)
+                try:
+                    view.update(self._watch, picture)
+                except Exception as error:
+                    logger.debug("%s has failed", type(view).__name__, exc_info=error)
 
-    def close(self, *, failed: bool) -> list[str]:
+    def close(self, *, failed: bool, how: str = "") -> list[str]:
         """Looks a last time, once the ranks have ended; says what was found.
 
         Args:
             failed: The job has failed: what its ranks have noted is kept for `phalanx doctor --last`.
+            how: What was wrong, in a few words.
         """
         self._stop.set()
         self._thread.join()
         for view in self._views:
-            view.close()
+            with contextlib.suppress(Exception):  # the job has ended as it has, whatever shows it
+                view.close(how)
         from phalanx.slate.files import listed, remove, tidy
 
-        if not failed:
-            for file in listed():
-                if file.job == self._job:
+        for file in listed():
+            if file.job == self._job:
+                if failed:
+                    file.note_failure(how)
+                else:
                     remove(file.path)
         tidy()
         if self._picture is None:
             return []
         return [finding.text for finding in self._picture.findings if finding.kind in ("straggler", "link")]
-
-
-def _note(error: Exception) -> None:
-    logger.debug("the job is not watched any more: %s", error)

@@ -84,6 +84,8 @@ class RunPlan:
                 raise ConfigError(f"{option} {path} is not valid (there is no folder {path.parent})")
             if path is not None and path.is_dir():
                 raise ConfigError(f"{option} {path} is not valid (it is a folder; expected a file)")
+        if self.trace is not None and self.metrics is not None and self.trace.resolve() == self.metrics.resolve():
+            raise ConfigError(f"--trace and --metrics both name {self.metrics} (expected a file for each)")
         for name in self.extra:
             if name in OWN_VARIABLES:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")

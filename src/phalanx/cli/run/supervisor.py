@@ -147,9 +147,12 @@ class Supervisor:
                 self._tell_nodes(self._plan.first_rank, f"the launcher of {where} got {name}")
             self._ending.told(number, now)
 
-    def _take_mail(self, now: float) -> None:
+    def _take_notes(self) -> None:
         while self._mailbox.notes:
             self._console.err.say(self._mailbox.notes.popleft())
+
+    def _take_mail(self, now: float) -> None:
+        self._take_notes()
         while self._mailbox.ends:
             end = self._mailbox.ends.popleft()
             local = next((rank for rank in self._processes.ranks if rank.rank == end.rank), None)
@@ -280,7 +283,9 @@ class Supervisor:
         elif verdict.failed:
             self._console.err.say(verdict.report(colour=self._console.err.colour))
         if self._monitor is not None:
-            for line in self._monitor.close(failed=code != 0):
+            findings = self._monitor.close(failed=code != 0, how=verdict.headline)
+            self._take_notes()
+            for line in findings:
                 self._say(line)
         if not self._flush(patience) and self._ending.reason is not Reason.SIGNAL:
             return 128 + self._ending.signal if self._ending.signal else BROKEN_PIPE

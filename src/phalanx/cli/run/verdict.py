@@ -72,6 +72,22 @@ class Verdict:
         return culprit.status if culprit.status > 0 else 128 - culprit.status
 
     @property
+    def headline(self) -> str:
+        """A few words on what was wrong; empty if nothing was."""
+        reason, cause, culprit = self._ending.reason, self._ending.cause, self._culprit
+        if reason is Reason.SIGNAL:
+            return f"it was ended by {signal.Signals(self._ending.signal).name}"
+        if reason is Reason.OUTPUT:
+            return "its output was closed"
+        if reason is not Reason.FAILURE:
+            return ""
+        if culprit is not None:
+            traceback = self._traceback(culprit).strip()
+            return f"rank {culprit.rank} failed: {traceback.splitlines()[-1] if traceback else self._how(culprit)}"
+        assert cause is not None
+        return cause.reason if cause.rank is None else f"rank {cause.rank} failed: {cause.reason}"
+
+    @property
     def failed(self) -> bool:
         """True if a rank failed, here or on another node."""
         return self._ending.reason is Reason.FAILURE

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import os
 import sys
 import time
 from pathlib import Path
@@ -66,19 +69,31 @@ def command(
 
     JOB is the beginning of a job's name, where several run.
     """
+    note = ""
     if address is not None:
         source: SlateSource = _afar(address, token_file)
     else:
         if token_file is not None:
             raise click.UsageError("--token-file goes with --address (a job on this machine needs none)")
-        source = functools.partial(read_files, _choose(job).job)
+        chosen, note = _choose(job)
+        source = functools.partial(read_files, chosen.job)
     watch = JobWatch(source)
-    if once or as_json or not sys.stdout.isatty():
-        _print(watch, once=once, as_json=as_json, interval=interval)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no "…" shows something else there
+    if once or as_json or not _can_draw():
+        if note:
+            click.echo(f"phalanx: {note}", err=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            _print(watch, once=once, as_json=as_json, interval=interval)
     else:
         from .screen import follow
 
-        follow(watch, interval)
+        follow(watch, interval, note)
+
+
+def _can_draw() -> bool:
+    """True on a terminal whose cursor can be moved."""
+    return sys.stdout.isatty() and config.inherited().get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _print(watch: JobWatch, *, once: bool, as_json: bool, interval: float) -> None:
@@ -96,14 +111,27 @@ def _print(watch: JobWatch, *, once: bool, as_json: bool, interval: float) -> No
 
 
 def _show(picture: Picture, *, as_json: bool) -> None:
+    """Prints a picture.
+
+    Raises:
+        PhalanxError: There is no room for it.
+    """
     if as_json:
         import json
 
-        click.echo(json.dumps(to_plain(picture)))
-        return
-    from .screen import as_text
+        text = json.dumps(to_plain(picture))
+    else:
+        from .screen import as_text
 
-    click.echo(as_text(picture))
+        text = as_text(picture)
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise  # nobody reads on, which is no error
+    except OSError as error:
+        # What is still held back would be tried again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise PhalanxError(f"the output cannot be written: {error.strerror}") from None
 
 
 def _afar(address: str, token_file: Path | None) -> RemoteSlates:
@@ -113,19 +141,23 @@ def _afar(address: str, token_file: Path | None) -> RemoteSlates:
             VariableReader({"PHALANX_TOKEN_FILE": str(token_file)}) if token_file is not None else VariableReader()
         )
     except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        text = str(error)
+        if token_file is not None:
+            text = text.replace("PHALANX_TOKEN_FILE=", "--token-file ", 1)
+        raise click.UsageError(text) from None
     if token is None:
         raise click.UsageError("--address needs the job's token: PHALANX_TOKEN or --token-file FILE")
     return RemoteSlates(where, token, config.Options.from_env())
 
 
-def _choose(name: str | None) -> JobHere:
-    """The job that is meant.
+def _choose(name: str | None) -> tuple[JobHere, str]:
+    """The job that is meant, and a word on the others.
 
     Raises:
         PhalanxError: There is none, or the name does not say which.
     """
     running = [job for job in jobs_here() if job.alive and job.job.startswith(name or "")]
+    running.sort(key=lambda job: job.began_ns, reverse=True)
     if not running:
         which = f"no job {name!r} runs" if name else "no job of this user runs"
         raise PhalanxError(
@@ -135,7 +167,5 @@ def _choose(name: str | None) -> JobHere:
     if name and len(running) > 1:
         listed = ", ".join(job.job for job in running)
         raise PhalanxError(f"several jobs have a name that begins so: {listed}")
-    if len(running) > 1:
-        others = ", ".join(f"{job.job} ({job.program or 'unknown'})" for job in running[1:])
-        click.echo(f"phalanx: the job that began last; others: {others}", err=True)
-    return running[0]
+    others = ", ".join(f"{job.job} ({job.program or 'unknown'})" for job in running[1:])
+    return running[0], f"the job that began last; others: {others}" if others else ""

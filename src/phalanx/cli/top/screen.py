@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.seeing.picture import Picture, RankPicture
+from phalanx.seeing.picture import Picture, RankPicture, words_without_findings
 from phalanx.seeing.watch import JobWatch
 
 __all__ = ["as_text", "follow", "render"]
@@ -20,6 +22,10 @@ __all__ = ["as_text", "follow", "render"]
 WIDTH = 120
 """Columns of a picture that is printed to a file."""
 RANKS_SHOWN = 64
+LEAST = 18
+"""Columns that a text has at least, if it needs them."""
+GAP = 2
+"""Columns between two columns of a table."""
 WORTH_SHOWING = 10_000
 """Bytes per second from which the links are shown."""
 COLOURS = {
@@ -31,16 +37,17 @@ COLOURS = {
 }
 
 
-def follow(watch: JobWatch, interval: float) -> None:
-    """Shows the job until it ends or the user has seen enough."""
+def follow(watch: JobWatch, interval: float, note: str = "") -> None:
+    """Shows the job until it ends or the user has seen enough, with a note below it."""
+    below = [Text(""), Text(_printable(note), style="dim")] if note else []
     with Live(Text("looking for the ranks …"), screen=True, auto_refresh=False) as live:
         last: RenderableType = Text("")
         try:
             while True:
                 picture = watch.look()
                 if picture is not None:
-                    last = render(picture)
-                    live.update(last, refresh=True)
+                    last = render(picture, live.console.width)
+                    live.update(Group(last, *below), refresh=True)
                     if not picture.running:
                         break
                 time.sleep(interval)
@@ -52,25 +59,26 @@ def follow(watch: JobWatch, interval: float) -> None:
 def as_text(picture: Picture) -> str:
     """The picture as plain text."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False)
-    console.print(render(picture))
+    console.print(render(picture, WIDTH))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def render(picture: Picture) -> Group:
-    """The picture for rich."""
+def render(picture: Picture, width: int) -> Group:
+    """The picture for rich, on a terminal of so many columns."""
     parts: list[RenderableType] = [_head(picture)]
-    parts += [Padding(Text(found.text, style=COLOURS.get(found.kind, "")), (0, 0, 0, 2)) for found in picture.findings]
+    found = [Text(_printable(one.text), style=COLOURS.get(one.kind, "")) for one in picture.findings]
+    parts += [Padding(text, (0, 0, 0, 2)) for text in found]
     if not picture.findings:
-        calm = "nobody waits for long, and no rank is later than the others" if picture.running else "the job has ended"
-        parts.append(Text(f"  {calm}", style="green"))
-    parts += [Text(""), _ranks(picture)]
+        words, well = words_without_findings(picture)
+        parts.append(Text(f"  {words}", style="green" if well else ""))
+    parts += [Text(""), _ranks(picture, width)]
     if picture.sites:
-        parts += [Text(""), _sites(picture)]
+        parts += [Text(""), _sites(picture, width)]
     if any(link.bytes_per_second >= WORTH_SHOWING for link in picture.links):
-        parts += [Text(""), _links(picture)]
+        parts += [Text(""), _links(picture, width)]
     if picture.calls:
-        parts += [Text(""), _calls(picture)]
+        parts += [Text(""), _calls(picture, width)]
     return Group(*parts)
 
 
@@ -79,40 +87,77 @@ def _head(picture: Picture) -> Text:
     ranks = f"{picture.world_size} ranks" if seen == picture.world_size else f"{seen} of {picture.world_size} ranks"
     clock = f", clocks within {picture.clock_error * 1e3:.1f} ms" if picture.clock_error else ""
     script, _, arguments = picture.program.partition(" ")
-    text = Text(f"{Path(script).name or 'a job'} {arguments[:40]}".strip(), style="bold")
+    text = Text(_printable(f"{Path(script).name or 'a job'} {arguments[:40]}".strip()), style="bold")
     text.append(f"   job {picture.job}, {ranks}, {picture.elapsed:.1f} s{clock}", style="dim")
     return text
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, drop: Sequence[str], styles: Sequence[str] = ()
+) -> Table:
+    """A table that fits into so many columns of a terminal. Texts are cut, numbers never are.
+
+    Args:
+        headings: Those of numbers begin with `>`.
+        rows: Shown as they are: rich would take brackets in the name of a file for markup, and `:x:` for a sign.
+        drop: The columns to go if there is not enough room, the first one first.
+        styles: Of each row.
+    """
+    names = [heading.lstrip(">") for heading in headings]
+    cells = [[_printable(text) for text in column] for column in zip(names, *rows, strict=True)]
+    widths = {name: max(map(cell_len, column)) for name, column in zip(names, cells, strict=True)}
+    texts = {heading for heading in headings if not heading.startswith(">")}
+    least = {name: min(LEAST, wide) if name in texts else wide for name, wide in widths.items()}
+    for name in drop:
+        if sum(least.values()) + GAP * (len(least) - 1) <= width:
+            break
+        del least[name]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, room in least.items():
+        # Only columns that may wrap are made narrower. Their texts do not wrap.
+        table.add_column(
+            Text(name, no_wrap=True, overflow="ellipsis"),
+            justify="left" if name in texts else "right",
+            min_width=room,
+            no_wrap=name not in texts,
+        )
+    shown = [column[1:] for name, column in zip(names, cells, strict=True) if name in least]
+    for number, row in enumerate(zip(*shown, strict=True)):
+        style = styles[number] if styles else ""
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=style)
     return table
 
 
-def _ranks(picture: Picture) -> Table:
-    table = _table(">rank", "does", "at", ">since", "waits for", ">waiting", ">moving", ">bytes/s", ">ops/s", ">memory")
+def _printable(text: str) -> str:
+    """The text without characters that move the cursor or colour the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _ranks(picture: Picture, width: int) -> Table:
     blamed = {rank for finding in picture.findings for rank in finding.ranks if finding.kind != "link"}
+    rows, styles = [], []
     for rank in picture.ranks[:RANKS_SHOWN]:
-        style = "bold red" if rank.state in ("lost", "failed", "stopped") else "yellow" if rank.rank in blamed else ""
-        table.add_row(
-            str(rank.rank),
-            _does(rank),
-            rank.line,
-            f"{rank.seconds:.1f} s",
-            _listed(rank.waits_for),
-            f"{rank.waiting:.0%}",
-            f"{rank.moving:.0%}",
-            in_units(rank.bytes_per_second),
-            f"{rank.operations_per_second:.0f}",
-            in_units(rank.memory),
-            style=style,
+        bad = rank.state in ("lost", "failed", "stopped")
+        styles.append("bold red" if bad else "yellow" if rank.rank in blamed else "")
+        rows.append(
+            [
+                str(rank.rank),
+                _does(rank),
+                rank.line,
+                f"{rank.seconds:.1f} s",
+                _listed(rank.waits_for),
+                f"{rank.waiting:.0%}",
+                f"{rank.moving:.0%}",
+                in_units(rank.bytes_per_second),
+                f"{rank.operations_per_second:.0f}",
+                in_units(rank.memory),
+            ]
         )
     if len(picture.ranks) > RANKS_SHOWN:
-        table.add_row("…", f"{len(picture.ranks) - RANKS_SHOWN} more")
-    return table
+        styles.append("")
+        rows.append(["…", f"{len(picture.ranks) - RANKS_SHOWN} more", *[""] * 8])
+    headings = [">rank", "does", "at", ">since", "waits for", ">waiting", ">moving", ">bytes/s", ">ops/s", ">memory"]
+    return _table(headings, rows, width, ["ops/s", "memory", "bytes/s", "moving", "waiting"], styles)
 
 
 def _does(rank: RankPicture) -> str:
@@ -120,48 +165,51 @@ def _does(rank: RankPicture) -> str:
     return words if rank.state == "running" else f"{rank.state}: {words}" if rank.operation else rank.state
 
 
-def _sites(picture: Picture) -> Table:
-    table = _table("call site", ">calls", ">bytes", ">time", ">waiting", "latest", ">by")
-    for site in picture.sites[:8]:
-        waiting = f"{min(1.0, site.waiting / site.seconds):.0%}" if site.seconds else ""
-        latest = f"rank {site.last} ({site.often:.0%})" if site.last >= 0 else ""
-        table.add_row(
+def _sites(picture: Picture, width: int) -> Table:
+    rows = [
+        [
             f"{site.verb} at {site.where}",
             str(site.count),
             in_units(site.bytes),
             f"{site.seconds:.2f} s",
-            waiting,
-            latest,
+            f"{min(1.0, site.waiting / site.seconds):.0%}" if site.seconds else "",
+            f"rank {site.last} ({site.often:.0%})" if site.last >= 0 else "",
             f"{site.late:.2f} s" if site.last >= 0 else "",
-        )
-    return table
+        ]
+        for site in picture.sites[:8]
+    ]
+    headings = ["call site", ">calls", ">bytes", ">time", ">waiting", "latest", ">by"]
+    return _table(headings, rows, width, ["bytes", "calls", "waiting"])
 
 
-def _links(picture: Picture) -> Table:
-    table = _table("link", ">bytes/s", ">busy", ">while busy", ">round trip", ">sent again")
-    busiest = sorted(picture.links, key=lambda link: -link.busy)[:8]
-    for link in busiest:
-        table.add_row(
+def _links(picture: Picture, width: int) -> Table:
+    rows = [
+        [
             f"{link.source} → {link.target}",
             in_units(link.bytes_per_second),
             f"{link.busy:.0%}",
             f"{in_units(link.rate)}/s",
             f"{link.round_trip * 1e3:.2f} ms",
             str(link.lost),
-        )
-    return table
+        ]
+        for link in sorted(picture.links, key=lambda link: -link.busy)[:8]
+    ]
+    headings = ["link", ">bytes/s", ">busy", ">while busy", ">round trip", ">sent again"]
+    return _table(headings, rows, width, ["sent again", "round trip"])
 
 
-def _calls(picture: Picture) -> Table:
-    table = _table("remote call", ">calls", ">failed", ">mean", ">queue", ">handler", ">wire")
-    for call in picture.calls[:8]:
-        table.add_row(
+def _calls(picture: Picture, width: int) -> Table:
+    rows = [
+        [
             f"{call.name}: {call.caller} → {call.server}",
             str(call.count),
             str(call.failed),
             *(f"{seconds * 1e3:.2f} ms" for seconds in (call.seconds, call.queue, call.handler, call.wire)),
-        )
-    return table
+        ]
+        for call in picture.calls[:8]
+    ]
+    headings = ["remote call", ">calls", ">failed", ">mean", ">queue", ">handler", ">wire"]
+    return _table(headings, rows, width, ["failed", "calls"])
 
 
 def _listed(ranks: list[int]) -> str:

@@ -41,7 +41,9 @@ class Entry:
         notes: Where others see it; None for one that the core has noted.
     """
 
-    __slots__ = ("_call", "_notes", "_operation", "_place", "began", "caller", "ended", "fingerprint", "sequence")
+    __slots__ = (
+        "_call", "_message", "_notes", "_operation", "_place", "began", "caller", "ended", "fingerprint", "sequence",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +57,8 @@ class Entry:
         self._call = call
         self._notes = notes
         self._place: OperationPlace | None = None
+        self._message: tuple[int | None, int] | None = None
+        """The other end and the size of a message that others have not been shown yet."""
         self.sequence = sequence
         self.fingerprint = 0
         """The fingerprint of a collective that has begun to run."""
@@ -111,20 +115,30 @@ class Entry:
             self._place = self._notes.begin_collective(self._call, self.sequence, self.fingerprint, self.caller)
         return self.fingerprint
 
-    def show_message(self, peer: int | None, size: int) -> None:
-        """Notes that a message begins.
+    def post_message(self, peer: int | None, size: int) -> None:
+        """Notes a message that nobody waits for yet.
 
         Args:
             peer: The rank of the group at the other end; None for any.
         """
-        if self._notes is not None:
+        self._message = (peer, size)
+
+    def show_message(self) -> None:
+        """From now on the program waits for the message."""
+        if self._notes is not None and self._message is not None:
+            (peer, size), self._message = self._message, None
             self._place = self._notes.begin_message(self._operation, peer, size, self.caller)
 
-    def end(self) -> None:
-        """The operation is over, well or not."""
+    def end(self, *, failed: bool = False) -> None:
+        """The operation is over, well or not.
+
+        Args:
+            failed: It did not come to its end.
+        """
         self.ended = time.monotonic()
+        self.show_message()
         if self._notes is not None:
-            self._notes.end(self._place)
+            self._notes.end(self._place, failed)
             self._place = None
 
 
@@ -148,15 +162,18 @@ class Journal:
         """Collectives issued so far, by whatever path."""
         return self._sequence if self._recorder is None else self._recorder.sequence
 
-    def begin(self, operation: str, peer: int | None = None, size: int = 0) -> Entry:
+    def begin(self, operation: str, peer: int | None = None, size: int = 0, *, posted: bool = False) -> Entry:
         """Notes that a message begins.
 
         Args:
             peer: The rank of the group at the other end; None for any.
             size: Its bytes, as far as they are known.
+            posted: The caller does not wait for it: see `Entry.show_message`.
         """
         entry = Entry(operation, 0, call_site.find(), notes=self._notes)
-        entry.show_message(peer, size)
+        entry.post_message(peer, size)
+        if not posted:
+            entry.show_message()
         with self._lock:
             self._entries.append(entry)
         return entry

@@ -70,10 +70,10 @@ class Notes:
             return None
         return self._slate.writer.begin(self._number, verb, site, peer, size, sequence, fingerprint)
 
-    def end(self, place: OperationPlace | None) -> None:
+    def end(self, place: OperationPlace | None, failed: bool = False) -> None:
         """The operation is over."""
         if self._slate is not None and place is not None:
-            self._slate.writer.end(place)
+            self._slate.writer.end(place, failed)
 
     def close(self) -> None:
         """The group is closed."""

@@ -270,7 +270,7 @@ class PointToPoint(GroupCore):
             return self._received(receive, sink, src)
         except BaseException:
             self._forget(sink)
-            entry.end()
+            entry.end(failed=True)
             raise
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -516,12 +516,12 @@ class PointToPoint(GroupCore):
         deadline: Deadline,
         async_op: bool,
     ) -> Work[None] | None:
-        entry = self._journal.begin(what, dst, payload_size(payload))
+        entry = self._journal.begin(what, dst, payload_size(payload), posted=async_op)
         try:
             with naming_limits():
                 operation = self._messages.start_send(dst, kind, tag, description, payload, deadline)
         except BaseException:
-            entry.end()
+            entry.end(failed=True)
             raise
         if async_op:
             return self._in_background(entry, operation, deadline, [dst], lambda: None)
@@ -529,7 +529,7 @@ class PointToPoint(GroupCore):
         return None
 
     def _receive(self, what: str, src: int | None, tag: int, sink: AnySink, deadline: Deadline, async_op: bool) -> Any:
-        entry = self._journal.begin(what, src)
+        entry = self._journal.begin(what, src, posted=async_op)
         try:
             receive = self._messages.post(src, tag, sink)
             if async_op:
@@ -540,7 +540,7 @@ class PointToPoint(GroupCore):
             return self._received(receive, sink, src)
         except BaseException:
             self._forget(sink)
-            entry.end()
+            entry.end(failed=True)
             raise
 
     def _forget(self, sink: AnySink) -> None:
@@ -569,6 +569,7 @@ class PointToPoint(GroupCore):
     ) -> None:
         """Waits in the caller's thread. Whatever is not done at the end is taken back."""
         lane = self._messages
+        done = False
         try:
             try:
                 with naming_limits():
@@ -584,8 +585,9 @@ class PointToPoint(GroupCore):
                 raise self._failure(failed, entry)
             if expired:
                 raise self._message_timed_out(entry, expired[0], deadline, waiting)
+            done = True
         finally:
-            entry.end()
+            entry.end(failed=not done)
 
     def _wait(self, operations: list[PendingTransfer], deadline: Deadline, waiting: list[int]) -> None:
         """Waits until all are done, one has failed, or the deadline has passed.
@@ -604,10 +606,15 @@ class PointToPoint(GroupCore):
     ) -> Work[Any]:
         """Returns at once; the lane's own thread goes on unless the caller waits."""
         lane = self._messages
-        work: Work[Any] = Work(entry.name, deadline, drive=lambda until: lane.wait([operation], until))
+
+        def wait(until: Deadline) -> None:
+            entry.show_message()
+            lane.wait([operation], until)
+
+        work: Work[Any] = Work(entry.name, deadline, drive=wait)
 
         def finished() -> None:
-            entry.end()
+            entry.end(failed=operation.error is not None)
             if operation.error is not None:
                 work._finish(error=self._failure(operation.error, entry))
                 return

@@ -57,7 +57,10 @@ function findings(picture) {
     list.append(item);
   };
   for (const found of picture.findings) add(found.kind, found.text);
-  if (!picture.findings.length) add("calm", picture.running ? "Nobody waits for long, and no rank is later than the others." : "The job has ended.");
+  if (!picture.findings.length) {
+    const [words, well] = picture.calm;
+    add(well ? "calm" : "unsure", words[0].toUpperCase() + words.slice(1) + ".");
+  }
 }
 
 function ranks(picture) {
@@ -149,7 +152,7 @@ function timeline(picture) {
     draw.fillStyle = colour("dim");
     draw.fillText("rank " + rank, 0, rank * ROW + 15);
     draw.fillStyle = colour("compute");
-    draw.fillRect(LEFT, rank * ROW + 3, width - LEFT, ROW - 6);
+    draw.fillRect(x(picture.began), rank * ROW + 3, width - x(picture.began), ROW - 6);
   }
   const part = (rank, from, to, kind) => {
     if (to <= begin || rank >= count) return;
@@ -215,15 +218,45 @@ function show(picture) {
   line("memory", picture.history, 2, units);
 }
 
-const events = new EventSource("events");
-events.onmessage = (event) => { const picture = JSON.parse(event.data); if (picture) show(picture); };
-const over = (text) => {
-  events.close();
+// Above all findings: that what follows is not the present.
+function notice(text) {
+  for (const old of $("findings").querySelectorAll(".calm, .ended")) old.remove();
   const item = document.createElement("li");
   item.className = "ended";
   item.textContent = text;
   $("findings").prepend(item);
+}
+
+const waits = (picture) => picture && picture.findings.some((one) => one.kind === "blocked" || one.kind === "mismatch");
+const SILENCE = 10000;
+let heard = 0, lively = null;
+const events = new EventSource("events");
+events.onmessage = (event) => {
+  const picture = JSON.parse(event.data);
+  heard = Date.now();
+  if (!picture) return;
+  show(picture);
+  // While the ranks are being ended, who waits for whom is lost bit by bit.
+  const whole = picture.ranks.every((rank) => ["running", "stopped", "silent"].includes(rank.state));
+  if (picture.running && (whole || !waits(lively))) lively = picture;
 };
-events.addEventListener("end", () => over("The job has ended. This is what was seen last."));
-events.onerror = () => { if (events.readyState === EventSource.CLOSED) over("The launcher does not answer any more."); };
+events.addEventListener("end", (event) => {
+  events.close();
+  clearInterval(silence);
+  const failed = JSON.parse(event.data).failed;
+  if (failed && waits(lively) && !waits(latest)) findings(lively); // who waited for whom before it was ended
+  notice((failed ? "The job has failed: " + failed + "." : "The job has ended.") + " This is what was seen last.");
+});
+const silent = () => notice("The launcher does not answer. This is what was seen last.");
+// The browser tries again by itself, unless it was refused: then there is a reason to read.
+events.onerror = () => {
+  if (events.readyState !== EventSource.CLOSED) { silent(); return; }
+  clearInterval(silence);
+  fetch("events").then((answer) => {
+    if (!answer.ok) return answer.text().then(notice);
+    answer.body.cancel();
+    silent();
+  }, silent);
+};
+const silence = setInterval(() => { if (latest && Date.now() - heard > SILENCE) silent(); }, 1000);
 window.addEventListener("resize", () => latest && show(latest));

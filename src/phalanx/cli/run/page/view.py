@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from phalanx.seeing.metrics import as_prometheus
-from phalanx.seeing.picture import to_plain
+from phalanx.seeing.picture import to_plain, words_without_findings
 
 from .server import PageServer
 
@@ -22,10 +22,10 @@ SPAN = 10.0
 """Seconds of the timeline."""
 MOST = 1200
 """Operations of the timeline, in all; of more, each look keeps some."""
+ROWS = 12
+"""Call sites and remote calls that are shown, those that take the most time."""
 HISTORY = 240
 """Looks of which throughput and memory are drawn."""
-LINGER = 2.0
-"""Seconds that a page that is open has to see the end."""
 
 
 class PageView:
@@ -63,9 +63,14 @@ class PageView:
                 sum(rank.memory for rank in picture.ranks),
             ]
         )
+        plain = to_plain(picture)
         shown = {
-            **to_plain(picture),
+            **plain,
+            "sites": [{**site, "lateness": []} for site in plain["sites"][:ROWS]],
+            "calls": plain["calls"][:ROWS],
             "now": now / 1e9,
+            "began": min(slate.began_ns for slate in watch.slates.values()) / 1e9,
+            "calm": words_without_findings(picture),
             "span": SPAN,
             "timeline": [op for op in self._operations if max(op["ended"]) >= since],
             "history": list(self._history),
@@ -74,6 +79,6 @@ class PageView:
             picture=json.dumps(shown, separators=(",", ":")).encode(), metrics=as_prometheus(picture).encode()
         )
 
-    def close(self) -> None:
+    def close(self, how: str) -> None:
         """The job is over."""
-        self.server.close()
+        self.server.close(how)
