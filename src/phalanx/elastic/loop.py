@@ -118,12 +118,15 @@ def steps(
 class ElasticStep:
     """One step, and the ranks that do it."""
 
-    def __init__(self, loop: _Loop, group: StepGroup) -> None:
+    def __init__(self, loop: _Loop, group: StepGroup, changed: bool) -> None:
         self._loop = loop
         self.number = loop.committed
         """Steps that were committed before this one."""
         self.group = group
         """The ranks that do this step. It may be another group for each step."""
+        self.changed = changed
+        """True if `group` is another than in the step before: in the first step, after a step that was taken back, and
+        when ranks have joined. Then make again what belongs to the group."""
         self._batch: Any = None
         self._counts: bool | None = None
         """The decision of `commit`; None if it was not called."""
@@ -164,7 +167,9 @@ class ElasticStep:
             return False
         if isinstance(error, _TakenBack):
             return True
-        if isinstance(error, Evicted) or not is_loss(error) or self._counts is not None:
+        if self._counts is not None or not isinstance(error, Exception) or isinstance(error, Evicted):
+            return False
+        if not (is_loss(error) or self.group.has_lost):
             return False
         self.group.loss = error
         return True
@@ -188,6 +193,8 @@ class _Loop:
         self._owed: list[int] = []
         """Ranks of the group that wait for the state, as soon as the step that is being committed has changed it."""
         self._group: StepGroup | None = None
+        self._known: StepGroup | None = None
+        """The group of the last step that has begun."""
         self._snapshot: Snapshot | None = None
         self._news = np.zeros(1, np.int64)
         self._dirty = False
@@ -221,7 +228,10 @@ class _Loop:
         self._group.raises = False
         self._group.loss = None
         self._dirty = True
-        return ElasticStep(self, self._group)
+        changed, self._known = self._known is not self._group, self._group
+        if changed:
+            self._state._use_group(self._group)
+        return ElasticStep(self, self._group, changed)
 
     def finish(self, step: ElasticStep) -> None:
         """Ends a step: commits it with the others, or takes it back."""
@@ -386,6 +396,7 @@ class _Loop:
                 self._state_changed()
         else:
             self._voted = False
+            self._state._drop_gradients()
             if self._snapshot is not None:
                 if self._dirty:
                     self._snapshot.restore(self._state)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.local_arrays import Target, new_target, target_of
+from ..checkpoint.local_arrays import Target, held, new_target, target_of
 from ..checkpoint.regions import whole
 from ..checkpoint.tree import ODD_KINDS, has_state, plain_value
 from ..errors import UsageError
+from ..group import Group
 from .tracking import Bytes, Leaf, StatePart
 
 __all__ = ["Snapshot", "State"]
@@ -32,6 +33,8 @@ class State:
     ```
 
     If it has a part named `sampler` with `take` and `advance`, as `Sampler` has, that one gives `ElasticStep.batch`.
+    Parts with a method `use_group`, as `px.parallel.DDP`, are told of every new group. Gradients are not part of a
+    state: those of a step that is taken back are dropped.
 
     Raises:
         UsageError: A part is nothing of that; says which.
@@ -64,6 +67,18 @@ class State:
         for name, part in found:
             part.look(self._parts[name])
         return iter([part for _, part in found])
+
+    def _use_group(self, group: Group) -> None:
+        """Tells the parts that talk to other ranks which ones those are now."""
+        for part in self._parts.values():
+            if hasattr(part, "use_group"):
+                part.use_group(group)
+
+    def _drop_gradients(self) -> None:
+        """Takes back what a step has added to gradients, which a program may drop only after it has used them."""
+        for part in self._parts.values():
+            if hasattr(part, "zero_grad"):
+                part.zero_grad()
 
     def _names(self) -> str:
         return ", ".join(self.__dict__.get("_parts", ()))
@@ -185,7 +200,8 @@ class Snapshot:
 
     def _array(self, name: str, library: str, like: Any) -> Any:
         leaf = self._leaves[name]
-        if like is not None and tuple(getattr(like, "shape", (None,))) == leaf.shape:
+        # What is spread over ranks is none of ours: torch's set_state_dict leaves such tensors in what it is given.
+        if like is not None and tuple(getattr(like, "shape", (None,))) == leaf.shape and held(like).everywhere:
             target = target_of(like, leaf.dtype, leaf.shape, name)
         else:
             target = new_target(leaf.dtype, library, whole(leaf.shape))

@@ -22,7 +22,8 @@ IN_PLACE = ("all_reduce", "all_reduce_many", "barrier", "broadcast", "reduce")
 
 def is_loss(error: BaseException) -> bool:
     """True if an error says that ranks are gone or too slow: then a step can be done again with the others."""
-    return isinstance(error, PeerLost | Timeout) or lost_peer(error) is not None
+    said = getattr(error, "phalanx_error", error)  # the first for an error of torch's types
+    return isinstance(said, PeerLost | Timeout) or lost_peer(error) is not None
 
 
 class StepGroup(Group):
@@ -36,6 +37,22 @@ class StepGroup(Group):
         """Why the step is thrown away."""
         self.committed = False
         """True from a step's `commit` to its end."""
+        self._torch: Group | None = None
+        """The group of torch's world, which `to_torch` has made of this one."""
+
+    def to_torch(self) -> Any:
+        made = super().to_torch()
+        self._torch = made.group
+        return made
+
+    @property
+    def has_lost(self) -> bool:
+        """True if a member is known to be lost or too slow.
+
+        An error of any type may come of that: torch's C++ makes others of those that it is given.
+        """
+        groups = [self] if self._torch is None else [self, self._torch]
+        return any(group._health.cause is not None and is_loss(group._health.cause) for group in groups)
 
     def _check(self) -> None:
         if self.committed:

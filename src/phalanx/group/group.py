@@ -172,6 +172,25 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         self._retire()
         return found
 
+    @hides_frames
+    def to_torch(self) -> Any:
+        """Makes these ranks the world of `torch.distributed`, in place of the one that this call made before.
+
+        Afterwards torch's DDP, FSDP2 and all else that uses the default process group run among them. All members call
+        it, and again on the next group when the world has changed, as in `px.elastic.steps`: then wrap the model anew.
+        torch's store of that process group is this rank's own, and not shared.
+
+        Returns:
+            The process group.
+
+        Raises:
+            UsageError: torch has a world already that was not made by this call.
+        """
+        from .of_torch import make_world
+
+        self._check()
+        return make_world(self)
+
     def _retire(self) -> None:
         """Gives back what a broken group holds. Its calls still raise the first cause."""
         if self._worker is not None:
