@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from .group import Group
 
 __all__ = ["make_world"]
 
@@ -18,8 +15,8 @@ MARK = "made by Group.to_torch"
 """The description of process groups that are made here."""
 
 
-def make_world(group: Group) -> Any:
-    """What `Group.to_torch` says."""
+def make_world(group: Any) -> Any:
+    """The process group that `Group.to_torch` makes of a group."""
     import torch.distributed as dist
 
     if dist.is_initialized():
