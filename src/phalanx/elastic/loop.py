@@ -382,6 +382,7 @@ class _Loop:
         forward = all(reports[rank].voted and reports[rank].committed == last for rank in holders)
         if self._outside:
             snapshot, self.committed = transfer.receive(group, holders, Deadline(self._timeout))
+            snapshot.check_fits(self._state)
             snapshot.restore(self._state)
             self._outside = False
             if self._copy:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from ..checkpoint.local_arrays import bytes_of, held
 from ..checkpoint.tree import take_apart
-from ..errors import UsageError
+from ..errors import UnsupportedArray, UsageError
 
 __all__ = ["Bytes", "Leaf", "StatePart"]
 
 Bytes = npt.NDArray[np.uint8]
+FIXED = (int, float, bool, str, bytes, complex, type(None))
+"""Types of values that cannot change without being another object."""
 
 
 class Leaf(NamedTuple):
@@ -36,9 +38,10 @@ class StatePart:
         self.name = name
         self.form: Any = None
         self.leaves: dict[str, Leaf] = {}
+        """By name. Another dict whenever anything in it has changed."""
         self._seen: list[Any] | None = None
         """The arrays at the last look, which are kept so that their ids stay theirs; None if it must look anew."""
-        self._places: list[int] = []
+        self._layout: list[Any] = []
         self._plain: Any = None
 
     def look(self, value: Any) -> None:
@@ -57,12 +60,12 @@ class StatePart:
         self._look_anew(value)
         self._seen = None
         if arrays is not None and _all_in_place(arrays, self.leaves):
-            self._seen, self._places, self._plain = arrays, list(map(_address, arrays)), plain
+            self._seen, self._layout, self._plain = arrays, _layout(arrays), plain
 
     def _is_same(self, arrays: list[Any]) -> bool:
         seen = self._seen
         assert seen is not None
-        return list(map(id, arrays)) == list(map(id, seen)) and list(map(_address, arrays)) == self._places
+        return list(map(id, arrays)) == list(map(id, seen)) and _layout(arrays) == self._layout
 
     def _patch(self, groups: Any) -> bool:
         """Puts other settings of an optimizer into the form, as a scheduler makes them in each step."""
@@ -84,20 +87,28 @@ class StatePart:
         return True
 
     def _look_anew(self, value: Any) -> None:
+        if _is_lazy(value):
+            raise UsageError(f"{self.name} has parameters without a shape (call the module once before State())")
         self.form, arrays, per_rank = take_apart(value, name=self.name)
         if per_rank:
             raise UsageError(
                 f"{next(iter(per_rank))} is a PerRank: the state of an elastic job is the same on all ranks"
             )
-        leaves = {}
-        for name, array in arrays.items():
-            found = held(array)
-            if not found.everywhere:
-                raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
-            raw = bytes_of(array)
-            memory = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
-            leaves[name] = Leaf(found.dtype, found.shape, memory)
-        self.leaves = leaves
+        self.leaves = {name: _leaf(name, array) for name, array in arrays.items()}
+
+
+def _leaf(name: str, array: Any) -> Leaf:
+    try:
+        found = held(array)
+    except UnsupportedArray as error:
+        raise UnsupportedArray(f"{name}: {error}") from None
+    if not found.everywhere:
+        raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
+    if _overlaps(array):
+        raise UsageError(f"{name} has several elements in one place of memory, as expand() leaves them (clone it)")
+    raw = bytes_of(array)
+    memory = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
+    return Leaf(found.dtype, found.shape, memory)
 
 
 def _survey(value: Any) -> tuple[list[Any] | None, Any]:
@@ -131,15 +142,22 @@ def _of_module(torch: Any, module: Any) -> list[Any] | None:
     return found
 
 
-def _of_optimizer(torch: Any, optimizer: Any) -> tuple[list[Any], Any]:
+def _of_optimizer(torch: Any, optimizer: Any) -> tuple[list[Any] | None, Any]:
     arrays, plain = [], []
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
                 arrays.append(value)
-            else:
+            elif isinstance(value, FIXED):
                 plain.append((key, value))
+            else:
+                return None, None
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    for group in groups:
+        for value in group.values():
+            items = value if type(value) is tuple else (value,)
+            if not all(isinstance(item, FIXED) for item in items):
+                return None, None
     return arrays, (plain, groups)
 
 
@@ -151,11 +169,34 @@ def _is_optimizer_plain(new: Any, old: Any) -> bool:
     return same
 
 
-def _address(array: Any) -> int:
-    if type(array) is np.ndarray:
-        return 0  # the memory of one object stays where it is
-    place: int = array.data_ptr()
-    return place
+def _layout(arrays: list[Any]) -> list[Any]:
+    """Where the elements of arrays lie. Each may be given other memory, and another order in the same memory."""
+    if arrays and type(arrays[0]) is np.ndarray:
+        return [(x.__array_interface__["data"], x.shape, x.strides, x.dtype) for x in arrays]
+    torch = sys.modules.get("torch")
+    if torch is None or not arrays:
+        return []
+    tensor = torch.Tensor
+    return [
+        list(map(tensor.data_ptr, arrays)),
+        list(map(tensor.size, arrays)),
+        list(map(tensor.stride, arrays)),
+        [array.dtype for array in arrays],
+    ]
+
+
+def _is_lazy(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.nn.Module):
+        return False
+    is_lazy = torch.nn.parameter.is_lazy
+    return any(map(is_lazy, value.parameters())) or any(map(is_lazy, value.buffers()))
+
+
+def _overlaps(array: Any) -> bool:
+    """True if elements of a tensor of torch share memory, so that none of them can be set."""
+    stride = getattr(array, "stride", None)
+    return callable(stride) and any(step == 0 and size > 1 for step, size in zip(stride(), array.shape, strict=True))
 
 
 def _all_in_place(arrays: list[Any], leaves: dict[str, Leaf]) -> bool:
