@@ -225,3 +225,91 @@ def test_a_stopped_rank_is_voted_out_and_nothing_of_it_reaches_the_others() -> N
     assert results[0] == results[2] == (5 * 3 + 25 * 2, (0, 2))
     assert results[1][0] == "evicted"
     assert "did not answer in time" in results[1][1]
+
+
+def test_a_loss_that_the_program_keeps_for_itself_takes_the_step_back() -> None:
+    """Also in another thread. What a rank made without the others must not count."""
+
+    def work(world: Group, in_thread: bool) -> Any:
+        import threading
+
+        x, rank = np.zeros(1), world.rank
+        for step in elastic.steps(world, elastic.State(x=x), total=10, timeout=20):
+            with step:
+                part = np.full(1, float(rank + 1))
+                if step.number == 5 and rank == 1:
+                    faults.kill_self()
+
+                def reduce(part: Any = part, step: Any = step) -> None:
+                    try:
+                        step.group.all_reduce(part)
+                    except px.PhalanxError:
+                        part += 100
+
+                if in_thread:
+                    thread = threading.Thread(target=reduce)
+                    thread.start()
+                    thread.join()
+                else:
+                    reduce()
+                x += part
+        return x[0]
+
+    for in_thread in (False, True):
+        results = run(3, work, in_thread, may_die=[1])
+        assert results[0] == results[2] == 5 * 6 + 5 * 4
+
+
+def test_loops_one_after_the_other_and_a_group_for_what_follows() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x, epoch=0)
+        numbers, groups = [], []
+        while state.epoch < 3:
+            for step in elastic.steps(world, state, total=6, timeout=20):
+                with step:
+                    if (state.epoch, step.number, rank) == (1, 2, 1):
+                        faults.kill_self()
+                    x += step.group.all_reduce(np.ones(1))
+            numbers.append(step.number)
+            groups.append(step.group.epoch)
+            state.epoch += 1
+        total = step.group.all_reduce(np.full(1, float(rank)))  # as an evaluation after the training
+        return x[0], numbers, groups, total[0], step.group.members
+
+    results = run(3, work, may_die=[1])
+    assert results[0] == results[2] == (6 * 3 + 2 * 3 + 4 * 2 + 6 * 2, [5, 5, 5], [0, 1, 1], 2.0, (0, 2))
+
+
+def test_a_loss_between_two_loops() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x)
+        for epoch in range(2):
+            if epoch == 1 and rank == 0:
+                faults.kill_self()
+            for step in elastic.steps(world, state, total=4, timeout=20):
+                with step:
+                    x += step.group.all_reduce(np.ones(1))
+        return x[0], step.group.members
+
+    results = run(3, work, may_die=[0])
+    assert results[1] == results[2] == (4 * 3 + 4 * 2, (1, 2))
+
+
+def test_quiet_verbs_by_keyword_and_without_waiting() -> None:
+    def work(world: Group, later: bool) -> Any:
+        x, rank = np.zeros(1), world.rank
+        for step in elastic.steps(world, elastic.State(x=x), total=10, timeout=20):
+            if step.number == 5 and rank == 1:
+                faults.kill_self()
+            (part,) = step.group.all_reduce_many(arrays=[np.ones(1)])
+            if later:
+                step.group.all_reduce(part, async_op=True).wait()
+            x += part
+        return x[0]
+
+    results = run(3, work, False, may_die=[1])
+    assert results[0] == results[2] == 5 * 3 + 5 * 2
+    with pytest.raises(px.errors.RankFailed, match="rank 1 is lost"):
+        run(3, work, True, may_die=[1])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,7 @@ class _Report(NamedTuple):
     """How far a rank is, as it tells the others in a new view."""
 
     committed: int
+    begin: int
     voted: bool
     outside: bool
     checksum: int
@@ -82,7 +84,9 @@ def steps(
     ```
 
     Without `with step:`, a loss does not end the block: the reductions of `step.group` then leave their arrays as they
-    are, and what the block makes of that is thrown away.
+    are, and what the block makes of that is thrown away. Operations with `async_op` need the `with`.
+
+    After the loop the last step's group can be used until the world is closed. Another loop goes on with it.
 
     Args:
         world: The group of all ranks; `step.group` takes its place.
@@ -107,12 +111,12 @@ def steps(
     loop = _Loop(world, state, total, min_size, copy, world.timeout if timeout is None else timeout)
     try:
         loop.enter()
-        while loop.committed < total:
+        while loop.number < total:
             step = loop.begin()
             yield step
             loop.finish(step)
     finally:
-        loop.close()
+        loop.leave()
 
 
 class ElasticStep:
@@ -120,8 +124,8 @@ class ElasticStep:
 
     def __init__(self, loop: _Loop, group: StepGroup, changed: bool) -> None:
         self._loop = loop
-        self.number = loop.committed
-        """Steps that were committed before this one."""
+        self.number = loop.number
+        """Steps of this loop that were committed before this one."""
         self.group = group
         """The ranks that do this step. It may be another group for each step."""
         self.changed = changed
@@ -175,23 +179,55 @@ class ElasticStep:
         return True
 
 
+class _Course:
+    """The loops of one world, one after the other."""
+
+    def __init__(self) -> None:
+        self.group: StepGroup | None = None
+        """The group of the last step; None if no loop has begun."""
+        self.committed = 0
+        """Steps of all loops."""
+
+    def close(self) -> None:
+        """Closes the group of the last step."""
+        if self.group is not None:
+            self.group.close()
+
+
+_courses: weakref.WeakKeyDictionary[Group, _Course] = weakref.WeakKeyDictionary()
+
+
+def _course_of(world: Group) -> _Course:
+    course = _courses.get(world)
+    if course is None:
+        course = _courses[world] = _Course()
+        world._before_close.append(course.close)
+    return course
+
+
 class _Loop:
     """The state of the loop on one rank."""
 
     def __init__(self, world: Group, state: State, total: int, min_size: int, copy: bool, timeout: float) -> None:
         self._world = world
+        self._course = _course_of(world)
         self._state = state
+        self._total = total
         self._min_size = min_size
         self._copy = copy
         self._timeout = timeout
-        self.committed = 0
-        """Steps whose vote passed here."""
+        self.committed = self._course.committed
+        """Steps of all loops whose vote passed here."""
+        self._begin = self.committed
+        """Those of the loops before this one."""
         self._voted = False
         """True from this rank's vote to the decision on its step."""
         self._outside = False
         """True as long as this rank has not got the state."""
         self._owed: list[int] = []
         """Ranks of the group that wait for the state, as soon as the step that is being committed has changed it."""
+        self._senders: list[int] = []
+        """Ranks of the group that send it."""
         self._group: StepGroup | None = None
         self._known: StepGroup | None = None
         """The group of the last step that has begun."""
@@ -201,6 +237,11 @@ class _Loop:
         """True if a step may have changed the state since it was committed last."""
         self._retries = 0
         self._lost_at = 0.0
+
+    @property
+    def number(self) -> int:
+        """Steps of this loop that are committed."""
+        return self.committed - self._begin
 
     @property
     def sampler(self) -> Any:
@@ -213,7 +254,11 @@ class _Loop:
     def enter(self) -> None:
         """Joins the others: those that began together, or those that are at work."""
         backend = self._world.backend
-        if isinstance(backend, MeshBackend) and backend.is_alone:
+        if self._course.group is not None:
+            self._group = self._course.group
+            if self._copy:
+                self._snapshot = Snapshot.of(self._state)
+        elif isinstance(backend, MeshBackend) and backend.is_alone:
             self._outside = True
             self._lost_at = time.monotonic()
             self._regroup(None)
@@ -253,7 +298,7 @@ class _Loop:
                 group.loss = error
         if group.loss is not None:
             self._go_on_without(group.loss)
-        elif self._news[0]:
+        elif self._news[0] and self.number < self._total:
             self._let_in()
 
     def commit(self, step: ElasticStep) -> bool:
@@ -262,9 +307,7 @@ class _Loop:
         in_block, group.raises = group.raises, True
         if group.loss is None:
             try:
-                self._news[0] = self._control_arrivals()
-                self._voted = True
-                Group.all_reduce(group, self._news, op="max")
+                self._cast_vote(group)
             except PhalanxError as error:
                 if not is_loss(error):
                     raise
@@ -295,19 +338,24 @@ class _Loop:
                 if not is_loss(error):
                     raise
                 self._go_on_without(error)
-        elif self._news[0] and group is step.group:
+        elif self._news[0] and group is step.group and self.number < self._total:
             self._let_in()
 
     def _vote(self, group: StepGroup) -> None:
         """Commits a step that is done here, if it is done everywhere."""
-        self._news[0] = self._control_arrivals()
-        self._voted = True
-        Group.all_reduce(group, self._news, op="max", timeout=None)
+        self._cast_vote(group)
         self._count()
         self._state_changed()
 
-    def _control_arrivals(self) -> int:
-        return int(self._world.backend.control.arrivals > 0)
+    def _cast_vote(self, group: StepGroup) -> None:
+        """Says that this rank has all that the step gave, and hears the same of all others.
+
+        Not if a member was lost by now, whatever the program made of that error: this rank may lack a result.
+        """
+        group.check_whole()
+        self._news[0] = self._world.backend.control.arrivals > 0
+        self._voted = True
+        Group.all_reduce(group, self._news, op="max")
 
     def _count(self) -> None:
         self.committed += 1
@@ -372,16 +420,19 @@ class _Loop:
         """Finds out with the others which steps count, and makes the state that of the last one."""
         joins = bool(view.joined)
         checksum = Snapshot.of(self._state, copy=False).checksum() if not (self._copy or self._outside or joins) else 0
-        mine = _Report(self.committed, self._voted, self._outside, checksum)
+        mine = _Report(self.committed, self._begin, self._voted, self._outside, checksum)
         reports = [_Report(*report) for report in group.all_gather_object(tuple(mine), timeout=self._timeout)]
         holders = [rank for rank, report in enumerate(reports) if not report.outside]
         joined = [rank for rank, report in enumerate(reports) if report.outside]
         if not holders:
             raise Evicted("no rank is left that has the state of this job", rank=group.members[group.rank])
+        # One may be at the end of a loop, and the others have begun the next one, with a state that is another.
+        newest = max(reports[rank].begin for rank in holders)
+        senders = [rank for rank in holders if reports[rank].begin == newest]
         last = max(reports[rank].committed for rank in holders)
         forward = all(reports[rank].voted and reports[rank].committed == last for rank in holders)
         if self._outside:
-            snapshot, self.committed = transfer.receive(group, holders, Deadline(self._timeout))
+            snapshot, self.committed, self._begin = transfer.receive(group, senders, Deadline(self._timeout))
             snapshot.check_fits(self._state)
             snapshot.restore(self._state)
             self._outside = False
@@ -407,7 +458,7 @@ class _Loop:
                     "step.commit() (steps(copy=True) keeps a copy to go back to)"
                 )
             self._dirty = False
-        self._owed = joined
+        self._owed, self._senders = joined, senders
         self._say(group, before, joined, holders)
         if joined and not waits:
             self._send_state()
@@ -420,14 +471,16 @@ class _Loop:
         """Sends this rank's share of the state to those that have joined."""
         group, joined, self._owed = self._group, self._owed, []
         assert group is not None
-        holders = [rank for rank in range(group.world_size) if rank not in joined]
+        senders = self._senders
+        if group.rank not in senders:
+            return
         snapshot = self._snapshot or Snapshot.of(self._state, copy=False)
         began = time.monotonic()
-        total = transfer.send(group, snapshot, self.committed, holders, joined)
-        if group.rank == holders[0]:
+        total = transfer.send(group, snapshot, (self.committed, self._begin), senders, joined)
+        if group.rank == senders[0]:
             names = _ranks([group.members[rank] for rank in joined])
             seconds = time.monotonic() - began
-            what = f"sent {_size(total)} of state to {names}, from {_count(len(holders))}"
+            what = f"sent {_size(total)} of state to {names}, from {_count(len(senders))}"
             self._note(f"{what}, in {seconds:.2f} s")
 
     def _say(self, group: StepGroup, before: tuple[int, ...], joined: list[int], holders: list[int]) -> None:
@@ -440,17 +493,18 @@ class _Loop:
         seconds = time.monotonic() - self._lost_at
         size = f"{_count(group.world_size)} {'go' if group.world_size > 1 else 'goes'} on"
         what = " and ".join(changes) or "as before"
-        self._note(f"epoch {group.epoch}: {size} {what}, at step {self.committed}, after {seconds:.2f} s")
+        self._note(f"epoch {group.epoch}: {size} {what}, at step {self.number}, after {seconds:.2f} s")
 
     def _note(self, text: str) -> None:
         logger.info("%s", text)
         self._world.backend.control.note(text)
 
-    def close(self) -> None:
-        """Closes the group of the last step."""
+    def leave(self) -> None:
+        """Ends the loop, and leaves the group of the last step to the program, and to the next loop."""
         if self._group is not None:
             self._group.committed = False
-            self._group.close()
+            self._group.raises = True
+            self._course.group, self._course.committed = self._group, self.committed
 
 
 def _size(bytes_: int) -> str:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..group import Group
 from ..rendezvous.error_codec import lost_peer
 
@@ -51,8 +51,19 @@ class StepGroup(Group):
 
         An error of any type may come of that: torch's C++ makes others of those that it is given.
         """
-        groups = [self] if self._torch is None else [self, self._torch]
-        return any(group._health.cause is not None and is_loss(group._health.cause) for group in groups)
+        cause = self._cause
+        return cause is not None and is_loss(cause)
+
+    def check_whole(self) -> None:
+        """Raises why this group, or torch's world of it, is broken; nothing if they work."""
+        cause = self._cause
+        if cause is not None:
+            raise copy_for_raise(cause, "the vote", self._world_rank)
+
+    @property
+    def _cause(self) -> PhalanxError | None:
+        torch = self._torch
+        return self._health.cause or (torch._health.cause if torch is not None else None)
 
     def _check(self) -> None:
         if self.committed:
@@ -72,14 +83,14 @@ def _quiet(verb: F) -> F:
             self._check()
         if self.raises:
             return verb(self, *args, **options)
-        if self.loss is None:
+        if self.loss is None or options.get("async_op"):  # there is no result to hand out that can be waited for
             try:
                 return verb(self, *args, **options)
             except PhalanxError as error:
                 if not is_loss(error) or options.get("async_op"):
                     raise
                 self.loss = error
-        return args[0] if args else options.get("x")
+        return args[0] if args else options.get("x", options.get("arrays"))
 
     return call  # type: ignore[return-value]
 
