@@ -313,3 +313,76 @@ def test_quiet_verbs_by_keyword_and_without_waiting() -> None:
     assert results[0] == results[2] == 5 * 3 + 5 * 2
     with pytest.raises(px.errors.RankFailed, match="rank 1 is lost"):
         run(3, work, True, may_die=[1])
+
+
+def test_memory_of_groups_that_were_left_is_given_back() -> None:
+    def mappings() -> int:
+        with open("/proc/self/maps") as file:
+            return sum("memfd" in line for line in file)
+
+    def work(world: Group) -> Any:
+        rank, counts = world.rank, []
+        for step in elastic.steps(world, elastic.State(x=np.zeros(1)), total=8, timeout=20):
+            with step:
+                if step.number == 5 - rank and rank > 1:
+                    faults.kill_self()
+                step.group.all_reduce(np.ones(1 << 18))
+                counts.append(mappings())
+        return counts[0], counts[-1], step.group.members
+
+    results = run(5, work, may_die=[2, 3, 4])
+    for first, last, members in results[:2]:
+        assert members == (0, 1)
+        assert last <= first
+
+
+def test_the_state_is_that_of_the_last_step_when_the_job_ends() -> None:
+    def work(world: Group, leaves: str) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x)
+        try:
+            for step in elastic.steps(world, state, total=10, min_size=2, timeout=1.0):
+                with step:
+                    x += 1 + rank * 100  # a half of the step, other on each rank
+                    if step.number == 4 and rank == 1:
+                        faults.kill_self()
+                    if step.number == 4 and leaves == "inside":
+                        raise px.RendezvousError("as if the directory were gone")
+                    part = np.ones(1)
+                    step.group.all_reduce(part)
+                    x += part - rank * 100
+        except px.PhalanxError as error:
+            return type(error).__name__, x[0]
+
+    assert run(2, work, "outside", may_die=[1])[0] == ("Timeout", 4 * 3)
+    assert run(2, work, "inside", may_die=[1])[0] == ("RendezvousError", 4 * 3)
+
+
+def test_a_step_is_committed_once() -> None:
+    def work(world: Group) -> Any:
+        for step in elastic.steps(world, elastic.State(x=1), total=3, copy=False):
+            with step:
+                step.commit()
+                with pytest.raises(px.UsageError, match="was called before in this step"):
+                    step.commit()
+        return True
+
+    assert all(run(2, work))
+
+
+def test_arguments_that_make_no_sense() -> None:
+    def work(world: Group) -> Any:
+        state: Any = elastic.State(x=1)
+        for wrong, words in (
+            (lambda: elastic.steps(world, {"x": 1}, total=2), "a state of type dict"),  # type: ignore[arg-type]
+            (lambda: elastic.steps(None, state, total=2), "world=None"),  # type: ignore[arg-type]
+            (lambda: elastic.steps(world, state, total=-1), "total=-1"),
+            (lambda: elastic.steps(world, state, total=1, min_size=0), "min_size=0"),
+            (lambda: elastic.steps(world, state, total=1, timeout=-1), "timeout=-1"),
+            (lambda: elastic.Sampler(10, 2, seed=-1), "seed=-1"),
+        ):
+            with pytest.raises(px.UsageError, match=words):
+                wrong()
+        return True
+
+    assert all(run(1, work))

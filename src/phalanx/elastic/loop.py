@@ -106,12 +106,25 @@ def steps(
         PeerLost: The backend cannot shrink, or a rank ended the world on purpose.
         UsageError: Two ranks have different states, or a step used its group after `commit`.
     """
+    if not isinstance(world, Group):
+        raise UsageError(f"world={world!r} is not valid (expected the group that px.init() returned)")
+    if not isinstance(state, State):
+        raise UsageError(f"a state of type {type(state).__name__} is not valid (expected a px.elastic.State)")
     total = as_index(total, "total")
     min_size = config.min_size() if min_size is None else as_index(min_size, "min_size")
-    loop = _Loop(world, state, total, min_size, copy, world.timeout if timeout is None else timeout)
+    timeout = world.timeout if timeout is None else timeout
+    for name, value, least in (("total", total, 0), ("min_size", min_size, 1)):
+        if value < least:
+            raise UsageError(f"{name}={value} is not valid (expected at least {least})")
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout} is not valid (expected more than 0 seconds)")
+    return _run(_Loop(world, state, total, min_size, copy, timeout))
+
+
+def _run(loop: _Loop) -> Iterator[ElasticStep]:
     try:
         loop.enter()
-        while loop.number < total:
+        while loop.number < loop.total:
             step = loop.begin()
             yield step
             loop.finish(step)
@@ -171,12 +184,16 @@ class ElasticStep:
             return False
         if isinstance(error, _TakenBack):
             return True
-        if self._counts is not None or not isinstance(error, Exception) or isinstance(error, Evicted):
+        if self._counts is not None:
             return False
-        if not (is_loss(error) or self.group.has_lost):
-            return False
-        self.group.loss = error
-        return True
+        if isinstance(error, Exception) and not isinstance(error, Evicted):
+            if is_loss(error) or self.group.has_lost:
+                self.group.loss = error
+                return True
+            if not isinstance(error, PhalanxError):
+                return False
+        self._loop.go_back()  # the job ends here: the program may save the state
+        return False
 
 
 class _Course:
@@ -212,7 +229,8 @@ class _Loop:
         self._world = world
         self._course = _course_of(world)
         self._state = state
-        self._total = total
+        self.total = total
+        """Steps of this loop."""
         self._min_size = min_size
         self._copy = copy
         self._timeout = timeout
@@ -280,6 +298,14 @@ class _Loop:
 
     def finish(self, step: ElasticStep) -> None:
         """Ends a step: commits it with the others, or takes it back."""
+        try:
+            self._finish(step)
+        except BaseException:
+            if step._counts is None:
+                self.go_back()
+            raise
+
+    def _finish(self, step: ElasticStep) -> None:
         group = self._group
         assert group is not None
         if step._counts is not None:
@@ -298,11 +324,20 @@ class _Loop:
                 group.loss = error
         if group.loss is not None:
             self._go_on_without(group.loss)
-        elif self._news[0] and self.number < self._total:
+        elif self._news[0] and self.number < self.total:
             self._let_in()
+
+    def go_back(self) -> None:
+        """Makes the state that of the last committed step, if there is a copy of it."""
+        self._state._drop_gradients()
+        if self._snapshot is not None and self._dirty:
+            self._snapshot.restore(self._state)
+        self._dirty = False
 
     def commit(self, step: ElasticStep) -> bool:
         """Votes in the middle of a step. `ElasticStep.commit` says what it returns."""
+        if step._counts is not None:
+            raise UsageError("step.commit() was called before in this step")
         group = step.group
         in_block, group.raises = group.raises, True
         if group.loss is None:
@@ -338,7 +373,7 @@ class _Loop:
                 if not is_loss(error):
                     raise
                 self._go_on_without(error)
-        elif self._news[0] and group is step.group and self.number < self._total:
+        elif self._news[0] and group is step.group and self.number < self.total:
             self._let_in()
 
     def _vote(self, group: StepGroup) -> None:
@@ -402,6 +437,8 @@ class _Loop:
         while True:
             members = () if group is None else group.members
             backend, view = self._next_view(group)
+            if group is not None:
+                group.close()  # its memory is given back, whoever still knows it
             self._group = group = StepGroup(backend, _owns_backend=True)
             try:
                 self._agree(group, view, members, in_step)
@@ -448,16 +485,13 @@ class _Loop:
                 self._state_changed()
         else:
             self._voted = False
-            self._state._drop_gradients()
-            if self._snapshot is not None:
-                if self._dirty:
-                    self._snapshot.restore(self._state)
-            elif not joins and len({reports[rank].checksum for rank in holders}) > 1 and last == self._lowest(reports):
+            self.go_back()
+            alike = len({reports[rank].checksum for rank in holders}) == 1
+            if self._snapshot is None and not joins and not alike and last == self._lowest(reports):
                 raise UsageError(
                     "the states of the ranks differ after a step was taken back: something in the state changes before "
                     "step.commit() (steps(copy=True) keeps a copy to go back to)"
                 )
-            self._dirty = False
         self._owed, self._senders = joined, senders
         self._say(group, before, joined, holders)
         if joined and not waits:

@@ -39,6 +39,8 @@ class Sampler:
                 raise UsageError(f"{name}={value} is not valid (expected at least 1)")
         self.shuffle = shuffle
         self.seed = as_index(seed, "seed")
+        if self.seed < 0:
+            raise UsageError(f"seed={self.seed} is not valid (expected at least 0)")
         self.position = 0
         """Samples of all steps that were committed."""
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None

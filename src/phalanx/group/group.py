@@ -210,6 +210,11 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         """Gives back what a broken group holds. Its calls still raise the first cause."""
         if self._worker is not None:
             self._worker.stop()
+        for cause in (self._health.cause, self._messages.error, self._collectives.error):
+            if (
+                cause is not None
+            ):  # the world knows it for ever, and the frames that raised it have memory of this group
+                cause.__traceback__ = None
         self._messages.close()
         self._collectives.close()
         if self._engine is not None:
