@@ -213,7 +213,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         for cause in (self._health.cause, self._messages.error, self._collectives.error):
             if (
                 cause is not None
-            ):  # the world knows it for ever, and the frames that raised it have memory of this group
+            ):  # the world keeps it, and the frames that raised it hold memory of this group
                 cause.__traceback__ = None
         self._messages.close()
         self._collectives.close()
