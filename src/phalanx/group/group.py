@@ -211,9 +211,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         if self._worker is not None:
             self._worker.stop()
         for cause in (self._health.cause, self._messages.error, self._collectives.error):
-            if (
-                cause is not None
-            ):  # the world keeps it, and the frames that raised it hold memory of this group
+            if cause is not None:  # the world keeps it, and the frames that raised it hold memory of this group
                 cause.__traceback__ = None
         self._messages.close()
         self._collectives.close()
