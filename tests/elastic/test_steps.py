@@ -389,3 +389,13 @@ def test_arguments_that_make_no_sense() -> None:
         return True
 
     assert all(run(1, work))
+
+
+def test_states_that_differ_from_the_beginning_are_refused_on_all_ranks() -> None:
+    def work(world: Group) -> Any:
+        state = elastic.State(x=np.zeros(3), w=np.full(2, float(world.rank == 2)))
+        with pytest.raises(px.UsageError, match="the part 'w' of the state is another on rank 2 than on rank 0"):
+            next(iter(elastic.steps(world, state, total=3)))
+        return True
+
+    assert all(run(3, work))

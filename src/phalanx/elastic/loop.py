@@ -254,7 +254,10 @@ class _Loop:
         self._dirty = False
         """True if a step may have changed the state since it was committed last."""
         self._retries = 0
-        self._lost_at = 0.0
+        self._stopped_at = 0.0
+        """When the last change of the world began, or the one before it if no step was committed since."""
+        self._unsaid = ""
+        """The line on the last change of the world, which is shown when the next step is committed."""
 
     @property
     def number(self) -> int:
@@ -272,18 +275,33 @@ class _Loop:
     def enter(self) -> None:
         """Joins the others: those that began together, or those that are at work."""
         backend = self._world.backend
-        if self._course.group is not None:
-            self._group = self._course.group
-            if self._copy:
-                self._snapshot = Snapshot.of(self._state)
-        elif isinstance(backend, MeshBackend) and backend.is_alone:
+        if self._course.group is None and isinstance(backend, MeshBackend) and backend.is_alone:
             self._outside = True
-            self._lost_at = time.monotonic()
             self._regroup(None)
-        else:
-            self._group = StepGroup(backend)
-            if self._copy:
-                self._snapshot = Snapshot.of(self._state)
+            return
+        self._group = self._course.group or StepGroup(backend)
+        snapshot = Snapshot.of(self._state, copy=self._copy)
+        self._snapshot = snapshot if self._copy else None
+        self._compare(self._group, snapshot)
+
+    def _compare(self, group: StepGroup, snapshot: Snapshot) -> None:
+        """Refuses states that differ from the beginning, on all ranks."""
+        if group.world_size == 1:
+            return
+        try:
+            found = group.all_gather_object(snapshot.checksums(), timeout=self._timeout)
+        except PhalanxError as error:
+            if not is_loss(error):
+                raise
+            return  # the first step goes on without that rank
+        for rank, theirs in enumerate(found):
+            wrong = [name for name in {**found[0], **theirs} if found[0].get(name) != theirs.get(name)]
+            if wrong:
+                raise UsageError(
+                    f"the part {wrong[0]!r} of the state is another on rank {group.members[rank]} than on rank "
+                    f"{group.members[0]}: the state of an elastic job must be the same on all ranks (set the same seed "
+                    "everywhere, or broadcast what rank 0 has)"
+                )
 
     def begin(self) -> ElasticStep:
         """The next step."""
@@ -396,6 +414,8 @@ class _Loop:
         self.committed += 1
         self._voted = False
         self._retries = 0
+        if self._unsaid:
+            self._speak()
 
     def _state_changed(self) -> None:
         """Notes the state that a committed step has left."""
@@ -409,7 +429,7 @@ class _Loop:
 
     def _let_in(self) -> None:
         """Goes to the next view because ranks wait to join. All do, at the same step."""
-        self._lost_at = time.monotonic()
+        self._stopped_at = time.monotonic()
         self._regroup(self._group)
 
     def _go_on_without(self, loss: BaseException, *, in_step: bool = False) -> None:
@@ -418,7 +438,8 @@ class _Loop:
         Args:
             in_step: Whether `commit` calls, so that the state is not yet what the step makes of it.
         """
-        self._lost_at = time.monotonic()
+        if not self._unsaid:
+            self._stopped_at = time.monotonic()
         group = self._group
         assert group is not None
         before = group.members
@@ -519,15 +540,21 @@ class _Loop:
 
     def _say(self, group: StepGroup, before: tuple[int, ...], joined: list[int], holders: list[int]) -> None:
         """One line for each change of the world, by the first rank that has the state."""
+        if self._unsaid:  # the world has changed again before a step was committed
+            self._speak()
         if group.rank != holders[0]:
             return
         lost = [rank for rank in before if rank not in group.members]
         changes = [f"without {_ranks(lost)}"] if lost else []
         changes += [f"with {_ranks([group.members[rank] for rank in joined])}"] if joined else []
-        seconds = time.monotonic() - self._lost_at
         size = f"{_count(group.world_size)} {'go' if group.world_size > 1 else 'goes'} on"
         what = " and ".join(changes) or "as before"
-        self._note(f"epoch {group.epoch}: {size} {what}, at step {self.number}, after {seconds:.2f} s")
+        self._unsaid = f"epoch {group.epoch}: {size} {what}, at step {self.number}"
+
+    def _speak(self) -> None:
+        """Shows the line on the last change, with the time that it cost."""
+        text, self._unsaid = self._unsaid, ""
+        self._note(f"{text}, after {time.monotonic() - self._stopped_at:.2f} s")
 
     def _note(self, text: str) -> None:
         logger.info("%s", text)

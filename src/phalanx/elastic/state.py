@@ -231,10 +231,18 @@ class Snapshot:
 
     def checksum(self) -> int:
         """A CRC of everything in it: equal on ranks whose states are."""
-        crc = zlib.crc32(self.head())
-        for leaf in self._all():
-            crc = zlib.crc32(leaf.memory.data, crc)
-        return crc
+        return zlib.crc32(json.dumps(self.checksums()).encode())
+
+    def checksums(self) -> dict[str, int]:
+        """A CRC of each part."""
+        found = {}
+        for part, form in self._forms.items():
+            leaves = self._leaves[part].values()
+            crc = zlib.crc32(json.dumps([form, [leaf[:2] for leaf in leaves]]).encode())
+            for leaf in leaves:
+                crc = zlib.crc32(leaf.memory.data, crc)
+            found[part] = crc
+        return found
 
     # -- putting it together -------------------------------------------------------------------------------------------
 
