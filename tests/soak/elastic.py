@@ -106,7 +106,7 @@ def run_job(ranks: int, kills: int, seed: int, *, spacing: int = 60, pause: floa
         log = np.load(folder / "log.npy")
         assert replay(log) == ends[0][1], f"the replay differs\n{shown}"
         hit, stalls = _kills(folder, plan)
-        wait_for_the_end(mark)
+        wait_for_the_end(mark, [path.name.partition("-")[2] for path in folder.glob("process-*")])
         epochs = max(
             int(line.split()[2]) for path in folder.glob("commits-*") for line in path.read_text().splitlines()
         )
@@ -153,23 +153,22 @@ def _kills(folder: Path, plan: list[dict[str, Any]]) -> tuple[Counter[str], list
     return hit, stalls
 
 
-def wait_for_the_end(mark: str) -> None:
-    """Waits until no process of a job is there, and no file in memory of any that is gone.
+def wait_for_the_end(mark: str, processes: list[str]) -> None:
+    """Waits until no process of a job is there, and no file of its ranks' in memory.
 
     Raises:
         AssertionError: Something stays.
     """
     end = time.monotonic() + 10
-    while left := _alive(mark) or _slates_of_the_dead():
+    while left := _alive(mark) or _slates_of(processes):
         assert time.monotonic() < end, f"these processes or files are left: {left}"
         time.sleep(0.1)
 
 
-def _slates_of_the_dead() -> list[str]:
+def _slates_of(processes: list[str]) -> list[str]:
     """Slates end with the number of their process. Other jobs may have some here, too."""
     folder = Path(f"/dev/shm/phalanx-{os.geteuid()}")
-    found = list(folder.iterdir()) if folder.is_dir() else []
-    return [str(path) for path in found if not Path("/proc", path.name.rpartition(".")[2]).exists()]
+    return [str(path) for number in processes for path in folder.glob(f"*.{number}")]
 
 
 def _alive(mark: str) -> list[int]:

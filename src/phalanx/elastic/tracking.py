@@ -42,7 +42,7 @@ class StatePart:
         self.leaves: dict[str, Leaf] = {}
         """By name. Another dict whenever anything in it has changed."""
         self._seen: _Survey | None = None
-        """What the last look found; None if it must look anew."""
+        """The arrays at the last look; None if it must look anew."""
 
     def look(self, value: Any) -> None:
         """Finds the arrays of the part as it is now.
