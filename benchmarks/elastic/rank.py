@@ -26,6 +26,7 @@ def _model() -> px.elastic.State:
     import torch
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(40)])
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.zeros(1, 16)).sum().backward()
