@@ -1,4 +1,4 @@
-"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline | seeing`."""
+"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline | seeing | elastic`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from phalanx.errors import PhalanxError
 
 from .calls.arguments import command as rpc
 from .checkpoint.arguments import command as checkpoint
+from .elastic.arguments import command as elastic
 from .memory.arguments import command as memory
 from .pipelines.arguments import command as pipeline
 from .seeing.arguments import command as seeing
@@ -28,7 +29,7 @@ def app() -> None:
     """Measure Phalanx beside other libraries, and hold it to its goals."""
 
 
-for command in (rpc, torch, training, checkpoint, memory, pipeline, seeing):
+for command in (rpc, torch, training, checkpoint, memory, pipeline, seeing, elastic):
     app.add_command(command)
 
 

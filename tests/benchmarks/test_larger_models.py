@@ -1,4 +1,4 @@
-"""`python -m benchmarks checkpoint`, `memory` and `pipeline`: small runs of each have a row for everything."""
+"""`python -m benchmarks checkpoint`, `memory`, `pipeline`, `elastic`: small runs of each have a row for everything."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ pytestmark = [needs_torch, pytest.mark.timeout(180)]
             ["FSDP", "DDP"],
         ),
         (["pipeline", "-n", "2", "--ms", "1", "--steps", "1"], ["gpipe", "1f1b", "interleaved"]),
+        (["elastic", "-n", "2", "--ms", "1", "--ms", "2", "--seconds", "0.01"], ["1 ms", "2 ms"]),
     ],
     ids=lambda value: value[0],
 )

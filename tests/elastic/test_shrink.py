@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phalanx import Evicted, Group, Options, PeerLost, PhalanxError, Timeout, UnsupportedOp
+from phalanx import Evicted, Group, Options, PeerLost, PhalanxError, Timeout, UnsupportedOp, UsageError
 from phalanx.testing import faults, run_ranks
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -251,3 +251,33 @@ def test_only_the_mesh_can_shrink() -> None:
         return True
 
     assert all(run_ranks(2, work))
+
+
+def test_a_group_is_left_once() -> None:
+    """A second call, and one in another thread, do no harm to the group that the first one made."""
+
+    def work(world: Group) -> Any:
+        import threading
+
+        found: list[Any] = []
+
+        def leave() -> None:
+            try:
+                found.append(world.shrink(timeout=20))
+            except UsageError as error:
+                found.append(str(error))
+
+        threads = [threading.Thread(target=leave) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        leave()
+        (smaller,) = [each for each in found if isinstance(each, Group)]
+        assert all("was left for its next view" in each for each in found if each is not smaller)
+        with pytest.raises((UsageError, PeerLost), match="left this group for its next view") as caught:
+            world.barrier()
+        assert getattr(caught.value, "peer", None) != world.rank  # no error says of a rank itself that it is lost
+        return check(smaller)
+
+    assert run(3, work) == [(1, (0, 1, 2), 3.0)] * 3

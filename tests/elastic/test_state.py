@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,3 +177,106 @@ def test_the_sampler_gives_each_sample_once_an_epoch() -> None:
     again = elastic.Sampler(10, 4, seed=1)
     again.load_state_dict({"position": 4})
     assert again.batch().tolist() == seen[4:8]
+
+
+def test_dicts_and_lists_of_the_program_are_changed_in_place() -> None:
+    log: dict[str, Any] = {"steps": 0, "losses": [], "deep": {"rows": [np.zeros(2)]}}
+    counts, words, raw = Counter("aab"), defaultdict(list, a=[1]), bytearray(b"ab")
+    state = elastic.State(log=log, counts=counts, words=words, raw=raw)
+    before = Snapshot.of(state)
+    losses, row = log["losses"], log["deep"]["rows"][0]
+    log["steps"] += 1
+    losses.append(0.5)
+    row += 1
+    log["deep"]["rows"].append(np.ones(3))
+    log["new"] = 1
+    counts["a"] += 5
+    words["b"].append(2)
+    raw += b"c"
+    through_bytes(before).restore(state)
+    assert log["steps"] == 0
+    assert losses == []
+    assert log["losses"] is losses
+    assert row.tolist() == [0, 0]
+    assert len(log["deep"]["rows"]) == 1
+    assert log["deep"]["rows"][0] is row
+    assert "new" not in log
+    assert counts == Counter("aab")
+    assert words["b"] == []
+    assert raw == b"ab"
+    assert (state.log, state.counts, state.words, state.raw) == (log, counts, words, raw)
+    assert state.words is words
+
+
+def test_parts_whose_names_look_alike() -> None:
+    a, b = np.zeros(2), np.ones(2)
+    state = elastic.State(**{"a": {"b": a}, "a.b": b})
+    before = Snapshot.of(state)
+    a += 5
+    b += 5
+    through_bytes(before).restore(state)
+    assert (a.tolist(), b.tolist()) == ([0, 0], [1, 1])
+
+
+def test_an_array_that_changes_its_form_in_place_is_seen() -> None:
+    a = np.arange(4.0)
+    weight = torch.arange(4.0).reshape(2, 2)
+    state = elastic.State(a=a, weight=weight)
+    Snapshot.of(state)
+    a.shape = (2, 2)
+    weight.data = weight.data.t()
+    before = Snapshot.of(state)
+    a += 1
+    weight += 1
+    before.restore(state)
+    assert state.a is a
+    assert a.tolist() == [[0, 1], [2, 3]]
+    assert weight.tolist() == [[0, 2], [1, 3]]
+    a.resize(5000, refcheck=False)
+    assert Snapshot.of(state).nbytes == 5000 * 8 + 16
+
+
+def test_lists_in_an_optimizer_are_copied() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight]["history"] = [1]
+    optimizer.param_groups[0]["marks"] = [1]
+    state = elastic.State(optimizer=optimizer)
+    Snapshot.of(state)
+    optimizer.state[model.weight]["history"].append(2)
+    optimizer.param_groups[0]["marks"].append(2)
+    before = Snapshot.of(state)
+    optimizer.state[model.weight]["history"].append(3)
+    optimizer.param_groups[0]["marks"].append(3)
+    before.restore(state)
+    assert optimizer.state[model.weight]["history"] == [1, 2]
+    assert optimizer.param_groups[0]["marks"] == [1, 2]
+
+
+def test_arrays_that_cannot_be_kept_are_named() -> None:
+    with pytest.raises(UsageError, match=r"names: dtype .* cannot be saved"):
+        elastic.State(names=np.array(["a"]))
+    with pytest.raises(UsageError, match=r"wide has several elements in one place"):
+        elastic.State(wide=torch.zeros(1).expand(5))
+    with pytest.raises(UsageError, match=r"model has parameters without a shape"):
+        elastic.State(model=torch.nn.LazyLinear(3))
+
+
+def test_a_state_from_other_ranks_must_fit() -> None:
+    theirs = elastic.State(x=np.zeros(4, np.float32), log=[1], sampler=elastic.Sampler(100, 20))
+    comes = through_bytes(Snapshot.of(theirs))
+    sampler = elastic.Sampler(100, 20)
+    comes.check_fits(elastic.State(x=np.ones(4, np.float32), log=[], sampler=sampler))
+    for x in (np.zeros(6, np.float32), np.zeros(4, np.float64), 3):
+        mine = elastic.State(x=x, log=[], sampler=sampler)
+        if isinstance(x, int):
+            comes.check_fits(mine)  # it may have become an array
+            continue
+        with pytest.raises(UsageError, match="x is float32 of shape"):
+            comes.check_fits(mine)
+    with pytest.raises(UsageError, match="this one has log, sampler, weights"):
+        comes.check_fits(elastic.State(weights=np.zeros(4, np.float32), log=[], sampler=sampler))
+    with pytest.raises(UsageError, match="this sampler has batch_size=10"):
+        comes.restore(elastic.State(x=np.zeros(4, np.float32), log=[], sampler=elastic.Sampler(100, 10)))
+    theirs.x = np.zeros(9)
+    through_bytes(Snapshot.of(theirs)).check_fits(elastic.State(x=np.zeros(4), log=[], sampler=sampler))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from typing import Any
 
@@ -225,3 +226,176 @@ def test_a_stopped_rank_is_voted_out_and_nothing_of_it_reaches_the_others() -> N
     assert results[0] == results[2] == (5 * 3 + 25 * 2, (0, 2))
     assert results[1][0] == "evicted"
     assert "did not answer in time" in results[1][1]
+
+
+def test_a_loss_that_the_program_keeps_for_itself_takes_the_step_back() -> None:
+    """Also in another thread. What a rank made without the others must not count."""
+
+    def work(world: Group, in_thread: bool) -> Any:
+        import threading
+
+        x, rank = np.zeros(1), world.rank
+        for step in elastic.steps(world, elastic.State(x=x), total=10, timeout=20):
+            with step:
+                part = np.full(1, float(rank + 1))
+                if step.number == 5 and rank == 1:
+                    faults.kill_self()
+
+                def reduce(part: Any = part, step: Any = step) -> None:
+                    try:
+                        step.group.all_reduce(part)
+                    except px.PhalanxError:
+                        part += 100
+
+                if in_thread:
+                    thread = threading.Thread(target=reduce)
+                    thread.start()
+                    thread.join()
+                else:
+                    reduce()
+                x += part
+        return x[0]
+
+    for in_thread in (False, True):
+        results = run(3, work, in_thread, may_die=[1])
+        assert results[0] == results[2] == 5 * 6 + 5 * 4
+
+
+def test_loops_one_after_the_other_and_a_group_for_what_follows() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x, epoch=0)
+        numbers, groups = [], []
+        while state.epoch < 3:
+            for step in elastic.steps(world, state, total=6, timeout=20):
+                with step:
+                    if (state.epoch, step.number, rank) == (1, 2, 1):
+                        faults.kill_self()
+                    x += step.group.all_reduce(np.ones(1))
+            numbers.append(step.number)
+            groups.append(step.group.epoch)
+            state.epoch += 1
+        total = step.group.all_reduce(np.full(1, float(rank)))  # as an evaluation after the training
+        return x[0], numbers, groups, total[0], step.group.members
+
+    results = run(3, work, may_die=[1])
+    assert results[0] == results[2] == (6 * 3 + 2 * 3 + 4 * 2 + 6 * 2, [5, 5, 5], [0, 1, 1], 2.0, (0, 2))
+
+
+def test_a_loss_between_two_loops() -> None:
+    def work(world: Group) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x)
+        for epoch in range(2):
+            if epoch == 1 and rank == 0:
+                faults.kill_self()
+            for step in elastic.steps(world, state, total=4, timeout=20):
+                with step:
+                    x += step.group.all_reduce(np.ones(1))
+        return x[0], step.group.members
+
+    results = run(3, work, may_die=[0])
+    assert results[1] == results[2] == (4 * 3 + 4 * 2, (1, 2))
+
+
+def test_quiet_verbs_by_keyword_and_without_waiting() -> None:
+    def work(world: Group, later: bool) -> Any:
+        x, rank = np.zeros(1), world.rank
+        for step in elastic.steps(world, elastic.State(x=x), total=10, timeout=20):
+            if step.number == 5 and rank == 1:
+                faults.kill_self()
+            (part,) = step.group.all_reduce_many(arrays=[np.ones(1)])
+            if later:
+                step.group.all_reduce(part, async_op=True).wait()
+            x += part
+        return x[0]
+
+    results = run(3, work, False, may_die=[1])
+    assert results[0] == results[2] == 5 * 3 + 5 * 2
+    with pytest.raises(px.errors.RankFailed, match="rank 1 is lost"):
+        run(3, work, True, may_die=[1])
+
+
+def test_memory_of_groups_that_were_left_is_given_back() -> None:
+    def mappings() -> int:
+        with open("/proc/self/maps") as file:
+            return sum("memfd" in line for line in file)
+
+    def work(world: Group) -> Any:
+        rank, counts = world.rank, []
+        for step in elastic.steps(world, elastic.State(x=np.zeros(1)), total=8, timeout=20):
+            with step:
+                if step.number == 5 - rank and rank > 1:
+                    faults.kill_self()
+                step.group.all_reduce(np.ones(1 << 18))
+                counts.append(mappings())
+        gc.collect()  # errors and their frames point at each other
+        counts.append(mappings())
+        return counts[0], counts[-1], step.group.members
+
+    results = run(5, work, may_die=[2, 3, 4])
+    for first, last, members in results[:2]:
+        assert members == (0, 1)
+        assert last <= first
+
+
+def test_the_state_is_that_of_the_last_step_when_the_job_ends() -> None:
+    def work(world: Group, leaves: str) -> Any:
+        x, rank = np.zeros(1), world.rank
+        state = elastic.State(x=x)
+        try:
+            for step in elastic.steps(world, state, total=10, min_size=2, timeout=1.0):
+                with step:
+                    x += 1 + rank * 100  # a half of the step, other on each rank
+                    if step.number == 4 and rank == 1:
+                        faults.kill_self()
+                    if step.number == 4 and leaves == "inside":
+                        raise px.RendezvousError("as if the directory were gone")
+                    part = np.ones(1)
+                    step.group.all_reduce(part)
+                    x += part - rank * 100
+        except px.PhalanxError as error:
+            return type(error).__name__, x[0]
+
+    assert run(2, work, "outside", may_die=[1])[0] == ("Timeout", 4 * 3)
+    assert run(2, work, "inside", may_die=[1])[0] == ("RendezvousError", 4 * 3)
+
+
+def test_a_step_is_committed_once() -> None:
+    def work(world: Group) -> Any:
+        for step in elastic.steps(world, elastic.State(x=1), total=3, copy=False):
+            with step:
+                step.commit()
+                with pytest.raises(px.UsageError, match="was called before in this step"):
+                    step.commit()
+        return True
+
+    assert all(run(2, work))
+
+
+def test_arguments_that_make_no_sense() -> None:
+    def work(world: Group) -> Any:
+        state: Any = elastic.State(x=1)
+        for wrong, words in (
+            (lambda: elastic.steps(world, {"x": 1}, total=2), "a state of type dict"),  # type: ignore[arg-type]
+            (lambda: elastic.steps(None, state, total=2), "world=None"),  # type: ignore[arg-type]
+            (lambda: elastic.steps(world, state, total=-1), "total=-1"),
+            (lambda: elastic.steps(world, state, total=1, min_size=0), "min_size=0"),
+            (lambda: elastic.steps(world, state, total=1, timeout=-1), "timeout=-1"),
+            (lambda: elastic.Sampler(10, 2, seed=-1), "seed=-1"),
+        ):
+            with pytest.raises(px.UsageError, match=words):
+                wrong()
+        return True
+
+    assert all(run(1, work))
+
+
+def test_states_that_differ_from_the_beginning_are_refused_on_all_ranks() -> None:
+    def work(world: Group) -> Any:
+        state = elastic.State(x=np.zeros(3), w=np.full(2, float(world.rank == 2)))
+        with pytest.raises(px.UsageError, match="the part 'w' of the state is another on rank 2 than on rank 0"):
+            next(iter(elastic.steps(world, state, total=3)))
+        return True
+
+    assert all(run(3, work))

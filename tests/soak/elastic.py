@@ -76,7 +76,6 @@ def run_job(ranks: int, kills: int, seed: int, *, spacing: int = 60, pause: floa
     """
     rng = random.Random(seed)
     total = 30 + (kills + 2) * spacing
-    shared_before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="elastic-soak-") as name:
         folder = Path(name)
         plan = make_plan(kills, ranks, rng, spacing)
@@ -107,8 +106,7 @@ def run_job(ranks: int, kills: int, seed: int, *, spacing: int = 60, pause: floa
         log = np.load(folder / "log.npy")
         assert replay(log) == ends[0][1], f"the replay differs\n{shown}"
         hit, stalls = _kills(folder, plan)
-        wait_for_the_end(mark)
-        assert set(os.listdir("/dev/shm")) <= shared_before, "shared memory is left"
+        wait_for_the_end(mark, [path.name.partition("-")[2] for path in folder.glob("process-*")])
         epochs = max(
             int(line.split()[2]) for path in folder.glob("commits-*") for line in path.read_text().splitlines()
         )
@@ -155,16 +153,22 @@ def _kills(folder: Path, plan: list[dict[str, Any]]) -> tuple[Counter[str], list
     return hit, stalls
 
 
-def wait_for_the_end(mark: str) -> None:
-    """Waits until no process of a job is there.
+def wait_for_the_end(mark: str, processes: list[str]) -> None:
+    """Waits until no process of a job is there, and no file of its ranks' in memory.
 
     Raises:
-        AssertionError: One stays.
+        AssertionError: Something stays.
     """
     end = time.monotonic() + 10
-    while left := _alive(mark):
-        assert time.monotonic() < end, f"these processes are left: {left}"
+    while left := _alive(mark) or _slates_of(processes):
+        assert time.monotonic() < end, f"these processes or files are left: {left}"
         time.sleep(0.1)
+
+
+def _slates_of(processes: list[str]) -> list[str]:
+    """Slates end with the number of their process. Other jobs may have some here, too."""
+    folder = Path(f"/dev/shm/phalanx-{os.geteuid()}")
+    return [str(path) for number in processes for path in folder.glob(f"*.{number}")]
 
 
 def _alive(mark: str) -> list[int]:

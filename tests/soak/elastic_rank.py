@@ -91,6 +91,7 @@ class Killer:
 
 def main(folder: Path, total: int, pause: float) -> None:
     """Trains to the end."""
+    (folder / f"process-{os.getpid()}").touch()
     killer = Killer(folder)
     vote, send, receive = loop._Loop._vote, transfer.send, transfer.receive
 

@@ -107,6 +107,48 @@ def test_two_shrinks_and_two_kills() -> None:
     assert (results[1], results[2]) == ((0, 2.0), (1, 2.0))
 
 
+def test_living_ranks_are_left_out() -> None:
+    """Several at once, one of which closes its group meanwhile; then one more, from the group that was made first."""
+
+    def body(rank: int) -> Any:
+        dist.barrier()
+        if rank in (0, 2):
+            if rank == 0:
+                dist.destroy_process_group()
+            return None
+        first = dist.shrink_group([0, 2], shrink_flags=1)
+        x = torch.full((1,), float(rank))
+        dist.all_reduce(x, group=first)
+        if rank == 4:
+            return x.item()
+        second = dist.shrink_group([2], group=first)
+        y = torch.full((1,), float(rank))
+        dist.all_reduce(y)
+        return x.item(), y.item(), second.size(), dist.get_rank()
+
+    results = together(5, body)
+    assert results == [None, (8.0, 4.0, 2, 0), None, (8.0, 4.0, 2, 1), 8.0]
+
+
+def test_a_sub_group_of_one_is_left_and_the_default_group_works() -> None:
+    def body(rank: int) -> Any:
+        pair = dist.new_group([0, 1])
+        if rank == 0:
+            alone = dist.shrink_group([1], group=pair)
+            x = torch.full((1,), 7.0)
+            dist.all_reduce(x, group=alone)
+            assert (alone.size(), x.item()) == (1, 7.0)
+        dist.barrier()
+        if rank == 2:
+            return None
+        smaller = dist.shrink_group([2])
+        y = torch.full((1,), float(rank))
+        dist.all_reduce(y, group=smaller)
+        return smaller.size(), y.item()
+
+    assert together(3, body) == [(2, 1.0), (2, 1.0), None]
+
+
 def test_torch_refuses_what_makes_no_sense() -> None:
     def body(rank: int) -> Any:
         for wrong, kind in (([], ValueError), ([7], ValueError), ([0, 1], ValueError), ([rank], RuntimeError)):
@@ -139,6 +181,31 @@ def test_reconfigure_gives_the_group_other_members() -> None:
     results = together(4, body, may_die=[1])
     assert {results[rank][1:] for rank in (0, 2, 3)} == {(3, 5.0)}
     assert {results[rank][0] for rank in (0, 2, 3)} == {0, 1, 2}
+
+
+@pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch cannot reconfigure")
+def test_torch_reconfigures_a_group_that_began_alone_and_lost_a_rank() -> None:
+    def body(rank: int) -> Any:
+        store = dist.group.WORLD.get_group_store()
+        dist.destroy_process_group()
+        limit = timedelta(seconds=20)
+        dist.init_process_group("phalanx", store=store, rank=rank, world_size=3, timeout=limit, enable_reconfigure=True)
+        assert dist._supports_reconfigure()
+        found = [dist.get_world_size()]
+        for uuid, members in ((1 << 62, [0, 1, 2]), ((1 << 62) + 1, [2, 0])):
+            store.set(f"{uuid} {rank}", dist._get_reconfigure_handle())
+            handles = [store.get(f"{uuid} {member}").decode() for member in members]
+            if rank not in members:
+                os.kill(os.getpid(), signal.SIGKILL)
+            assert dist._reconfigure(uuid=uuid, handles=handles, timeout=limit).wait()
+            x = torch.full((2,), float(rank))
+            dist.all_reduce(x)
+            found += [dist.get_rank(), dist.get_world_size(), x[0].item()]
+        return found
+
+    results = together(3, body, may_die=[1])
+    assert results[0] == [1, 0, 3, 3.0, 1, 2, 2.0]
+    assert results[2] == [1, 2, 3, 3.0, 0, 2, 2.0]
 
 
 def test_a_group_that_is_not_among_the_new_members_is_told() -> None:

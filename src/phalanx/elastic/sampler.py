@@ -39,6 +39,8 @@ class Sampler:
                 raise UsageError(f"{name}={value} is not valid (expected at least 1)")
         self.shuffle = shuffle
         self.seed = as_index(seed, "seed")
+        if self.seed < 0:
+            raise UsageError(f"seed={self.seed} is not valid (expected at least 0)")
         self.position = 0
         """Samples of all steps that were committed."""
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -68,12 +70,25 @@ class Sampler:
         self.position += self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """The position."""
-        return {"position": self.position}
+        """The position, and what it is a position in."""
+        return {"position": self.position, **self._kind()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position."""
+        """Goes to a position.
+
+        Raises:
+            UsageError: It is one in other steps, whose samples are others.
+        """
+        for name, mine in self._kind().items():
+            if state.get(name, mine) != mine:
+                raise UsageError(
+                    f"this sampler has {name}={mine}, the one whose state is loaded had {name}={state[name]}: its "
+                    'samples are others (to take over the position alone, load {"position": ...})'
+                )
         self.position = int(state["position"])
+
+    def _kind(self) -> dict[str, Any]:
+        return {"length": self.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
 
     def _epoch(self, number: int) -> npt.NDArray[np.int64]:
         if self._order is None or self._order[0] != number:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import PeerLost, PhalanxError, Timeout, UsageError
+from ..errors import PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
 from ..group import Group
 from ..rendezvous.error_codec import lost_peer
 
@@ -22,7 +22,8 @@ IN_PLACE = ("all_reduce", "all_reduce_many", "barrier", "broadcast", "reduce")
 
 def is_loss(error: BaseException) -> bool:
     """True if an error says that ranks are gone or too slow: then a step can be done again with the others."""
-    return isinstance(error, PeerLost | Timeout) or lost_peer(error) is not None
+    said = getattr(error, "phalanx_error", error)  # the first for an error of torch's types
+    return isinstance(said, PeerLost | Timeout) or lost_peer(error) is not None
 
 
 class StepGroup(Group):
@@ -36,6 +37,33 @@ class StepGroup(Group):
         """Why the step is thrown away."""
         self.committed = False
         """True from a step's `commit` to its end."""
+        self._torch: Group | None = None
+        """The group of torch's world, which `to_torch` has made of this one."""
+
+    def to_torch(self) -> Any:
+        made = super().to_torch()
+        self._torch = made.group
+        return made
+
+    @property
+    def has_lost(self) -> bool:
+        """True if a member is known to be lost or too slow.
+
+        An error of any type may come of that: torch's C++ makes others of those that it is given.
+        """
+        cause = self._cause
+        return cause is not None and is_loss(cause)
+
+    def check_whole(self) -> None:
+        """Raises why this group, or torch's world of it, is broken; nothing if they work."""
+        cause = self._cause
+        if cause is not None:
+            raise copy_for_raise(cause, "the vote", self._world_rank)
+
+    @property
+    def _cause(self) -> PhalanxError | None:
+        torch = self._torch
+        return self._health.cause or (torch._health.cause if torch is not None else None)
 
     def _check(self) -> None:
         if self.committed:
@@ -55,14 +83,14 @@ def _quiet(verb: F) -> F:
             self._check()
         if self.raises:
             return verb(self, *args, **options)
-        if self.loss is None:
+        if self.loss is None or options.get("async_op"):  # there is no result to hand out that can be waited for
             try:
                 return verb(self, *args, **options)
             except PhalanxError as error:
                 if not is_loss(error) or options.get("async_op"):
                     raise
                 self.loss = error
-        return args[0] if args else options.get("x")
+        return args[0] if args else options.get("x", options.get("arrays"))
 
     return call  # type: ignore[return-value]
 

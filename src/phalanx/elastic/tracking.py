@@ -6,7 +6,9 @@ walk over the dicts of a torch module or optimizer, which costs some hundredths 
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +16,13 @@ import numpy.typing as npt
 
 from ..checkpoint.local_arrays import bytes_of, held
 from ..checkpoint.tree import take_apart
-from ..errors import UsageError
+from ..errors import UnsupportedArray, UsageError
 
 __all__ = ["Bytes", "Leaf", "StatePart"]
 
 Bytes = npt.NDArray[np.uint8]
+FIXED = (int, float, bool, str, bytes, complex, type(None))
+"""Types of values that cannot change without being another object."""
 
 
 class Leaf(NamedTuple):
@@ -36,10 +40,9 @@ class StatePart:
         self.name = name
         self.form: Any = None
         self.leaves: dict[str, Leaf] = {}
-        self._seen: list[Any] | None = None
-        """The arrays at the last look, which are kept so that their ids stay theirs; None if it must look anew."""
-        self._places: list[int] = []
-        self._plain: Any = None
+        """By name. Another dict whenever anything in it has changed."""
+        self._seen: _Survey | None = None
+        """The arrays at the last look; None if it must look anew."""
 
     def look(self, value: Any) -> None:
         """Finds the arrays of the part as it is now.
@@ -47,32 +50,26 @@ class StatePart:
         Raises:
             UsageError: It is neither an array nor plain data nor has a `state_dict`, or is spread over ranks.
         """
-        arrays, plain = _survey(value)
-        if arrays is not None and self._seen is not None and self._is_same(arrays):
-            if plain == self._plain:
+        seen = self._seen
+        if seen is not None and seen.value is value and seen.has_same_arrays():
+            settings = _settings(value)
+            if settings == seen.settings:
                 return
-            if self._patch(plain):
-                self._plain = plain
+            if self._patch(settings):
+                seen.settings = settings
                 return
         self._look_anew(value)
-        self._seen = None
-        if arrays is not None and _all_in_place(arrays, self.leaves):
-            self._seen, self._places, self._plain = arrays, list(map(_address, arrays)), plain
+        found = _survey(value)
+        self._seen = found if found is not None and _all_in_place(found.arrays, self.leaves) else None
 
-    def _is_same(self, arrays: list[Any]) -> bool:
-        seen = self._seen
-        assert seen is not None
-        return list(map(id, arrays)) == list(map(id, seen)) and list(map(_address, arrays)) == self._places
-
-    def _patch(self, groups: Any) -> bool:
+    def _patch(self, groups: list[Any] | None) -> bool:
         """Puts other settings of an optimizer into the form, as a scheduler makes them in each step."""
         entries = self.form["dict"] if isinstance(self.form, dict) and "dict" in self.form else []
         place = next((entry for entry in entries if entry[0] == "param_groups"), None)
-        if place is None or not _is_optimizer_plain(groups, self._plain):
+        if place is None or groups is None or len(groups) != len(place[1]["list"]):
             return False
-        old = place[1]["list"]
         new = []
-        for form, group in zip(old, groups[1], strict=True):
+        for form, group in zip(place[1]["list"], groups, strict=True):
             made, arrays, _ = take_apart(group)
             if arrays:
                 return False
@@ -84,78 +81,132 @@ class StatePart:
         return True
 
     def _look_anew(self, value: Any) -> None:
+        if _is_lazy(value):
+            raise UsageError(f"{self.name} has parameters without a shape (call the module once before State())")
         self.form, arrays, per_rank = take_apart(value, name=self.name)
         if per_rank:
             raise UsageError(
                 f"{next(iter(per_rank))} is a PerRank: the state of an elastic job is the same on all ranks"
             )
-        leaves = {}
-        for name, array in arrays.items():
-            found = held(array)
-            if not found.everywhere:
-                raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
-            raw = bytes_of(array)
-            memory = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
-            leaves[name] = Leaf(found.dtype, found.shape, memory)
-        self.leaves = leaves
+        self.leaves = {name: _leaf(name, array) for name, array in arrays.items()}
 
 
-def _survey(value: Any) -> tuple[list[Any] | None, Any]:
-    """The arrays of a value and its plain data, if it is of a kind whose inside is known; None for the arrays else."""
-    if type(value) is np.ndarray:
-        return [value], None
+def _leaf(name: str, array: Any) -> Leaf:
+    try:
+        found = held(array)
+    except UnsupportedArray as error:
+        raise UnsupportedArray(f"{name}: {error}") from None
+    if not found.everywhere:
+        raise UsageError(f"{name} is spread over ranks: the state of an elastic job is the same on all ranks")
+    if _overlaps(array):
+        raise UsageError(f"{name} has several elements in one place of memory, as expand() leaves them (clone it)")
+    raw = bytes_of(array)
+    memory = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
+    return Leaf(found.dtype, found.shape, memory)
+
+
+class _Survey:
+    """The arrays of a value whose inside is known, and a quick way to see that they are still the same.
+
+    Args:
+        dicts: Gives the dicts that hold all of the value. They are compared by what they hold, object by object.
+        arrays: Those among them.
+    """
+
+    def __init__(self, value: Any, dicts: Callable[[], Iterable[dict[Any, Any]]], arrays: list[Any]) -> None:
+        self.value = value
+        self.arrays = arrays
+        self.settings = _settings(value)
+        self._dicts = dicts
+        self._held = list(_held_by(dicts()))
+        """Kept, so that their ids stay theirs."""
+        self._ids = list(map(id, self._held))
+        self._layout = _layout(arrays)
+
+    def has_same_arrays(self) -> bool:
+        """True if the value holds the same objects as then, and its arrays lie where they lay."""
+        return list(map(id, _held_by(self._dicts()))) == self._ids and _layout(self.arrays) == self._layout
+
+
+def _held_by(dicts: Iterable[dict[Any, Any]]) -> Iterable[Any]:
+    return itertools.chain.from_iterable(map(dict.values, dicts))
+
+
+def _survey(value: Any) -> _Survey | None:
+    """The arrays of a value, if it is of a kind whose inside is known."""
     torch = sys.modules.get("torch")
+    if type(value) is np.ndarray or (torch is not None and isinstance(value, torch.Tensor)):
+        return _Survey(value, tuple, [value])
     if torch is None:
-        return None, None
-    if isinstance(value, torch.Tensor):
-        return [value], None
+        return None
     if isinstance(value, torch.nn.Module):
-        return _of_module(torch, value), None
-    if isinstance(value, torch.optim.Optimizer) and type(value).state_dict is torch.optim.Optimizer.state_dict:
+        return _of_module(torch, value)
+    if _is_plain_optimizer(torch, value):
         return _of_optimizer(torch, value)
-    return None, None
+    return None
 
 
-def _of_module(torch: Any, module: Any) -> list[Any] | None:
+def _of_module(torch: Any, module: Any) -> _Survey | None:
     stock = torch.nn.Module
-    found, stack = [], [module]
-    while stack:
-        part = stack.pop()
+    dicts: list[dict[Any, Any]] = []
+    arrays = []
+    for part in module.modules():
         kind = type(part)
         own = kind.state_dict is not stock.state_dict or kind.get_extra_state is not stock.get_extra_state
         if own or part._state_dict_hooks or part._state_dict_pre_hooks:
             return None
-        found += [array for array in part._parameters.values() if array is not None]
-        found += [array for array in part._buffers.values() if array is not None]
-        stack += [inner for inner in part._modules.values() if inner is not None]
-    return found
+        dicts += [part._parameters, part._buffers, part._modules, part._state_dict_hooks, part._state_dict_pre_hooks]
+        arrays += [each for held in (part._parameters, part._buffers) for each in held.values() if each is not None]
+    return _Survey(module, lambda: dicts, arrays)
 
 
-def _of_optimizer(torch: Any, optimizer: Any) -> tuple[list[Any], Any]:
-    arrays, plain = [], []
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                arrays.append(value)
-            else:
-                plain.append((key, value))
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return arrays, (plain, groups)
+def _of_optimizer(torch: Any, optimizer: Any) -> _Survey | None:
+    held = list(_held_by(optimizer.state.values()))
+    arrays = [each for each in held if isinstance(each, torch.Tensor)]
+    rest = [each for each in held if not isinstance(each, torch.Tensor)]
+    for group in _settings(optimizer) or []:
+        for value in group.values():
+            rest += value if type(value) is tuple else [value]
+    if not all(isinstance(each, FIXED) for each in rest):
+        return None
+    return _Survey(optimizer, optimizer.state.values, arrays)
 
 
-def _is_optimizer_plain(new: Any, old: Any) -> bool:
-    """True if two surveys differ in the settings of the groups only."""
-    if not (isinstance(new, tuple) and isinstance(old, tuple)):
+def _is_plain_optimizer(torch: Any, value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer) and type(value).state_dict is torch.optim.Optimizer.state_dict
+
+
+def _settings(value: Any) -> list[Any] | None:
+    """The settings of an optimizer's groups, as the learning rate; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or not _is_plain_optimizer(torch, value):
+        return None
+    return [{key: each for key, each in group.items() if key != "params"} for group in value.param_groups]
+
+
+def _layout(arrays: list[Any]) -> list[Any]:
+    """Where the elements of arrays lie. Each may be given other memory, and another order in the same memory."""
+    if arrays and type(arrays[0]) is np.ndarray:
+        return [(x.__array_interface__["data"], x.shape, x.strides, x.dtype) for x in arrays]
+    torch = sys.modules.get("torch")
+    if torch is None or not arrays:
+        return []
+    tensor = torch.Tensor
+    return [list(map(each, arrays)) for each in (tensor.data_ptr, tensor.size, tensor.is_contiguous)]
+
+
+def _is_lazy(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.nn.Module):
         return False
-    same: bool = new[0] == old[0] and len(new[1]) == len(old[1])
-    return same
+    is_lazy = torch.nn.parameter.is_lazy
+    return any(map(is_lazy, value.parameters())) or any(map(is_lazy, value.buffers()))
 
 
-def _address(array: Any) -> int:
-    if type(array) is np.ndarray:
-        return 0  # the memory of one object stays where it is
-    place: int = array.data_ptr()
-    return place
+def _overlaps(array: Any) -> bool:
+    """True if elements of a tensor of torch share memory, so that none of them can be set."""
+    stride = getattr(array, "stride", None)
+    return callable(stride) and any(step == 0 and size > 1 for step, size in zip(stride(), array.shape, strict=True))
 
 
 def _all_in_place(arrays: list[Any], leaves: dict[str, Leaf]) -> bool:

@@ -16,7 +16,7 @@ from ..backends.base import Backend, LaneBackend
 from ..backends.plain import as_lane_backend
 from ..backends.subgroup import SubBackend
 from ..deadline import Deadline
-from ..errors import CheckpointError, Closed, Desync, PeerLost, PhalanxError, copy_for_raise
+from ..errors import CheckpointError, Closed, Desync, PeerLost, PhalanxError, UsageError, copy_for_raise
 from ..exception_text import describe
 from ..frames import hides_frames, user_traceback
 from ..rendezvous.error_codec import lost_peer
@@ -51,6 +51,8 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         with naming_limits():
             super().__init__(as_lane_backend(backend))
         self._owns_backend = _owns_backend
+        self._leaving = False
+        """True once this rank asks for the next view of the group."""
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", broken" if self._health.cause is not None else ""
@@ -133,6 +135,7 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
             Evicted: This rank came too late: the others went on without it.
             Timeout: There is no new view, for all that asked: fewer than half of the living members did in time.
             UnsupportedOp: The backend has no directory (only the mesh has).
+            UsageError: This rank has left the group already.
             RendezvousError: The directory is gone.
             PeerLost: A rank has ended the world on purpose.
         """
@@ -153,29 +156,63 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
         self._backend.check_usable()
         if self._control.ended is not None:
             raise copy_for_raise(self._control.ended, "shrink", self._world_rank)
-        if self._health.cause is None:  # nothing can go on here any more, also where another member has seen no error
-            reason = PeerLost(self._world_rank, "it left this group for its next view", rank=self._world_rank)
-            self._health.fail(reason)
-            self._control.break_group(self._context, reason)
-        found = self._backend.next_view(
-            Regroup(
-                self._context,
-                self.epoch,
-                [name for rank, name in enumerate(self.members) if rank not in excluded],
-                deadline.remaining(),
-                minimum,
-                joins,
-                self._backend.is_world,
+        with self._lock:
+            if self._leaving:
+                raise UsageError(
+                    "this group was left for its next view, or another thread is about to (use the group that shrink() "
+                    "returned)"
+                )
+            self._leaving = True
+        try:
+            if self._health.cause is None:  # nothing can go on here, also where another member has seen no error
+                reason = PeerLost(self._world_rank, "it left this group for its next view", rank=self._world_rank)
+                self._health.fail(UsageError("this rank has left this group for its next view", rank=self._world_rank))
+                self._control.break_group(self._context, reason)
+            members = [name for rank, name in enumerate(self.members) if rank not in excluded]
+            found = self._backend.next_view(
+                Regroup(
+                    self._context,
+                    self.epoch,
+                    members,
+                    deadline.remaining(),
+                    minimum,
+                    joins,
+                    self._backend.is_world,
+                )
             )
-        )
+        except BaseException:
+            self._leaving = False  # it may ask again
+            raise
         self._told = True
         self._retire()
         return found
+
+    @hides_frames
+    def to_torch(self) -> Any:
+        """Makes these ranks the world of `torch.distributed`, in place of the one that this call made before.
+
+        Afterwards torch's DDP, FSDP2 and all else that uses the default process group run among them. All members call
+        it, and again on the next group when the world has changed, as in `px.elastic.steps`: then wrap the model anew.
+        torch's store of that process group is this rank's own, and not shared.
+
+        Returns:
+            The process group.
+
+        Raises:
+            UsageError: torch has a world already that was not made by this call.
+        """
+        from .of_torch import make_world
+
+        self._check()
+        return make_world(self)
 
     def _retire(self) -> None:
         """Gives back what a broken group holds. Its calls still raise the first cause."""
         if self._worker is not None:
             self._worker.stop()
+        for cause in (self._health.cause, self._messages.error, self._collectives.error):
+            if cause is not None:  # the world keeps it, and the frames that raised it hold memory of this group
+                cause.__traceback__ = None
         self._messages.close()
         self._collectives.close()
         if self._engine is not None:

@@ -16,6 +16,7 @@ from ..group import Group
 from ..group.tracking import call_site
 from . import replicas
 from .reducer import GradientReducer
+from .sync_batch_norm import SyncBatchNorm
 from .uneven import Exchange, UnevenInputs
 
 __all__ = ["DDP"]
@@ -203,6 +204,28 @@ class DDP(nn.Module):  # type: ignore[misc]
         finally:
             self._uneven.on = False
 
+    def use_group(self, group: Group) -> None:
+        """Averages among the ranks of another group from now on, as when the world has changed. All of them call it.
+
+        Nothing is compared and no values are sent: their modules must be alike already, as they are where
+        `px.elastic.steps` has this one in its state, and calls this. The layers of `SyncBatchNorm` in the module that
+        are in the group so far go with it.
+
+        Raises:
+            UsageError: It is called inside of `join`.
+        """
+        if group is self.group:
+            return
+        if self._uneven.on:
+            raise UsageError("this DDP cannot be given another group inside of join()")
+        for layer in self.module.modules():
+            if isinstance(layer, SyncBatchNorm) and layer.group is self.group:
+                layer.group = group
+        self.group = group
+        self._uneven = UnevenInputs(group, self._timeout)
+        self._buffers_due = True  # on all ranks alike, whatever their last forward was
+        self._replace_reducer({name: each for name, each in self.module.named_parameters() if each.requires_grad})
+
     def close(self) -> None:
         """Takes the hooks off the module, which keeps its gradients."""
         self._reducer.close()
@@ -246,6 +269,9 @@ class DDP(nn.Module):  # type: ignore[misc]
         wanted = {name: each for name, each in named.items() if each.requires_grad or reducer.has(each)}
         self._check(wanted)
         self._broadcast((each for each in wanted.values() if not reducer.has(each)), 0)
-        reducer.close()
-        reducer.replaced = True
-        self._reducer = self._make_reducer(wanted)
+        self._replace_reducer(wanted)
+
+    def _replace_reducer(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._reducer.close()
+        self._reducer.replaced = True
+        self._reducer = self._make_reducer(parameters)

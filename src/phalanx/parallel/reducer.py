@@ -117,7 +117,8 @@ class GradientReducer:
         """Backward has come to an output of the module."""
         if self.replaced:
             raise UsageError(
-                "the parameters that require gradients have changed since this forward (call the module again)"
+                "the parameters that require gradients, or the group, have changed since this forward (call the module "
+                "again)"
             )
         if self.current is None:
             self._begin()

@@ -46,7 +46,8 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
 
     Args:
         options: torch's `_DistributedBackendOptions`.
-        backend_options: What the user passed as `pg_options`: `phalanx.Options` or None.
+        backend_options: What the user passed as `pg_options`: `phalanx.Options` or None; or a group, whose ranks are
+            to be torch's world (`Group.to_torch`).
 
     Raises:
         DistNetworkError: The world did not form; names the ranks that are missing.
@@ -59,7 +60,9 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         times = times_of(options.timeout)
         parent = _parent(list(options.global_ranks_in_group))
         chosen = _chosen(backend_options)
-        if getattr(options, "enable_reconfigure", False):  # alone, until `reconfigure` says who the others are
+        if isinstance(backend_options, Group):
+            group = part_of(backend_options, range(size), times.operation)
+        elif getattr(options, "enable_reconfigure", False):  # alone, until `reconfigure` says who the others are
             group = _world(options.store, 0, 1, times, chosen)
         elif parent is None:
             group = _world(options.store, rank, size, times, chosen)
@@ -68,7 +71,7 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
     except PhalanxError as error:
         raise translated(error) from None
     made = PhalanxProcessGroup(group, options.store, str(options.group_id))
-    if parent is None:
+    if parent is None and not isinstance(backend_options, Group):
         made._form = lambda store, rank, size, seconds: _world(store, rank, size, Timeouts(seconds, seconds), chosen)
     return made
 
