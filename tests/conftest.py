@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Only the last job that failed is kept there: workers must not find each other's.
     slates = Path(SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir())
-    os.environ["PHALANX_SLATE_DIR"] = str(slates / f"phalanx-tests-{os.getpid()}")
+    os.environ["PHALANX_SLATE_DIR"] = str(slates / f"slates-of-tests-{os.getpid()}")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["PHALANX_SLATE_DIR"], ignore_errors=True))
     os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU: tests/gpu has its own
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):

@@ -51,7 +51,6 @@ void phalanx::bind_recorder(nb::module_& m) {
                  }
              })
         .def_prop_ro("memory", &SlateWriter::memory)
-        .def("retire", &SlateWriter::retire)
         .def("begin",
              [](SlateWriter& slate, std::uint32_t group, nb::str verb, const CallSite& site, std::int32_t peer, std::uint64_t bytes,
                 std::uint64_t sequence, std::uint64_t fingerprint) {

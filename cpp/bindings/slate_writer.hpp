@@ -30,8 +30,8 @@ public:
         std::uint32_t site = 0;
     };
 
-    // The mapping makes private pages of it in a forked child.
-    explicit SlateWriter(int fd) : mapping_(fd, slate::bytes), writer_(mapping_.at()) {}
+    // The mapping makes private pages of it in a forked child, which are empty: no descriptor is kept for their contents.
+    explicit SlateWriter(int fd) : mapping_(fd, slate::bytes), writer_(mapping_.at()) { mapping_.forget(); }
 
     Place begin(std::uint32_t group, const char* verb, const CallSite& site, std::int32_t peer, std::uint64_t bytes,
                 std::uint64_t sequence, std::uint64_t fingerprint, std::int64_t now) {
@@ -50,9 +50,6 @@ public:
         auto* writer = nb::inst_ptr<SlateWriter>(self);
         return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(writer->mapping_.at(), {slate::bytes}, self));
     }
-
-    // Nobody reads it any more. It may still be written to.
-    void retire() noexcept { mapping_.forget(); }
 
 private:
     using Key = std::tuple<const void*, int, const char*>;

@@ -11,17 +11,11 @@
 
 namespace phalanx {
 
-// Looking costs a microsecond, so only what took long is looked at.
+// Looking costs some microseconds, so only what took long is looked at. The file is opened each time: a descriptor would stay
+// as long as the slate, and a forked child would read its parent's.
 class RunDelay {
 public:
     static constexpr std::int64_t long_ns = 1'000'000;
-
-    RunDelay() noexcept : fd_(::open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC)) {}
-    RunDelay(const RunDelay&) = delete;
-    RunDelay& operator=(const RunDelay&) = delete;
-    ~RunDelay() {
-        if (fd_ >= 0) ::close(fd_);
-    }
 
     // An operation begins: the delay since the last one has ended, in microseconds; 0 where the system does not count it.
     std::uint32_t begin(std::int64_t now) noexcept {
@@ -38,8 +32,11 @@ public:
 
 private:
     std::int64_t since_last_look() noexcept {
+        const int fd = ::open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+        if (fd < 0) return 0;
         char text[64];
-        const ssize_t size = fd_ < 0 ? 0 : ::pread(fd_, text, sizeof text - 1, 0);
+        const ssize_t size = ::read(fd, text, sizeof text - 1);
+        ::close(fd);
         if (size <= 0) return 0;
         text[size] = '\0';
         char* rest = nullptr;
@@ -49,7 +46,6 @@ private:
         return total_ - before;
     }
 
-    int fd_;
     std::int64_t total_ = 0;
     std::int64_t ended_ns_ = 0;
 };

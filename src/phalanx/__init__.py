@@ -165,6 +165,7 @@ _OF_A_GROUP = frozenset(
         "shrink",
         "split",
         "subgroup",
+        "to_torch",
         "world_size",
     }
 )

@@ -236,6 +236,41 @@ def test_an_array_that_changes_its_form_in_place_is_seen() -> None:
     assert Snapshot.of(state).nbytes == 5000 * 8 + 16
 
 
+def test_an_optimizer_goes_on_as_the_others_do_after_it_was_loaded() -> None:
+    """Loading makes another dict of an optimizer's state: what is copied afterwards must be that one."""
+
+    def trained(steps: int) -> tuple[Any, Any, elastic.State]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        state = elastic.State(model=model, optimizer=optimizer)
+        train(model, optimizer, steps)
+        return model, optimizer, state
+
+    def train(model: Any, optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (model(torch.ones(3, 4)) ** 2).sum().backward()
+            optimizer.step()
+
+    *here, at_work = trained(2)
+    *there, joins = trained(0)
+    theirs = Snapshot.of(at_work)
+    mine = through_bytes(theirs)
+    mine.check_fits(joins)
+    mine.restore(joins)
+    for _ in range(3):
+        train(*here, 1)
+        train(*there, 1)
+        theirs, mine = Snapshot.of(at_work, into=theirs), Snapshot.of(joins, into=mine)
+        assert mine.checksums() == theirs.checksums()
+    train(*here, 1)
+    theirs.restore(at_work)  # a step that is taken back, and done again
+    train(*here, 1)
+    train(*there, 1)
+    assert Snapshot.of(at_work, into=theirs).checksums() == Snapshot.of(joins, into=mine).checksums()
+
+
 def test_lists_in_an_optimizer_are_copied() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

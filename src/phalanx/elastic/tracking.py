@@ -169,7 +169,12 @@ def _of_optimizer(torch: Any, optimizer: Any) -> _Survey | None:
             rest += value if type(value) is tuple else [value]
     if not all(isinstance(each, FIXED) for each in rest):
         return None
-    return _Survey(optimizer, optimizer.state.values, arrays)
+
+    def dicts() -> Iterable[dict[Any, Any]]:
+        found: Iterable[dict[Any, Any]] = optimizer.state.values()  # of the `state` now: load_state_dict makes another
+        return found
+
+    return _Survey(optimizer, dicts, arrays)
 
 
 def _is_plain_optimizer(torch: Any, value: Any) -> bool:

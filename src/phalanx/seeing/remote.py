@@ -54,7 +54,7 @@ class RemoteSlates:
         self._latest = 0
         self._found: dict[int, bytes] = {}
         self._known: dict[int, bytes] = {}
-        """What each rank has answered last."""
+        """The last answer of each rank."""
         self._clocks: dict[int, tuple[int, int, float]] = {}
         """For each rank the offset of its clock in ns, how wrong that may be, and when it was found."""
         self.ended = ""

@@ -57,6 +57,11 @@ class SlateMemory:
         self.peer_rows: dict[int, int] = {}
         """The row of each rank among the links."""
 
+    def give_back(self) -> None:
+        """Gives its memory back, as far as nobody else does: the core's writer goes with its last group."""
+        if isinstance(self.writer, PythonWriter):
+            self.writer.retire()
+
 
 _LEFT: dict[tuple[str, int, int], SlateMemory] = {}
 """Slates that worlds of this process have left for others to read, by job, rank and process."""
@@ -253,10 +258,10 @@ class Slate:
             del self._memory, self._header, self._groups, self._peers, self._calls, self._members
             kept.free.extend(sorted(self._taken))
             if not stays:
-                self.writer.retire()
+                kept.give_back()
         if stays:
             while len(_LEFT) >= MOST_LEFT:
-                _LEFT.pop(next(iter(_LEFT))).writer.retire()
+                _LEFT.pop(next(iter(_LEFT))).give_back()
             _LEFT[self._key] = kept
         else:
             remove(kept.path)
