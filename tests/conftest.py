@@ -15,8 +15,6 @@ import pytest
 from hypothesis import settings
 from tests import lateness
 
-from phalanx.operating_system import SHARED_MEMORY
-
 pytest_plugins = ["tests.record", "tests.second_chance"]
 
 # A busy machine is no reason to fail: pytest's own limit is enough against a hang.
@@ -29,9 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PHALANX_TUNING"] = "off"  # the constants; tests of the calibration say otherwise
     # Threads of OpenMP spin while they wait for each other: on processors that all tests share, that is most of a sum.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Only the last job that failed is kept there: workers must not find each other's.
-    slates = Path(SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir())
-    os.environ["PHALANX_SLATE_DIR"] = str(slates / f"slates-of-tests-{os.getpid()}")
+    # Only the last job that failed is kept there: workers must not find each other's. Tests look at what is left in
+    # shared memory, so it is elsewhere.
+    os.environ["PHALANX_SLATE_DIR"] = str(Path(tempfile.gettempdir()) / f"phalanx-slates-of-tests-{os.getpid()}")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["PHALANX_SLATE_DIR"], ignore_errors=True))
     os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU: tests/gpu has its own
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
