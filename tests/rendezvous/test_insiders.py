@@ -284,7 +284,7 @@ def test_many_questions_are_answered_in_bounded_memory() -> None:
             data = insider.control.socket.recv(65536)
             answers.update(m.query for m in reader.feed(data) if isinstance(m, control.Statuses))
         assert answers == set(range(500))
-        eventually(lambda: not hosted._queries, "the questions to be forgotten")
+        eventually(lambda: not hosted._status_queries._queries, "the questions to be forgotten")
         honest_ranks_talk(group)
 
 
