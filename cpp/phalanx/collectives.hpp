@@ -296,7 +296,8 @@ public:
 
     Outcome all_reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how) {
         const std::size_t bytes = count * item_size(how.dtype);
-        if (bytes > s_.thresholds().reduced_by_all) return reduce_by_parts(call, x, count, how, -1);
+        if (bytes > std::min(s_.thresholds().reduced_by_all, worth_reducing_at_home))
+            return reduce_by_parts(call, x, count, how, -1);
         const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
@@ -323,10 +324,14 @@ private:
     static constexpr std::size_t tile = 16 << 10;  // stays in the first-level cache
     // Up to here the root of a reduction does all of it: half the steps are worth more than the others' help.
     static constexpr std::size_t reduced_by_root = 2 << 10;
+    // Up to here an array is reduced by all even if it lies in a heap. No more than `worth_sharing`: nobody may read an array
+    // where its owner writes the result meanwhile.
+    static constexpr std::size_t worth_reducing_at_home = 16 << 10;
     // From here on what would fit into one slot is cut into pieces.
     static constexpr std::size_t worth_cutting = 512 << 10;
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
+    static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
 
     // An operation in which each rank shows something (or only `root` does), and then everybody reads it.
     struct Shape {
@@ -618,6 +623,8 @@ private:
     // that it read from. So a rank copies out only what others need, takes its own part from its own array, and copies
     // in only what others reduced.
     //
+    // What is short, and lies in no rank's heap, is reduced by all: that saves a step, and they know once they have met.
+    //
     // Piece k lies in slot first + k, and only its owner copies out of that slot, after everybody is done with it. The
     // owner writes piece k + 1 once it has taken piece k - 2 out: three slots would do.
     Outcome reduce_by_parts(const Call& given, std::byte* x, std::size_t count, const Combine& how, int root) {
@@ -627,6 +634,7 @@ private:
         const std::uint64_t offset = s_.offset_of(x, count * item);
         const bool receives = root < 0 || root == rank();
         std::size_t length = std::min(count, s_.layout().slot_bytes / item);  // elements of a piece
+        const bool is_short = root < 0 && length == count && count * item <= s_.thresholds().reduced_by_all;
 
         const auto piece_count = [&](std::uint64_t k) { return std::min(length, count - k * length); };
         // Elements [first, second) of a piece that a rank reduces; parts begin on cache lines.
@@ -642,7 +650,9 @@ private:
             copy(to + high * item, from + high * item, (elements - high) * item);
         };
         const auto publish = [&](std::uint64_t k) {
-            if (offset == 0) copy_others(s_.slot(rank(), first + k), x + k * length * item, piece_count(k));
+            if (offset != 0) return;
+            if (is_short) return copy(s_.slot(rank(), first), x, count * item);
+            copy_others(s_.slot(rank(), first + k), x + k * length * item, piece_count(k));
         };
         const auto take_out = [&](std::uint64_t k) {
             if (offset == 0 && receives)
@@ -655,6 +665,10 @@ private:
         if (outcome != Outcome::done || count == 0) return outcome;
         const Call call = once_met(given);
         if (find_homes([&](int) { return count * item; }, -1)) length = count;
+        if (is_short && !any_home()) {
+            combine_shown(Shown(*this, first, 0, false), x, 0, count * item, how);
+            return Outcome::done;
+        }
         const std::uint64_t pieces = (count + length - 1) / length;
         std::uint64_t shown = s_.step();  // the step at which everybody has shown the piece
         std::uint64_t reduced = 0;        // and the one at which everybody had reduced the piece before

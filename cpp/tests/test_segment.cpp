@@ -202,8 +202,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
     }
 }
 
-void heap_arrays(Rank& me) {
-    const std::size_t count = 50000;
+void heap_arrays(Rank& me, std::size_t count = 50000) {
     auto* mine = reinterpret_cast<std::int32_t*>(me.segment.heap(me.rank()));
     for (std::uint64_t turn = 0; turn < 8; ++turn) {
         auto values = values_of(me.rank(), count, turn);
@@ -394,14 +393,18 @@ int main() {
             for (const Layout& layout : {small, large})
                 world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
     const Thresholds by_address{.copy_once_from = 1};
+    const Thresholds by_all{.reduced_by_all = 1 << 20};
     for (const int ranks : {1, 2, 3, 4, 7})
         for (const Layout& layout : {small, large})
             world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_address);
+    for (const int ranks : {2, 3, 7})
+        for (const Layout& layout : {small, large})
+            world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_all);
     for (const int ranks : {2, 3, 4}) {
         for (unsigned seed = 0; seed < 6; ++seed)
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, by_address);
         world(ranks, large, Patience{100, 1}, mixed, by_address);
-        world(ranks, large, Patience{100, 1}, heap_arrays, by_address);
+        world(ranks, large, Patience{100, 1}, [](Rank& me) { heap_arrays(me); }, by_address);
         world(ranks, large, Patience{100, 1}, mismatch, by_address);
         std::atomic<int> given_up{0};
         world(ranks, large, Patience{100, 1}, [&](Rank& me) { late(me, 3, given_up); }, by_address);
@@ -416,7 +419,9 @@ int main() {
     CHECK(interrupts.load() > 1000);
     verdicts();
     for (const int ranks : {2, 3, 4}) {
-        world(ranks, large, Patience{100, 1}, heap_arrays);
+        world(ranks, large, Patience{100, 1}, [](Rank& me) { heap_arrays(me); });
+        for (const std::size_t count : {5000, 15000, 50000})  // within a slot, and beyond
+            world(ranks, large, Patience{100, 1}, [&](Rank& me) { heap_arrays(me, count); }, by_all);
         world(ranks, large, Patience{100, 1}, mismatch);
         world(ranks, large, Patience{100, 1}, two_roots);
         world(ranks, large, Patience{100, 1}, no_root);

@@ -96,9 +96,10 @@ class TorchFsdp(OwnDdp):
     """torch's FSDP2: cut anew out of the whole state."""
 
     def __init__(self, world: Group) -> None:
-        from torch.distributed import fsdp  # some seconds, which the other ranks that join need not wait for
+        from torch.distributed import device_mesh, fsdp  # some seconds, which the other ranks that join need not wait for
         from torch.distributed.checkpoint import state_dict
 
+        self.make_mesh = device_mesh.init_device_mesh
         self.fully_shard = fsdp.fully_shard
         self.states = state_dict
         self.whole = state_dict.StateDictOptions(full_state_dict=True)
@@ -110,9 +111,9 @@ class TorchFsdp(OwnDdp):
         step.group.to_torch()
         self.model = make_model()
         self.trap = self.model[1]
-        for layer in self.model:
-            self.fully_shard(layer)
-        self.fully_shard(self.model)
+        mesh = self.make_mesh("cpu", (step.group.world_size,))  # also where there is a GPU
+        for part in (*self.model, self.model):
+            self.fully_shard(part, mesh=mesh)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         if step.number:
             self.states.set_state_dict(

@@ -39,6 +39,12 @@ class Tuning:
             if type(value) is not int or not low <= value <= high:
                 raise ValueError(f"{name} is {value!r} (expected a whole number from {low} to {high})")
 
+    def reduced_by_all_of(self, ranks: int, cores: int) -> int:
+        """The same for so many ranks: where they share cores, work that each of them does takes so much longer."""
+        if ranks <= cores:
+            return self.reduced_by_all
+        return max(self.reduced_by_all * cores // ranks, min(self.reduced_by_all, DEFAULTS.reduced_by_all))
+
     @classmethod
     def of(cls, values: object) -> Tuning:
         """The settings from plain data; what is not named has its default.

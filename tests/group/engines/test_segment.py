@@ -22,6 +22,9 @@ from phalanx import _native
 from phalanx.group.engines.network import NetworkEngine
 from phalanx.group.engines.segment import SegmentEngine
 from phalanx.testing import run_ranks
+from phalanx.tuning import DEFAULTS
+from phalanx.tuning.decide import Decision
+from phalanx.tuning.store import save
 
 pytestmark = pytest.mark.skipif(not _native.available, reason="the segment needs the core (PHALANX_PURE is set)")
 
@@ -41,6 +44,29 @@ def test_ranks_of_one_host_share_memory() -> None:
 
 def test_not_if_it_is_not_wanted() -> None:
     assert run(3, engine_of, transport="tcp") == [(NetworkEngine.__name__, 3.0)] * 3
+
+
+def reduce_in_place(group: px.Group) -> None:
+    for count in (3000, 6000, 16_000, 40_000):
+        shared, own = group.empty(count, np.int64), np.empty(count, np.int64)
+        for turn in range(40):
+            # Those of all ranks lie in shared memory, or those of some, or none.
+            x = shared if turn % 4 < 2 or (turn % 4 == 2 and group.rank == 0) else own
+            x[:] = np.arange(count) + group.rank
+            group.barrier()
+            group.all_reduce(x)
+            assert np.array_equal(x, group.world_size * np.arange(count) + sum(range(group.world_size)))
+
+
+@pytest.mark.parametrize("reduced_by_all", [1 << 10, 64 << 10, 1 << 20])
+def test_nobody_reads_an_array_while_its_owner_writes_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduced_by_all: int
+) -> None:
+    path = tmp_path / "tuning.json"
+    save(path, [Decision("reduced_by_all", DEFAULTS.reduced_by_all, reduced_by_all, "a test wants it")])
+    monkeypatch.setenv("PHALANX_TUNING", str(path))
+    run(2, reduce_in_place)
+    run(3, reduce_in_place)
 
 
 class Kept(logging.Handler):

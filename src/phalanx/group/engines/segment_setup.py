@@ -138,7 +138,7 @@ def _make(ranks: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    settings = tuning.reduced_by_all, tuning.spins, tuning.copy_once_from
+    settings = tuning.reduced_by_all_of(ranks, usable_cores()), tuning.spins, tuning.copy_once_from
     return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, nonce)
 
 
