@@ -84,9 +84,7 @@ public:
     // one of CUDA's GPUs.
     bool look(nb::handle object, TensorView& found, bool on_gpu = false) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
-        bool known = false;
-        for (const nb::object& one : types_) known = known || one.ptr() == type;
-        const Kind* const kind = known && read_ != nullptr ? kind_of(object) : nullptr;
+        const Kind* const kind = is_known(type) && read_ != nullptr ? kind_of(object) : nullptr;
         if (kind == nullptr) return false;
         Tensor tensor;
         if (read_(object.ptr(), &tensor) != 0) {  // sparse, or without memory
@@ -127,6 +125,26 @@ public:
         return true;
     }
 
+    // Where the elements of tensors lie, whatever they are and however they lie: equal as long as none was given other memory,
+    // or another order in it. None if one of them cannot be read.
+    nb::object layout(const nb::list& tensors) const {
+        std::vector<std::int64_t> found;
+        for (nb::handle object : tensors) {
+            const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+            Tensor tensor;
+            if (!is_known(type) || read_ == nullptr) return nb::none();
+            if (read_(object.ptr(), &tensor) != 0) {
+                PyErr_Clear();
+                return nb::none();
+            }
+            found.insert(found.end(), {reinterpret_cast<std::int64_t>(tensor.data), static_cast<std::int64_t>(tensor.offset),
+                                       tensor.device, tensor.device_number, tensor.code, tensor.bits, tensor.dims});
+            for (int i = 0; i < tensor.dims; ++i) found.push_back(tensor.shape[i]);
+            for (int i = 0; tensor.strides != nullptr && i < tensor.dims; ++i) found.push_back(tensor.strides[i]);
+        }
+        return nb::bytes(found.data(), found.size() * sizeof(found[0]));
+    }
+
 private:
     // As dlpack.h has them.
     struct Tensor {
@@ -147,6 +165,12 @@ private:
         int (*stream)(int device, std::int32_t device_number, void** found);
     };
     static constexpr std::int32_t cpu = 1, cuda = 2;
+
+    bool is_known(const PyObject* type) const noexcept {
+        for (const nb::object& one : types_)
+            if (one.ptr() == type) return true;
+        return false;
+    }
 
     static bool is_empty(const Tensor& tensor) noexcept {
         for (int i = 0; i < tensor.dims; ++i)

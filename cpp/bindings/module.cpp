@@ -88,6 +88,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_mpi_messages(m);
     phalanx::bind_frame_pipe(m);
     phalanx::bind_segment(m);
+    phalanx::bind_copies(m);
     phalanx::bind_device(m);
     phalanx::bind_fast_path(m);
     phalanx::bind_steps(m);

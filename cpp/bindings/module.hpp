@@ -5,6 +5,7 @@
 
 namespace phalanx {
 
+void bind_copies(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_fast_path(nanobind::module_& m);
 void bind_frame_pipe(nanobind::module_& m);

@@ -321,7 +321,8 @@ void phalanx::bind_torch_calls(nb::module_& m) {
                 FlatTensor found;
                 return reader.look(tensor, found) ? nb::cast(std::move(found)) : nb::none();
             },
-            nb::arg("tensor").none());
+            nb::arg("tensor").none())
+        .def("layout", &TensorReader::layout, nb::arg("tensors"), "Where tensors lie, to be compared.");
     nb::class_<OptionsKind>(m, "OptionsKind", "One of torch's classes of options.")
         .def(nb::init<nb::object, bool, bool>(), nb::arg("kind"), nb::arg("has_op"), nb::arg("has_root"));
     nb::class_<OptionsReader>(m, "OptionsReader", "Reads the options of torch's calls.")

@@ -2,8 +2,8 @@
 // hangs and after it has crashed. phalanx/slate/layout.py is the same table for Python.
 //
 // One thread writes at a time (the GIL sees to that), and nobody waits for a reader. A record holds its own number while it is
-// whole: the writer clears it first and sets it last, and a reader that finds the same number before and after its copy has
-// the record. Counters are single words.
+// whole: the writer clears it long before, with the record that comes before it, and sets it last; a reader that finds the same
+// number before and after its copy has the record. Counters are single words.
 #pragma once
 
 #include <atomic>
@@ -61,6 +61,16 @@ inline constexpr std::size_t groups_at = sites_at + sites * sizeof(Site);
 inline constexpr std::size_t text_at = groups_at + groups * sizeof(Group) + (4 << 10) + (8 << 10) + (16 << 10);
 inline constexpr std::size_t bytes = text_at + text_bytes;
 
+// What was stored before is seen before what is stored after. A fence of C++ has to wait for loads as well, which takes an ARM
+// processor longer than all the rest of a record.
+inline void order_stores() noexcept {
+#if defined(__aarch64__)
+    __asm__ volatile("dmb ishst" ::: "memory");
+#else
+    std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
 class Writer {
 public:
     explicit Writer(std::byte* base) noexcept : base_(base) {}
@@ -70,8 +80,6 @@ public:
                         std::uint64_t fingerprint, std::uint32_t starved_us, std::int64_t now) noexcept {
         const std::uint64_t number = ++count_;
         Record& record = record_of(number);
-        record.number.store(0, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_release);
         record.began_ns.store(now, std::memory_order_relaxed);
         record.ended_ns.store(0, std::memory_order_relaxed);
         record.sequence.store(sequence, std::memory_order_relaxed);
@@ -81,13 +89,13 @@ public:
         record.peer.store(peer, std::memory_order_relaxed);
         record.starved_us.store(starved_us, std::memory_order_relaxed);
         record.fingerprint.store(fingerprint, std::memory_order_relaxed);
-        record.number.store(number, std::memory_order_release);
-        word<std::uint64_t>(count_at).store(number, std::memory_order_release);
-        if (sequence != 0) {
-            Group& mine = group_of(group);
-            mine.fingerprint.store(fingerprint, std::memory_order_relaxed);
-            mine.sequence.store(sequence, std::memory_order_release);
-        }
+        Group& mine = group_of(group);
+        if (sequence != 0) mine.fingerprint.store(fingerprint, std::memory_order_relaxed);
+        record_of(number + 1).number.store(0, std::memory_order_relaxed);
+        order_stores();
+        record.number.store(number, std::memory_order_relaxed);
+        word<std::uint64_t>(count_at).store(number, std::memory_order_relaxed);
+        if (sequence != 0) mine.sequence.store(sequence, std::memory_order_relaxed);
         return number;
     }
 
@@ -99,7 +107,6 @@ public:
         add<std::uint64_t>(at.count, 1);
         add(at.bytes, size);
         add(at.total_ns, now - began);
-        prefetch(record_of(count_ + 1));
         if (now - began > at.longest_ns.load(std::memory_order_relaxed)) at.longest_ns.store(now - began, std::memory_order_relaxed);
     }
 
@@ -126,9 +133,6 @@ private:
     static void add(Shared<T>& word, T value) noexcept {
         word.store(word.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
     }
-
-    // The ring is larger than the nearest cache: the next record is fetched while nobody waits for it.
-    static void prefetch(const Record& record) noexcept { __builtin_prefetch(&record, 1); }
 
     Shared<std::uint32_t>& site_count() const noexcept { return word<std::uint32_t>(count_at + 8); }
     Shared<std::uint32_t>& text_count() const noexcept { return word<std::uint32_t>(count_at + 12); }

@@ -39,6 +39,7 @@ __all__ = [
     "op_code",
     "plain_arrays",
     "reduce_into",
+    "tensor_reader",
     "valid_ops",
     "why_not",
     "widened",
@@ -130,7 +131,7 @@ def plain_arrays() -> PlainArrays:
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, _tensor_reader, _bfloat16)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, tensor_reader, _bfloat16)
     return arrays
 
 
@@ -145,10 +146,21 @@ _TENSOR_DTYPES: Final = [
     *("float16", "float32", "float64"),
 ]
 """The dtypes that torch and NumPy have in common, but for complex ones: tensors of those may be conjugated."""
+_readers: Final[list[TensorReader]] = []
+"""Empty, or with the one that was made."""
 
 
-def _tensor_reader() -> TensorReader | None:
+def tensor_reader() -> TensorReader | None:
     """Finds the memory of torch's tensors for the core; None where torch is not imported, or too old to tell."""
+    if not _readers:
+        made = _make_tensor_reader()
+        if made is None:  # torch may still be imported
+            return None
+        _readers.append(made)
+    return _readers[0]
+
+
+def _make_tensor_reader() -> TensorReader | None:
     torch = sys.modules.get("torch")
     exchange = getattr(getattr(torch, "Tensor", None), "__dlpack_c_exchange_api__", None)
     if core is None or torch is None or exchange is None or not hasattr(torch, "nn"):  # it may be being imported

@@ -315,3 +315,26 @@ def test_a_state_from_other_ranks_must_fit() -> None:
         comes.restore(elastic.State(x=np.zeros(4, np.float32), log=[], sampler=elastic.Sampler(100, 10)))
     theirs.x = np.zeros(9)
     through_bytes(Snapshot.of(theirs)).check_fits(elastic.State(x=np.zeros(4), log=[], sampler=sampler))
+
+
+def test_a_copy_sees_every_way_to_give_a_tensor_other_memory() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    state = elastic.State(model=model)
+    Snapshot.of(state)
+    ways = [
+        lambda: setattr(model[0].weight, "data", torch.full((3, 3), 7.0)),
+        lambda: setattr(model[0].weight, "data", model[0].weight.data.t()),
+        lambda: setattr(model[0], "weight", torch.nn.Parameter(torch.full((3, 3), 8.0))),
+        lambda: setattr(model[1], "bias", None),
+        lambda: model.double(),
+    ]
+    for change in ways:
+        change()
+        wanted = {name: value.clone() for name, value in model.state_dict().items()}
+        kept = Snapshot.of(state)
+        for value in model.state_dict().values():
+            value += 1
+        kept.restore(state)
+        found = model.state_dict()
+        assert list(found) == list(wanted)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -96,7 +96,8 @@ class TorchFsdp(OwnDdp):
     """torch's FSDP2: cut anew out of the whole state."""
 
     def __init__(self, world: Group) -> None:
-        from torch.distributed import device_mesh, fsdp  # some seconds, which the other ranks that join need not wait for
+        # These take some seconds, which the other ranks that join need not wait for.
+        from torch.distributed import device_mesh, fsdp
         from torch.distributed.checkpoint import state_dict
 
         self.make_mesh = device_mesh.init_device_mesh

@@ -1,7 +1,8 @@
 """The arrays of a part of a state, found again quickly: a step copies the state, and must not look for it each time.
 
 A part that has the same arrays in the same memory as at the last look needs no second one. That is seen by a short
-walk over the dicts of a torch module or optimizer, which costs some hundredths of making its `state_dict`.
+walk over the dicts of a torch module or optimizer, which costs some hundredths of making its `state_dict`, and less in
+the core.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._native import core, tensor_reader
 from ..checkpoint.local_arrays import bytes_of, held
 from ..checkpoint.tree import take_apart
 from ..errors import UnsupportedArray, UsageError
+from .sampler import Sampler
 
 __all__ = ["Bytes", "Leaf", "StatePart"]
 
@@ -50,6 +53,9 @@ class StatePart:
         Raises:
             UsageError: It is neither an array nor plain data nor has a `state_dict`, or is spread over ranks.
         """
+        if type(value) is Sampler:  # changes in each step, and has no arrays
+            self.form, self._seen = {"dict": [[key, item] for key, item in value.state_dict().items()]}, None
+            return
         seen = self._seen
         if seen is not None and seen.value is value and seen.has_same_arrays():
             settings = _settings(value)
@@ -120,12 +126,18 @@ class _Survey:
         self._dicts = dicts
         self._held = list(_held_by(dicts()))
         """Kept, so that their ids stay theirs."""
-        self._ids = list(map(id, self._held))
         self._layout = _layout(arrays)
 
     def has_same_arrays(self) -> bool:
         """True if the value holds the same objects as then, and its arrays lie where they lay."""
-        return list(map(id, _held_by(self._dicts()))) == self._ids and _layout(self.arrays) == self._layout
+        return _hold(self._dicts(), self._held) and _layout(self.arrays) == self._layout
+
+
+def _hold(dicts: Iterable[dict[Any, Any]], objects: list[Any]) -> bool:
+    """Whether the values of dicts, one after another, are these very objects."""
+    if core is not None:
+        return bool(core.hold(list(dicts), objects))
+    return list(map(id, _held_by(dicts))) == list(map(id, objects))
 
 
 def _held_by(dicts: Iterable[dict[Any, Any]]) -> Iterable[Any]:
@@ -189,13 +201,17 @@ def _settings(value: Any) -> list[Any] | None:
     return [{key: each for key, each in group.items() if key != "params"} for group in value.param_groups]
 
 
-def _layout(arrays: list[Any]) -> list[Any]:
+def _layout(arrays: list[Any]) -> Any:
     """Where the elements of arrays lie. Each may be given other memory, and another order in the same memory."""
     if arrays and type(arrays[0]) is np.ndarray:
         return [(x.__array_interface__["data"], x.shape, x.strides, x.dtype) for x in arrays]
     torch = sys.modules.get("torch")
     if torch is None or not arrays:
         return []
+    reader = tensor_reader()
+    found = None if reader is None else reader.layout(arrays)
+    if found is not None:
+        return found
     tensor = torch.Tensor
     return [list(map(each, arrays)) for each in (tensor.data_ptr, tensor.size, tensor.is_contiguous)]
 
