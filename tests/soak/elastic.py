@@ -106,6 +106,8 @@ def run_job(ranks: int, kills: int, seed: int, *, spacing: int = 60, pause: floa
         log = np.load(folder / "log.npy")
         assert replay(log) == ends[0][1], f"the replay differs\n{shown}"
         hit, stalls = _kills(folder, plan)
+        if kills >= len(PLACES):
+            assert {name.partition(",")[0] for name in hit} == set(PLACES), f"only these places were hit: {dict(hit)}"
         wait_for_the_end(mark, [path.name.partition("-")[2] for path in folder.glob("process-*")])
         epochs = max(
             int(line.split()[2]) for path in folder.glob("commits-*") for line in path.read_text().splitlines()
