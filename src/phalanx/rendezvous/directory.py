@@ -404,7 +404,7 @@ class Directory:
             self._check_joinable()
             short = self._views.short_of(message.context)
             if short is not None:
-                self._on_change(say.Note(f"{short}; waiting up to {message.seconds:g} s for others to join"))
+                self._on_change(say.Note(f"{short}; waiting up to {round(message.seconds, 1):g} s for others to join"))
         elif isinstance(message, say.Note):
             self._on_change(message)
         elif isinstance(message, say.SlateReply):
