@@ -230,7 +230,8 @@ protected:
         o.fingerprint = fingerprint_of(o.kind, o.sequence, extent_of(o.x.lengths.data(), o.dims()), o.root < 0 ? 0 : o.root);
     }
 
-    Record& note(const Operation& o, const CallSite& site) {
+    // `place`: where it is on the slate, if it is there already.
+    Record& note(const Operation& o, const CallSite& site, const SlateWriter::Place* place = nullptr) {
         Record& record = recorder_.begin(verb_names[static_cast<int>(o.verb)], site);
         record.rank = o.root;
         if (o.op >= 0) record.op = op_names[o.op];
@@ -240,7 +241,10 @@ protected:
         record.sequence = o.sequence;
         record.fingerprint = o.fingerprint;
         record.bytes = o.bytes;
-        recorder_.show(record);
+        if (place == nullptr)
+            recorder_.show(record);
+        else
+            record.place = *place;
         return record;
     }
 

@@ -127,9 +127,9 @@ public:
             if (resumable) return end;
         }
         if (!kept) {  // an error has to say what failed
-            Record& again = note(o, site);
+            Record& again = note(o, site, &place);
             again.began_ns = began_ns;
-            recorder_.end(again, monotonic_ns());
+            again.ended_ns = monotonic_ns();  // on the slate it has ended before
         }
         // Before another thread's operation changes it.
         end.blamed = nb::cast(o.on_gpu ? device_->ops.blamed(end.outcome) : s_.ops.blamed(end.outcome));

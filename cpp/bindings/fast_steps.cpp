@@ -206,7 +206,7 @@ protected:
         give_number(o);
         const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
         Record& record = note(o, site);
-        Begun begun{o, site, record, record.began_ns, record.place, recorder_};
+        Begun begun{o, site, &record, record.began_ns, record.place, recorder_};
         if (is_told) {
             StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
             const bool at_once = follow(begun, told, held, slot_, Array{}, nullptr);
@@ -233,16 +233,16 @@ private:
     struct Begun {
         const Operation& o;
         const CallSite& site;
-        Record& record;
+        Record* record;
         const std::int64_t began_ns;
         const SlateWriter::Place place;
         Recorder& recorder;
 
-        void end() const {
-            if (record.sequence == o.sequence)
-                recorder.end(record, monotonic_ns());
+        void end(bool failed = false) const {
+            if (record->sequence == o.sequence)
+                recorder.end(*record, monotonic_ns(), failed);
             else
-                recorder.end(place, monotonic_ns());
+                recorder.end(place, monotonic_ns(), failed);
         }
     };
 
@@ -277,7 +277,7 @@ private:
 
     // Does the steps of a layout on these arrays. False if they lasted, and were finished in Python: then the channels are not
     // held any more.
-    bool follow(const Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
+    bool follow(Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
                 std::unique_ptr<std::byte[]> scratch) {
         const Operation& o = begun.o;
         const std::array<std::byte*, 3> memory{x.data, out.data, scratch.get()};
@@ -301,8 +301,10 @@ private:
         return false;
     }
 
-    void keep_noted(const Begun& begun) {
-        if (begun.record.sequence != begun.o.sequence) note(begun.o, begun.site).began_ns = begun.began_ns;  // the ring came round
+    void keep_noted(Begun& begun) {
+        if (begun.record->sequence == begun.o.sequence) return;
+        begun.record = &note(begun.o, begun.site, &begun.place);  // the ring came round
+        begun.record->began_ns = begun.began_ns;
     }
 
     // A wait that lasts so long is handed over: signals are looked at there, and a lost connection is explained.
@@ -379,13 +381,13 @@ private:
             in_interpreter(
                 [&] { return go_on_(held, layout.origin, static_cast<int>(outcome), o.sequence, interrupt, o.seconds()); });
         } catch (const nb::python_error&) {
-            begun.end();
+            begun.end(true);
             throw;
         }
     }
 
     // In Python: what the root has told is here, but the part may last as well, or needs other memory.
-    void take_part(const Begun& begun) {
+    void take_part(Begun& begun) {
         const Operation& o = begun.o;
         keep_noted(begun);
         try {
@@ -393,7 +395,7 @@ private:
                 return take_part_(o.out.object, nb::bytes(slot_.data, slot_bytes), o.root, o.sequence, o.seconds());
             });
         } catch (const nb::python_error&) {
-            begun.end();
+            begun.end(true);
             throw;
         }
         begun.end();

@@ -48,6 +48,7 @@ __all__ = [
     "reap_child",
     "reserve",
     "resident_memory",
+    "run_delay",
     "usable_cores",
     "wake_pipe",
     "who_is",
@@ -303,6 +304,12 @@ def resident_memory() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def run_delay() -> int:
+    """Nanoseconds in which the main thread was ready to run and had no processor; 0 where that is not counted."""
+    fields = _read("/proc/self/schedstat").split() if LINUX else []
+    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def processor_lines() -> list[str]:

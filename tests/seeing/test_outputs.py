@@ -109,7 +109,7 @@ def test_a_trace_says_how_wrong_a_clock_may_be(tmp_path: Path) -> None:
     # Not closed, as after a crash: viewers take an array without its end.
     events = json.loads((tmp_path / "trace.json").read_text() + "]")
     labels = {event["pid"]: event["args"]["labels"] for event in events if event["name"] == "process_labels"}
-    assert labels == {0: "this host's clock", 1: "clock within 0.250 ms"}
+    assert labels == {0: "the clock of this trace", 1: "clock within 0.250 ms"}
     trace.close()
 
 

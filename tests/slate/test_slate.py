@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from phalanx import _native
@@ -267,8 +270,9 @@ def test_only_the_last_failure_is_kept(own_folder: Path) -> None:
     for number, (job, state) in enumerate([("old", 2), ("fine", 1), ("new", 2), ("mine", 0)]):
         path = own_folder / f"{job}.0.999999{number}"
         data = bytearray(layout.SIZE)
-        data[:8], data[8:12], data[28:32] = layout.MAGIC, (1).to_bytes(4, "little"), state.to_bytes(4, "little")
-        data[1152:1155] = b"gone"[:3]
+        header = np.frombuffer(data, layout.HEADER, 1)[0]
+        header["magic"], header["version"], header["state"] = layout.MAGIC, layout.VERSION, state
+        header["process_started"], header["identity"] = b"gone", layout.identity_of(bytes(data))
         path.write_bytes(data)
         os.utime(path, (number, number))
     files.tidy(but="mine")
@@ -283,6 +287,63 @@ def test_a_stranger_is_not_read(own_folder: Path) -> None:
     (own_folder / "job.3.1").mkdir()
     os.mkfifo(own_folder / "job.4.1")
     assert [file.read() for file in files.listed()] == [None] * 5
+
+
+@pytest.mark.parametrize("field", ["world_size", "rank", "pid", "size", "version", "job"])
+def test_a_damaged_slate_is_not_read(field: str) -> None:
+    slate = opened()
+    [file] = files.listed()
+    assert read_files("job").keys() == {0}
+    at = layout.HEADER.fields[field][1]  # type: ignore[index]
+    with file.path.open("r+b") as damaged:
+        damaged.seek(at + 2)
+        damaged.write(b"\x7f")
+    assert file.read() is None
+    assert read_files("job") == {}
+    slate.close()
+
+
+def test_room_for_slates(own_folder: Path) -> None:
+    assert files.why_no_room(1) == ""
+    assert not own_folder.exists()
+    found = files.why_no_room(1 << 40)
+    assert found.startswith(f"{own_folder} has room for ")
+    assert found.endswith(f" KiB, and they need {(layout.SIZE << 40) >> 10}")
+
+
+@pytest.mark.parametrize("kind", ["core", "python"])
+def test_time_without_a_processor_is_noted(kind: str) -> None:
+    """Two processes on one core: each has it for half of the time."""
+    if kind == "core" and _native.core is None:
+        pytest.skip("there is no core")
+    if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/schedstat").exists():
+        pytest.skip("this system does not count it")
+    path, fd = files.make_file("job", 0)
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        busy = os.fork()
+        if busy == 0:
+            end = time.monotonic() + 10
+            while time.monotonic() < end and os.getppid() != 1:
+                pass
+            os._exit(0)
+        # A process of its own: what is counted is that of its main thread.
+        writer = PythonWriter(fd) if kind == "python" else _native.core.SlateWriter(fd)
+        site = call_site.find()
+        for wait in (False, True):
+            began = time.monotonic()
+            while wait and time.monotonic() < began + 0.5:
+                pass
+            writer.end(writer.begin(1, "barrier", site, -1, 8, 1, 7))
+        os.kill(busy, signal.SIGKILL)
+        os.waitpid(busy, 0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(fd)
+    first, second = RankSlate(path.read_bytes()).records["starved_us"].tolist()
+    assert first == 0
+    assert 50_000 < second < 500_000
 
 
 def test_no_room_is_no_failure(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,3 +364,37 @@ def test_a_forked_child_leaves_it_alone() -> None:
     os.waitpid(child, 0)
     assert len(list(files.listed())) == 1
     slate.close()
+
+
+FAILS = """
+import numpy as np
+import phalanx as px
+from phalanx.seeing.reading import RankSlate
+
+world = px.init()
+for _ in range(3):
+    world.all_reduce(np.ones(8))
+if world.rank == 0:
+    try:
+        world.all_reduce(np.ones(8), timeout=0.3)
+    except px.Timeout:
+        pass
+    records = RankSlate(world.backend.world.slate.contents()).records
+    ends = records[records["sequence"] > 0]["ended_ns"]
+    print("signs", *np.sign(ends[-4:]), flush=True)
+else:
+    import time
+
+    time.sleep(2)
+world.close()
+"""
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_an_operation_that_fails_is_noted_as_such(tmp_path: Path, transport: str) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    environment = {**os.environ, "PHALANX_TRANSPORT": transport}
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--no-prefix", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "signs 1 1 1 -1" in done.stdout, done.stderr

@@ -93,7 +93,11 @@ class MetricsFile:
         self._told = False
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
-        """Takes what the last look has found. A full disk may have room again at the next one."""
+        """Takes what the last look has found."""
+        self.show(picture)
+
+    def show(self, picture: Picture) -> None:
+        """Replaces the file. A full disk may have room again at the next one."""
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             temporary.write_text(as_prometheus(picture), encoding="utf-8")
@@ -126,6 +130,10 @@ class OpenTelemetryView:
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
         """Takes what the last look has found."""
+        self.show(picture)
+
+    def show(self, picture: Picture) -> None:
+        """Shows this picture from now on."""
         self._picture = picture
         for name, kind, text, _, _ in samples(picture):
             if name not in self._known:

@@ -112,7 +112,7 @@ class RemoteSlates:
             data = unpacker.decompress(message.data, layout.SIZE + 1)
         except zlib.error:
             return
-        if len(data) == layout.SIZE and data[:8] == layout.MAGIC:
+        if layout.is_whole(data) and RankSlate(data).rank == message.rank:
             self._found[message.rank] = data
 
     def _set_clock(self, message: say.SlateReply) -> None:

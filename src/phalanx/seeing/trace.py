@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .picture import Picture
     from .watch import JobWatch
 
-__all__ = ["TraceFile"]
+__all__ = ["TraceFile", "TraceOutput"]
 
 logger = logging.getLogger("phalanx.seeing")
 
@@ -31,6 +31,19 @@ ARROW_FROM = 100_000
 """Nanoseconds of waiting from which there is an arrow."""
 
 
+class TraceOutput(Protocol):
+    """Takes the text of a trace: a file, or what carries it to one. Each may raise an `OSError`."""
+
+    def write(self, text: str, /) -> object:
+        """Takes more of it."""
+
+    def flush(self) -> None:
+        """Has others see what was written."""
+
+    def close(self) -> None:
+        """That was all."""
+
+
 class TraceFile:
     """Writes the trace while the job runs. The file can be read at any time, and after a crash.
 
@@ -38,14 +51,15 @@ class TraceFile:
 
     Args:
         path: Is overwritten.
+        output: What takes the text instead, for a file that is not on this host.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, output: TraceOutput | None = None) -> None:
         self._path = path
-        self._file: TextIO = path.open("w", encoding="utf-8")
+        self._file: TraceOutput = path.open("w", encoding="utf-8") if output is None else output
         self._ended = False
         self._file.write("[\n")
         self._seen: dict[int, int] = {}
@@ -118,7 +132,7 @@ class TraceFile:
             )
         if self._errors.get(slate.rank) != slate.error_ns:
             self._errors[slate.rank] = slate.error_ns
-            words = f"clock within {slate.error_ns / 1e6:.3f} ms" if slate.error_ns else "this host's clock"
+            words = f"clock within {slate.error_ns / 1e6:.3f} ms" if slate.error_ns else "the clock of this trace"
             self._write({"ph": "M", "pid": slate.rank, "name": "process_labels", "args": {"labels": words}})
 
     def _add_thread(self, rank: int, number: int, words: str) -> None:

@@ -21,7 +21,17 @@ from ..errors import ConfigError
 from ..operating_system import memory_namespace, process_started, reserve
 from . import layout
 
-__all__ = ["SlateFile", "is_written", "job_of", "listed", "make_file", "remove", "shares_processes", "tidy"]
+__all__ = [
+    "SlateFile",
+    "is_written",
+    "job_of",
+    "listed",
+    "make_file",
+    "remove",
+    "shares_processes",
+    "tidy",
+    "why_no_room",
+]
 
 TRIES = 200
 SILENCE = 60.0
@@ -38,7 +48,7 @@ class SlateFile:
     pid: int
 
     def read(self) -> bytes | None:
-        """Its contents now; None if it is gone, not this user's own, or of another version."""
+        """Its contents now; None if it is gone, damaged, not this user's own, or of another version."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -52,7 +62,7 @@ class SlateFile:
             return None
         finally:
             os.close(fd)
-        return data if data[:8] == layout.MAGIC and data[8:12] == layout.VERSION.to_bytes(4, "little") else None
+        return data if layout.is_whole(data) else None
 
     @property
     def is_alive(self) -> bool:
@@ -138,6 +148,23 @@ def make_file(job: str, rank: int) -> tuple[Path, int]:
         remove(path)
         raise
     return path, fd
+
+
+def why_no_room(count: int) -> str:
+    """Why so many slates do not fit on this machine; empty if they do."""
+    try:
+        folder = memory_dir()
+        found = os.statvfs(folder)
+    except (OSError, ConfigError) as error:
+        return str(error)
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # if it was made just now, to look at it
+    room, needed = found.f_bavail * found.f_frsize, count * layout.SIZE
+    if found.f_blocks and room < needed:  # a system without a limit says 0 blocks
+        return f"{folder} has room for {room >> 10} KiB, and they need {needed >> 10}"
+    if found.f_files and found.f_favail < count:
+        return f"{folder} has room for {found.f_favail} files, and they need {count}"
+    return ""
 
 
 def listed() -> Iterator[SlateFile]:

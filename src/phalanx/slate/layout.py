@@ -11,6 +11,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
 import numpy as np
@@ -43,10 +44,12 @@ __all__ = [
     "TEXT_AT",
     "TEXT_BYTES",
     "VERSION",
+    "identity_of",
+    "is_whole",
 ]
 
 MAGIC: Final = b"PHXSLATE"
-VERSION: Final = 1
+VERSION: Final = 2
 RUNNING, CLOSED, FAILED = 0, 1, 2
 """The states of a rank: its world is open, it has closed it on purpose, or its world has failed."""
 
@@ -55,23 +58,23 @@ HEADER: Final = np.dtype(
     {
         "names": [
             "magic", "version", "size", "pid", "rank", "world_size", "state", "job", "began_ns", "began_wall_ns",
-            "beat_ns", "memory", "count", "sites", "text", "place_count", "place", "host", "host_id", "directory",
-            "process_started", "program", "process_namespace", "failure",
+            "beat_ns", "memory", "identity", "count", "sites", "text", "place_count", "place", "host", "host_id",
+            "directory", "process_started", "program", "process_namespace", "failure",
         ],
         "formats": [
             "S8", "<u4", "<u4", "<i4", "<i4", "<i4", "<u4", "S32", "<i8", "<i8",
-            "<i8", "<u8", "<u8", "<u4", "<u4", "<u8", "S512", "S128", "S128", "S128",
+            "<i8", "<u8", "<u4", "<u8", "<u4", "<u4", "<u8", "S512", "S128", "S128", "S128",
             "S64", "S512", "S64", "S512",
         ],
         "offsets": [
             0, 8, 12, 16, 20, 24, 28, 32, 64, 72,
-            80, 88, COUNT_AT, COUNT_AT + 8, COUNT_AT + 12, 192, 256, 768, 896, 1024,
+            80, 88, 96, COUNT_AT, COUNT_AT + 8, COUNT_AT + 12, 192, 256, 768, 896, 1024,
             1152, 1280, 1792, 1856,
         ],
         "itemsize": 4096,
     }
 )  # fmt: skip
-"""`failure`: why the job has failed, as its launcher says it at the end; empty if it has not."""
+"""`identity`: see `identity_of`. `failure`: why the job has failed, as its launcher says it; empty if not."""
 RECORD: Final = np.dtype(
     [
         ("began_ns", "<i8"),
@@ -159,3 +162,18 @@ CALLS_AT: Final = PEERS_AT + PEERS * PEER.itemsize
 MEMBERS_AT: Final = CALLS_AT + CALLS * CALL.itemsize
 TEXT_AT: Final = MEMBERS_AT + MEMBERS_BYTES
 SIZE: Final = TEXT_AT + TEXT_BYTES
+
+
+def identity_of(data: bytes) -> int:
+    """A sum over whose slate this is: version, size, process, rank, world size and job. It shows damage to them."""
+    return zlib.crc32(data[8:28] + data[32:64])
+
+
+def is_whole(data: bytes) -> bool:
+    """True for a slate of this version, if it still says whose it is."""
+    return (
+        len(data) == SIZE
+        and data[:8] == MAGIC
+        and data[8:12] == VERSION.to_bytes(4, "little")
+        and data[96:100] == identity_of(data).to_bytes(4, "little")
+    )

@@ -124,6 +124,7 @@ class Slate:
         if not self._world:
             header["began_ns"], header["began_wall_ns"] = time.monotonic_ns(), time.time_ns()
         header["version"], header["state"] = layout.VERSION, layout.RUNNING
+        header["identity"] = layout.identity_of(bytes(self._memory[:64]))
         self._beat()
         header["magic"] = layout.MAGIC
         self._thread = BackgroundThread(self._run, "phalanx-slate", on_error=_note).start()

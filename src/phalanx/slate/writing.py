@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..operating_system import run_delay
 from ..transports.shared_memory import map_memory
 from . import layout
 
@@ -29,6 +30,34 @@ class PlaceInProgram(Protocol):
     @property
     def line(self) -> int:
         """The line."""
+
+
+class _RunDelay:
+    """How long this rank was ready to run and had no processor, as `cpp/phalanx/run_delay.hpp` counts it."""
+
+    LONG = 1_000_000
+    """Nanoseconds: only what took longer is looked at, because looking takes some microseconds."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._ended_ns = 0
+
+    def begin(self, now: int) -> int:
+        """An operation begins: the delay since the last one has ended, in microseconds."""
+        gap = now - self._ended_ns
+        if gap < self.LONG or not self._ended_ns:
+            return 0
+        return max(0, min(self._since_last_look(), gap)) // 1000
+
+    def end(self, began: int, now: int) -> None:
+        """An operation has ended."""
+        if now - began >= self.LONG:
+            self._since_last_look()
+        self._ended_ns = now
+
+    def _since_last_look(self) -> int:
+        before, self._total = self._total, run_delay()
+        return self._total - before
 
 
 class PythonWriter:
@@ -51,6 +80,7 @@ class PythonWriter:
         self._text = np.frombuffer(memory, np.uint8, layout.TEXT_BYTES, layout.TEXT_AT)
         self._known: dict[tuple[str, CodeType | None, int], int] = {}
         self._count = 0
+        self._delay = _RunDelay()
         self._lock = threading.Lock()  # of this process's threads: a reader never waits for it
 
     def begin(
@@ -68,6 +98,7 @@ class PythonWriter:
             record["began_ns"], record["ended_ns"] = now, 0
             record["sequence"], record["bytes"], record["fingerprint"] = sequence, size, fingerprint
             record["group"], record["site"], record["peer"] = group, number, peer
+            record["starved_us"] = self._delay.begin(now)
             record["number"] = self._count
             self._header["count"] = self._count
             if sequence:
@@ -90,6 +121,7 @@ class PythonWriter:
             site["bytes"] += size
             site["total_ns"] += now - began
             site["longest_ns"] = max(int(site["longest_ns"]), now - began)
+            self._delay.end(began, now)
 
     def retire(self) -> None:
         """Gives the memory back, once no array of it is left. Later operations are not noted."""

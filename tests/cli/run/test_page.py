@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import socket
 import threading
 import time
@@ -260,26 +259,3 @@ def _url(launched: object) -> str:
         found = re.search(r"http://\S+", line)
         if found:
             return found[0]
-
-
-def test_in_a_browser(run: Runner, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("there is no Chromium here")
-    playwright = pytest.importorskip("playwright.sync_api")
-    launched = run.start("-n", "2", "--page", run.script(JOB))
-    with playwright.sync_playwright() as engine:
-        chromium = engine.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page()
-        wrong: list[str] = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.goto(_url(launched))
-        page.wait_for_selector("#findings .blocked", timeout=30_000)
-        assert "because rank 1 is at script.py" in page.inner_text("#findings")
-        assert page.locator("#ranks tbody tr").count() == 2
-        chromium.close()
-    assert wrong == []
-    launched.process.terminate()
-    launched.process.stderr.read()  # type: ignore[union-attr]
-    launched.process.wait()

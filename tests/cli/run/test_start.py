@@ -217,3 +217,22 @@ def test_a_job_inside_a_job(run: Runner) -> None:
     assert job.process.returncode == 0, job.err
     (first, second) = job.out.splitlines()
     assert second.split()[-1].startswith(first.split()[1] + ".")
+
+
+def test_no_room_for_notes_is_said_once(run: Runner) -> None:
+    """The job goes on. A memory file system that is too small for the notes of two ranks."""
+    folder = run.folder / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k,mode=700", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user cannot mount a file system")
+    try:
+        script = run.script("import phalanx as px\nwith px.init() as world:\n    world.barrier()\n")
+        job = run("-n", "2", script, env={"PHALANX_SLATE_DIR": str(folder)})
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert job.process.returncode == 0, job.err
+    assert job.err == (
+        "phalanx: `phalanx top`, --page, --trace and --metrics do not see all ranks, because there is no room for "
+        f"their notes: {folder} has room for 300 KiB, and they need 488\n"
+    )

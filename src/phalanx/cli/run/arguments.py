@@ -312,11 +312,6 @@ def command(
             if elastic is not None:
                 raise ConfigError("--elastic starts the ranks of one host; others join with `phalanx join`")
             _check_hosts_alone(hostfile, hosts, max_restarts)
-            for option, wanted in (("--page", page), ("--trace", trace), ("--metrics", metrics)):
-                if wanted:
-                    raise ConfigError(
-                        f"{option} is not for --hosts yet (use --nnodes, with {option} on the first node)"
-                    )
             on_hosts = hosts_plan(
                 read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""),
                 ranks=ranks if _given("ranks") else None,
@@ -335,6 +330,9 @@ def command(
                 remote_python=remote_python,
                 base=base,
                 colour=colour,
+                page=page,
+                trace=trace,
+                metrics=metrics,
             )
         else:
             for option, value in (("--ssh", ssh), ("--remote-python", remote_python)):

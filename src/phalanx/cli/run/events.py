@@ -16,7 +16,7 @@ from .world import WorldEnd
 if TYPE_CHECKING:
     from phalanx.wire.control import Note
 
-__all__ = ["LauncherMailbox", "MailHandler", "Signals"]
+__all__ = ["LauncherMailbox", "MailHandler", "Signals", "logs_to"]
 
 
 class LauncherMailbox:
@@ -79,6 +79,20 @@ class MailHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Posts one line."""
         self._mailbox.note(self.format(record))
+
+
+@contextlib.contextmanager
+def logs_to(mailbox: LauncherMailbox) -> Iterator[None]:
+    """Has the loop print what Phalanx logs in this process."""
+    logger = logging.getLogger("phalanx")
+    handler, propagate = MailHandler(mailbox), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
 
 
 class Signals:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError
 from phalanx.launching.environment import cores, new_run_id, new_token, rank_environment, reserve_port
 from phalanx.launching.guardian import end_all
-from phalanx.slate.files import job_of
+from phalanx.slate.files import job_of, why_no_room
 from phalanx.types import Address
 
 from .elastic import ElasticSupervisor
-from .events import LauncherMailbox, MailHandler, Signals
-from .monitor import JobMonitor, JobView
+from .events import LauncherMailbox, Signals, logs_to
+from .monitor import JobMonitor
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import Guardian, LocalRank, Processes
 from .supervisor import Supervisor
 from .upstream import Upstream
+from .views import open_views
 from .world import HostedWorld, JoinedWorld, LaunchedWorld, WatchedWorld
 from .writer import OutputWriter
 
@@ -83,7 +83,7 @@ def _attempt(
         mailbox = LauncherMailbox()
         stack.callback(mailbox.close)
         signals = stack.enter_context(Signals.caught(mailbox))
-        stack.enter_context(_logs_to(mailbox))
+        stack.enter_context(logs_to(mailbox))
         writer = OutputWriter(mailbox.wake)
         stack.callback(writer.close)
         log_dir = plan.log_dir / f"restart-{restarts}" if plan.log_dir is not None and restarts else plan.log_dir
@@ -92,7 +92,7 @@ def _attempt(
         stack.callback(console.close)
         stack.callback(writer.close)
         if upstream is not None:
-            upstream.attach(console.err, signals, mailbox)
+            upstream.attach(console.err, signals, mailbox, writer)
         master = plan.master or Address(LOOPBACK, 0)
         if master.port == 0:
             master = Address(master.host, stack.enter_context(reserve_port()))
@@ -151,7 +151,7 @@ def _attempt(
             "mailbox": mailbox,
             "signals": signals,
             "upstream": upstream,
-            "monitor": _watch_job(plan, world.address, token, options, console),
+            "monitor": _watch_job(plan, world.address, token, options, console, upstream),
         }
         supervisor: Supervisor
         if plan.elastic is not None or plan.join is not None:
@@ -168,41 +168,25 @@ def _attempt(
         return code, supervisor.failed
 
 
-def _watch_job(plan: RunPlan, directory: Address, token: bytes, options: Options, console: Console) -> JobMonitor:
+def _watch_job(
+    plan: RunPlan, directory: Address, token: bytes, options: Options, console: Console, upstream: Upstream | None
+) -> JobMonitor:
     """Watches the job, and shows it as the plan says.
 
     Raises:
         ConfigError: A file cannot be written, or there is no port for the page.
     """
-    views: list[JobView] = []
     if plan.world_size == 1 and plan.elastic is None and plan.join is None:
-        asked = [("--page", plan.page), ("--trace", plan.trace), ("--metrics", plan.metrics)]
-        options_given = [option for option, value in asked if value]
-        if options_given:
+        if plan.shown:
             console.err.say(
-                f"phalanx: {', '.join(options_given)}: a job of one rank has nothing to show (it waits for nobody)"
+                f"phalanx: {', '.join(plan.shown)}: a job of one rank has nothing to show (it waits for nobody)"
             )
         return JobMonitor(job_of(token, str(directory)))
-    try:
-        if plan.page:
-            from .page.view import PageView
-
-            page = PageView()
-            views.append(page)
-            console.err.say(f"phalanx: this job is at {page.server.url}")
-        if plan.trace is not None:
-            from phalanx.seeing.trace import TraceFile
-
-            views.append(TraceFile(plan.trace))
-        if plan.metrics is not None:
-            from phalanx.seeing.metrics import MetricsFile, OpenTelemetryView
-
-            views.append(MetricsFile(plan.metrics))
-            with contextlib.suppress(ImportError):
-                views.append(OpenTelemetryView())
-    except OSError as error:
-        what = "--page" if plan.page and not views else "--trace"
-        raise ConfigError(f"{what} cannot be served: {error}") from None
+    no_room = why_no_room(plan.ranks)
+    if no_room:
+        what = "`phalanx top`, --page, --trace and --metrics do not see all ranks"
+        console.err.say(f"phalanx: {what}, because there is no room for their notes: {no_room}")
+    views = open_views(plan, upstream, console.err.say)
 
     def afar() -> SlateSource:
         from phalanx.seeing.remote import RemoteSlates
@@ -246,19 +230,6 @@ def _open_world(
         if plan.nodes > 1:
             hint = f"node 0 must run on the master's machine, here {master.host}; {hint}, the same on every node"
         raise ConfigError(f"the directory {error} ({hint})") from None
-
-
-@contextlib.contextmanager
-def _logs_to(mailbox: LauncherMailbox) -> Iterator[None]:
-    logger = logging.getLogger("phalanx")
-    handler, propagate = MailHandler(mailbox), logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:

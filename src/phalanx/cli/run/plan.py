@@ -14,7 +14,7 @@ from phalanx.errors import ConfigError
 from phalanx.launching.environment import OWN_VARIABLES, cores
 from phalanx.types import Address
 
-__all__ = ["RunPlan", "cores"]
+__all__ = ["RunPlan", "check_outputs", "cores"]
 
 MAX_PORT = 65535
 MOST_RANKS = 4096
@@ -59,6 +59,8 @@ class RunPlan:
     """Where every operation is written to."""
     metrics: Path | None = None
     """Where metrics are written to."""
+    relayed: tuple[str, ...] = ()
+    """Options of these three that the controller of a job on several hosts was given: it shows the job."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Variables for the ranks."""
     elastic: tuple[int, int] | None = None
@@ -79,13 +81,7 @@ class RunPlan:
             self._check_elastic(*self.elastic)
         if self.nodes > 1:
             self._check_nodes()
-        for option, path in (("--trace", self.trace), ("--metrics", self.metrics)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ConfigError(f"{option} {path} is not valid (there is no folder {path.parent})")
-            if path is not None and path.is_dir():
-                raise ConfigError(f"{option} {path} is not valid (it is a folder; expected a file)")
-        if self.trace is not None and self.metrics is not None and self.trace.resolve() == self.metrics.resolve():
-            raise ConfigError(f"--trace and --metrics both name {self.metrics} (expected a file for each)")
+        check_outputs(self.trace, self.metrics)
         for name in self.extra:
             if name in OWN_VARIABLES:
                 raise ConfigError(f"--env {name}=… is not possible: `phalanx run` sets {name} itself")
@@ -157,6 +153,12 @@ class RunPlan:
             raise ConfigError(f"there is no script {self.target!r} (expected {hint})")
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        """The options by which the job is to be shown, here or by the controller."""
+        asked = (("--page", self.page), ("--trace", self.trace), ("--metrics", self.metrics))
+        return self.relayed or tuple(option for option, value in asked if value)
+
+    @property
     def world_size(self) -> int:
         """Ranks of all nodes together."""
         return sum(self._layout)
@@ -181,3 +183,18 @@ class RunPlan:
         if not self.python:
             return [shutil.which(self.target) or self.target, *self.arguments]
         return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]
+
+
+def check_outputs(trace: Path | None, metrics: Path | None) -> None:
+    """Checks the files that a job is shown in.
+
+    Raises:
+        ConfigError: One of them cannot be written; the message names the option.
+    """
+    for option, path in (("--trace", trace), ("--metrics", metrics)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{option} {path} is not valid (there is no folder {path.parent})")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{option} {path} is not valid (it is a folder; expected a file)")
+    if trace is not None and metrics is not None and trace.resolve() == metrics.resolve():
+        raise ConfigError(f"--trace and --metrics both name {metrics} (expected a file for each)")

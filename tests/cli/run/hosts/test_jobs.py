@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -84,6 +87,55 @@ def test_a_rank_that_fails_on_another_host(run: Runner) -> None:
     assert verdict.startswith("\nphalanx: rank 2 failed: exit code 7\n  on beta, process"), job.err
     assert "its traceback" not in verdict  # it has none, and another rank's is not its own
     assert job.err.splitlines()[-1] == "phalanx: 3 ranks ended because of it"
+
+
+def test_a_job_on_two_hosts_is_shown_where_it_was_started(run: Runner) -> None:
+    """Its page hears how it ends, although the rank that fails is on the other host."""
+    script = run.script("""
+        import os, time
+        import numpy as np
+        import phalanx as px
+
+        with px.init() as world:
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+                world.all_reduce(np.ones(8))
+            if world.rank == 1:
+                raise ValueError("no such thing")
+            world.barrier()
+    """)
+    folder = run.folder / "elsewhere"
+    folder.mkdir()
+    files = ["--trace", str(folder / "trace.json"), "--metrics", str(folder / "job.prom")]
+    job = run.start("--hosts", "alpha,beta", "--ssh", STAND_IN, "--page", *files, script)
+    first = job.process.stderr.readline().decode()  # type: ignore[union-attr]
+    found = re.fullmatch(r"phalanx: this job is at http://127\.0\.0\.1:(\d+)/([^/]+)/\n", first)
+    assert found, first
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+    connection.request("GET", f"/{found[2]}/events")
+    answer = connection.getresponse()
+    while not (line := answer.readline()).startswith(b'data: {"job"') or len(json.loads(line[6:])["ranks"]) < 2:
+        assert line, "the page has ended"
+    (run.folder / "go").touch()
+    end = {"failed": "rank 1 failed: ValueError: no such thing"}
+    assert answer.read().rpartition(b"event: end\ndata: ")[2] == json.dumps(end).encode() + b"\n\n"
+    connection.close()
+    assert job.finish() == 1
+    events = json.loads((folder / "trace.json").read_text())
+    assert {event["pid"] for event in events if event.get("cat") == "collective"} == {0, 1}
+    assert 'phalanx_rank_up{rank="1"' in (folder / "job.prom").read_text()
+
+
+def test_there_is_nothing_to_show_of_one_rank(run: Runner) -> None:
+    job = run("--hosts", "alpha", "--ssh", STAND_IN, "--page", run.script(HELLO))
+    assert job.process.returncode == 0, job.err
+    assert job.err == "phalanx: --page: a job of one rank has nothing to show (it waits for nobody)\n"
+
+
+def test_a_trace_that_cannot_be_written(run: Runner) -> None:
+    job = run("--hosts", "alpha,beta", "--ssh", STAND_IN, "--trace", "/dev/full", run.script(HELLO))
+    assert job.process.returncode == 0, job.err
+    assert job.err == "phalanx: the trace in /dev/full is incomplete: No space left on device\n"
 
 
 def test_ctrl_c_ends_all(run: Runner) -> None:
@@ -169,6 +221,8 @@ def test_the_first_host_cannot_be_called_localhost(run: Runner) -> None:
         (["--hosts", "a", "--standalone"], "--standalone is for a job on one node, and does not go with --hosts"),
         (["--hosts", "a", "--max-restarts", "2"], "--max-restarts is for a single node"),
         (["--hosts", "a", "--ssh", "no such program"], "cannot start 'no': No such file"),
+        (["--hosts", "a,b", "--trace", "/nowhere/trace.json"], "there is no folder /nowhere"),
+        (["--hosts", "a,b", "--trace", "."], "--trace . is not valid (it is a folder; expected a file)"),
         (["--hosts", "a", "--env", "RANK=1"], "`phalanx run` sets RANK itself"),
         (["--ssh", "ssh"], "--ssh is for --hosts or --hostfile"),
     ],

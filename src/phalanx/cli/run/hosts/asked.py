@@ -12,7 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.launching.environment import OWN_VARIABLES, new_token
 from phalanx.types import Address
 
-from ..plan import MOST_RANKS
+from ..plan import MOST_RANKS, check_outputs
 from .controller import HostsPlan
 from .hostfile import Host
 from .messages import NodeJob
@@ -45,6 +45,9 @@ def hosts_plan(
     remote_python: str | None,
     base: Mapping[str, str],
     colour: bool,
+    page: bool = False,
+    trace: Path | None = None,
+    metrics: Path | None = None,
 ) -> HostsPlan:
     """The plan for these hosts.
 
@@ -69,6 +72,8 @@ def hosts_plan(
         raise ConfigError("--ssh is empty (expected a command that takes a host and a command line)")
     if master is not None and master.port == 0:
         raise ConfigError(f"--master {master} is not valid (several hosts need a port that all of them know)")
+    check_outputs(trace, metrics)
+    shown = (("--page", page), ("--trace", trace), ("--metrics", metrics))
     job = NodeJob(
         target=target,
         arguments=tuple(arguments),
@@ -89,6 +94,7 @@ def hosts_plan(
         variables={
             name: value for name, value in base.items() if name.startswith("PHALANX_") and name not in _LEFT_HERE
         },
+        relayed=tuple(option for option, value in shown if value),
     )
     return HostsPlan(
         hosts=hosts,
@@ -99,4 +105,7 @@ def hosts_plan(
         ssh=words,
         python=remote_python or sys.executable,
         colour=colour,
+        page=page,
+        trace=trace,
+        metrics=metrics,
     )

@@ -17,19 +17,21 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import phalanx
 from phalanx.errors import ConfigError
 from phalanx.launching.lines import LineOutput, LineStream
 
-from ..events import LauncherMailbox, Signals
+from ..events import LauncherMailbox, Signals, logs_to
 from ..report import victims_line
 from ..verdict import BROKEN_PIPE
 from ..writer import OutputWriter
 from .connection import Connection, is_local
 from .explain import why_no_hello
 from .hostfile import Host
-from .messages import Message, NodeEnd, NodeEnding, NodeError, NodeHello, NodeJob
+from .messages import Message, NodeEnd, NodeEnding, NodeError, NodeHello, NodeJob, NodeView
+from .views import HostsViews
 
 __all__ = ["HostsPlan", "run_on_hosts"]
 
@@ -58,6 +60,9 @@ class HostsPlan:
     ssh: Sequence[str]
     python: str
     colour: bool
+    page: bool = False
+    trace: Path | None = None
+    metrics: Path | None = None
 
 
 class _Node:
@@ -82,12 +87,13 @@ def run_on_hosts(plan: HostsPlan) -> int:
     """Runs the job until its end on all hosts; returns the exit code.
 
     Raises:
-        ConfigError: A host did not come up, or the hosts cannot work together.
+        ConfigError: A host did not come up, the hosts cannot work together, or the job cannot be shown as it should.
     """
     with contextlib.ExitStack() as stack:
         mailbox = LauncherMailbox()
         stack.callback(mailbox.close)
         signals = stack.enter_context(Signals.caught(mailbox))
+        stack.enter_context(logs_to(mailbox))
         writer = OutputWriter(mailbox.wake)
         stack.callback(writer.close)
         return stack.enter_context(_controller(plan, mailbox, signals, writer)).run()
@@ -126,6 +132,11 @@ class _Controller:
         self._err = self._screen(2)
         out = self._err if os.path.sameopenfile(1, 2) else self._screen(1)
         self._out = out
+        self._how = ""
+        """A few words on what was wrong with the job."""
+        # A job of one rank waits for nobody: its node says that there is nothing to show.
+        wanted = (plan.page, plan.trace, plan.metrics) if sum(plan.layout) > 1 else (False, None, None)
+        self._views = HostsViews(*wanted, self._err.say)
 
     def _screen(self, descriptor: int) -> LineOutput:
         terminal = os.isatty(descriptor)
@@ -144,6 +155,7 @@ class _Controller:
             self._wait()
             now = time.monotonic()
             self._take_signals(now)
+            self._take_notes()
             if self._writer.failures() and not self._output_closed:
                 self._output_closed = True
                 self._tell_all(signal.SIGTERM, now)
@@ -196,6 +208,8 @@ class _Controller:
             node.end = message
             if message.failed:  # the others hear of it from the directory
                 self._give_up_after(now)
+        elif isinstance(message, NodeView):
+            self._views.take(message)
 
     # -- the beginning -----------------------------------------------------------------------------------------------
 
@@ -243,6 +257,8 @@ class _Controller:
         host, port, directory = self._meeting_point()
         for number, node in enumerate(self._nodes):
             fields = {**vars(self._plan.job), "node": number, "master": (host, port), "directory_port": directory}
+            if number:
+                fields["relayed"] = ()
             node.connection.send(NodeJob(**fields))
         self._began = True
 
@@ -328,6 +344,8 @@ class _Controller:
             for stream in node.streams.values():
                 stream.finish()
         code = self._verdict()
+        self._views.close(self._how)
+        self._take_notes()
         until = time.monotonic() + FLUSH if self._signal or self._output_closed else math.inf
         while not self._writer.drained(0.05) and time.monotonic() < until and not self._signals.told_to_end:
             pass
@@ -336,8 +354,10 @@ class _Controller:
     def _verdict(self) -> int:
         """Says how the job ended; returns the exit code."""
         if self._output_closed:
+            self._how = "its output was closed"
             return BROKEN_PIPE
         if self._signal:
+            self._how = f"it was ended by {signal.Signals(self._signal).name}"
             return 128 + self._signal
         errors = _grouped([(node.host.name, node.error) for node in self._nodes if node.error])
         ends = [node.end for node in self._nodes if node.end is not None]
@@ -346,23 +366,30 @@ class _Controller:
         blamed = [end.blamed for end in failures if end.blamed is not None]
         known = next((end for rank in blamed for end in failures if end.own == rank), None)
         if known is None and (errors or self._lost):
+            self._how = (errors or self._lost)[0]
             for text in errors or self._lost:
                 self._say(text)
             return 1
         if not failures:
             return max((end.code for end in ends), default=1)
         chosen = known or failures[0]
+        self._how = chosen.headline
         same = sorted(rank for end in failures for rank in end.same)
         line = victims_line(same, sum(end.because for end in failures))
         self._err.say(f"{chosen.report}\n{line}" if line else chosen.report)
         return chosen.code
 
+    def _take_notes(self) -> None:
+        while self._mailbox.notes:
+            self._err.say(self._mailbox.notes.popleft())
+
     def _say(self, text: str) -> None:
         self._err.say(f"phalanx: {text}")
 
     def close(self) -> None:
-        """Ends every connection."""
+        """Ends every connection, and what shows the job."""
         self._selector.close()
+        self._views.close(self._how)
         for node in self._nodes:
             node.connection.hang_up()
         for node in self._nodes:

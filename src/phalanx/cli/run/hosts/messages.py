@@ -6,11 +6,24 @@ standard error among the lines of the ranks: lines of JSON behind a mark.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
-__all__ = ["MARK", "Message", "NodeEnd", "NodeEnding", "NodeError", "NodeHello", "NodeJob", "decode", "encode"]
+__all__ = [
+    "MARK",
+    "Message",
+    "NodeEnd",
+    "NodeEnding",
+    "NodeError",
+    "NodeHello",
+    "NodeJob",
+    "NodeView",
+    "decode",
+    "encode",
+]
 
 MARK = b"\x1ephalanx-node "
 """Begins a line of the node itself: a control character that no program prints by chance."""
@@ -49,7 +62,7 @@ class NodeError:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnd:
-    """The verdict of a node. It is the last word."""
+    """The verdict of a node. Only pictures of its last look follow."""
 
     KIND: ClassVar[str] = "end"
     code: int
@@ -64,6 +77,35 @@ class NodeEnd:
     """Other ranks of this node that failed in the same way."""
     because: int = 0
     """How many ranks of this node ended because of it."""
+    headline: str = ""
+    """A few words on what was wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """Something of the job to be shown by the controller: from the first node, which sees all ranks."""
+
+    KIND: ClassVar[str] = "view"
+    what: str
+    """`picture`, `page` or `trace`; see `Upstream.show`."""
+    packed: str
+
+    @classmethod
+    def of(cls, what: str, data: bytes) -> NodeView:
+        """The message with these contents."""
+        return cls(what=what, packed=base64.b64encode(zlib.compress(data, 1)).decode())
+
+    @property
+    def data(self) -> bytes:
+        """The contents.
+
+        Raises:
+            ValueError: They are damaged.
+        """
+        try:
+            return zlib.decompress(base64.b64decode(self.packed))
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +135,14 @@ class NodeJob:
     """Variables for the ranks."""
     variables: dict[str, str]
     """Phalanx's own variables, as they are set where the job was started."""
+    relayed: tuple[str, ...] = ()
+    """The options by which the controller shows the job; for the first node alone."""
 
 
-Message: TypeAlias = NodeHello | NodeEnding | NodeError | NodeEnd | NodeJob
-_KINDS: dict[str, type[Message]] = {kind.KIND: kind for kind in (NodeHello, NodeEnding, NodeError, NodeEnd, NodeJob)}
+Message: TypeAlias = NodeHello | NodeEnding | NodeError | NodeEnd | NodeJob | NodeView
+_KINDS: dict[str, type[Message]] = {
+    kind.KIND: kind for kind in (NodeHello, NodeEnding, NodeError, NodeEnd, NodeJob, NodeView)
+}
 
 
 def encode(message: Message) -> bytes:

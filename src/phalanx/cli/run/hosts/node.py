@@ -25,7 +25,8 @@ from ..events import LauncherMailbox, Signals
 from ..launcher import launch
 from ..plan import RunPlan
 from ..verdict import Verdict
-from .messages import MARK, Message, NodeEnd, NodeEnding, NodeError, NodeHello, NodeJob, decode, encode
+from ..writer import OutputWriter
+from .messages import MARK, Message, NodeEnd, NodeEnding, NodeError, NodeHello, NodeJob, NodeView, decode, encode
 
 __all__ = ["main"]
 
@@ -43,10 +44,12 @@ class Controller:
         self._rest = rest
         self.colour = colour
         self._screen: LineOutput | None = None
+        self._writer: OutputWriter | None = None
 
-    def attach(self, screen: LineOutput, signals: Signals, mailbox: LauncherMailbox) -> None:
+    def attach(self, screen: LineOutput, signals: Signals, mailbox: LauncherMailbox, writer: OutputWriter) -> None:
         """Begins to listen, in a thread."""
         self._screen = screen
+        self._writer = writer
 
         def listen() -> None:
             waiting = self._rest
@@ -84,8 +87,20 @@ class Controller:
                 report=verdict.report(colour=self.colour, end="") if verdict.failed else "",
                 same=tuple(same),
                 because=because,
+                headline=verdict.headline,
             )
         )
+
+    @property
+    def busy(self) -> bool:
+        """True while the controller does not keep up with what is written here."""
+        assert self._writer is not None
+        return self._writer.full
+
+    def show(self, what: str, data: bytes) -> None:
+        """Hands over what is to be shown. It may come in the middle of a rank's line: the mark says where it begins."""
+        assert self._writer is not None
+        self._writer.put(2, MARK + encode(NodeView.of(what, data)))
 
     def _tell(self, message: Message) -> None:
         assert self._screen is not None
@@ -167,6 +182,7 @@ def _plan(job: NodeJob) -> RunPlan:
         grace=job.grace,
         prefix=job.prefix,
         extra=job.extra,
+        relayed=job.relayed,
     )
     return replace(plan, directory_port=None) if plan.nodes == 1 else plan
 

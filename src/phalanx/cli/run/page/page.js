@@ -113,7 +113,7 @@ function links(picture) {
 }
 
 function matrix(picture) {
-  const size = Math.min(picture.world_size, 32);
+  const size = Math.min(picture.waits.length, 32); // of a part of the world, if only that is seen
   const body = table("matrix", ["", ...Array.from({ length: size }, (_, i) => ">" + i)]);
   const most = Math.max(0.1, ...picture.waits.flat());
   for (let i = 0; i < size; i++) {

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.seeing.metrics import as_prometheus
 from phalanx.seeing.picture import to_plain, words_without_findings
-
-from .server import PageServer
 
 if TYPE_CHECKING:
     from phalanx.seeing.picture import Picture
     from phalanx.seeing.watch import JobWatch
 
-__all__ = ["PageView"]
+__all__ = ["PageOutlet", "PageView"]
 
 SPAN = 10.0
 """Seconds of the timeline."""
@@ -28,17 +27,33 @@ HISTORY = 240
 """Looks of which throughput and memory are drawn."""
 
 
-class PageView:
-    """Shows a job on a page. A `JobView`."""
+class PageOutlet(Protocol):
+    """Shows what it is given: a `PageServer`, or what carries it to one."""
 
-    def __init__(self) -> None:
-        self.server = PageServer()
+    def publish(self, *, picture: bytes, metrics: bytes) -> None:
+        """Replaces what is shown."""
+
+    def close(self, how: str = "") -> None:
+        """The job is over."""
+
+
+class PageView:
+    """Shows a job on a page. A `JobView`.
+
+    Args:
+        outlet: Gets the contents.
+        clock_ns: The clock of the slates.
+    """
+
+    def __init__(self, outlet: PageOutlet, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._outlet = outlet
+        self._clock_ns = clock_ns
         self._operations: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._history: deque[list[Any]] = deque(maxlen=HISTORY)
 
     def update(self, watch: JobWatch, picture: Picture) -> None:
         """Takes what the last look has found."""
-        now = time.monotonic_ns()
+        now = self._clock_ns()
         for joined in watch.joined:
             count = len(joined.sequence)
             step = max(1, count * len(joined.members) // (MOST // 4))
@@ -75,10 +90,10 @@ class PageView:
             "timeline": [op for op in self._operations if max(op["ended"]) >= since],
             "history": list(self._history),
         }
-        self.server.publish(
+        self._outlet.publish(
             picture=json.dumps(shown, separators=(",", ":")).encode(), metrics=as_prometheus(picture).encode()
         )
 
     def close(self, how: str) -> None:
         """The job is over."""
-        self.server.close(how)
+        self._outlet.close(how)
