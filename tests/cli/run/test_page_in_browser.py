@@ -182,6 +182,9 @@ def test_what_the_matrix_and_the_timeline_say(
         "rank 0 has waited 5.0 ms for rank 1"
     )
     picture = json.loads(server.text("picture"))
+    picture["ranks"][0].update(waits_for=[1], seconds=3.0)
+    browser.ask(f"show({json.dumps(picture)})")
+    assert browser.ask("document.querySelector('#matrix tbody tr td:nth-child(3)').textContent") in ("3.00", "3.01")
     picture["span"] = 0.025  # so that one operation is as wide as a mouse can hit
     browser.ask(f"show({json.dumps(picture)})")
     found = browser.ask(

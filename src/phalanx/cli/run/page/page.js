@@ -112,17 +112,27 @@ function links(picture) {
   }
 }
 
+// The waits that are over, and those that are not: a hang is one that may never be.
+function waitsUntilNow(picture) {
+  const found = picture.waits.map((row) => row.slice());
+  for (const rank of picture.ranks)
+    for (const other of rank.waits_for)
+      if (found[rank.rank]?.[other] !== undefined) found[rank.rank][other] += rank.seconds;
+  return found;
+}
+
 function matrix(picture) {
+  const waits = waitsUntilNow(picture);
   const size = Math.min(picture.waits.length, 32); // of a part of the world, if only that is seen
   const body = table("matrix", ["", ...Array.from({ length: size }, (_, i) => ">" + i)]);
-  const most = Math.max(0.1, ...picture.waits.flat());
+  const most = Math.max(0.1, ...waits.flat());
   for (let i = 0; i < size; i++) {
     const row = body.insertRow();
     const head = document.createElement("th");
     head.textContent = i;
     row.append(head);
     for (let j = 0; j < size; j++) {
-      const value = picture.waits[i][j];
+      const value = waits[i][j];
       const made = cell(row, i === j ? "" : value >= 0.01 ? value.toFixed(2) : "·");
       made.style.background = i === j ? "" : `color-mix(in srgb, ${colour("waiting")} ${Math.round(85 * value / most)}%, transparent)`;
       made.title = "rank " + i + " has waited " + seconds(value) + " for rank " + j;
