@@ -185,7 +185,8 @@ class CudaCalls:
 
         def job(seconds: float | None) -> None:
             everything = _movable(_joined(parts)) if parts else None
-            self._group.scatter(everything, request.root, _movable(output), timeout=seconds)
+            with _flattened(_movable(output), write=True) as target:
+                self._group._scatter_on_gpu(everything, request.root, target, seconds)
 
         return self._issue(job, request, [output])
 
