@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_training.py [--ranks 2 4] [--steps 20] [--contenders alone px-ddp ddp-phalanx ddp-gloo ...]
 
-Each step trains on the same texts, cut among the ranks; in a pipeline, the layers are. Shown are the median of a step, and how far the losses are from
-those of one process.
+Each step trains on the same texts, cut among the ranks; in a pipeline, the layers are. Shown are the median of a step,
+and how far the losses are from those of one process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Stage(nn.Module):  # type: ignore[misc]
 
     def __init__(self, model: GPT, index: int, stages: int) -> None:
         super().__init__()
-        self.word, self.place = (model.word, model.place) if index == 0 else (None, None)
+        self.word: Any = model.word if index == 0 else None
+        self.place: Any = model.place if index == 0 else None
         self.blocks = nn.ModuleList(list(model.blocks)[index * LAYERS // stages : (index + 1) * LAYERS // stages])
         self.guess = model.guess if index == stages - 1 else None
         self.register_buffer("mask", model.mask)
