@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+import traceback
 from typing import Any
 
 import click
@@ -65,7 +66,8 @@ class Stage(nn.Module):  # type: ignore[misc]
             x = self.word(x) + self.place.weight
         for block in self.blocks:
             x = block(x, src_mask=self.mask, is_causal=True)
-        return x if self.guess is None else self.guess(x)
+        # torch's pipelines want the order in memory that they found out without a GPU.
+        return x.contiguous() if self.guess is None else self.guess(x)
 
 
 def loss_of(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -166,6 +168,15 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
         dist.destroy_process_group()
 
 
+def outspoken(rank: int, *arguments: Any) -> None:
+    """`rank_of`, whose error is shown: of several ranks that fail, torch tells of one only."""
+    try:
+        rank_of(rank, *arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     import socket
@@ -192,7 +203,7 @@ def main() -> None:
                 continue
             many = 1 if contender == "alone" else ranks
             with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(rank_of, (many, contender, arguments.steps, folder), nprocs=many)
+                mp.spawn(outspoken, (many, contender, arguments.steps, folder), nprocs=many)
                 with open(f"{folder}/result.json", encoding="utf-8") as file:
                     found = json.load(file)
             reference = reference or found["losses"]
