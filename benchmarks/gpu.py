@@ -1,10 +1,12 @@
 """Collectives among ranks that share one GPU: Phalanx beside Gloo on CUDA tensors and torch's symmetric memory.
 
     python benchmarks/gpu.py [--ranks 2 4] [--sizes 4 65536 1048576 67108864 268435456] [--verbs all_reduce ...]
-        [--contenders phalanx torch-phalanx gloo symmetric] [--seconds 0.3] [--load]
+        [--contenders phalanx torch-phalanx gloo symmetric nccl] [--seconds 0.3] [--load]
 
 Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
-timed. `--load` keeps a kernel of each rank running on another stream. NCCL refuses two ranks on one GPU.
+timed. `--load` keeps a kernel of each rank running on another stream. What a contender refuses is shown as "-", with
+its words: NCCL refuses two ranks on one GPU, and Gloo some verbs on CUDA tensors. "ring" is a message to the next rank
+and one from the rank before.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-VERBS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
-CONTENDERS = ["phalanx", "torch-phalanx", "gloo", "symmetric"]
+VERBS = [
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
+    *("reduce", "gather", "scatter", "ring"),
+]
+CONTENDERS = ["phalanx", "torch-phalanx", "gloo", "symmetric", "nccl"]
 SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
 
 
@@ -44,15 +49,15 @@ def main() -> None:
                 mp.spawn(rank_of, (ranks, contender, arguments, folder), nprocs=ranks)
                 with open(f"{folder}/0.json", encoding="utf-8") as file:
                     rows = json.load(file)
-            for verb, size, median, calls in rows:
+            for verb, size, median, more in rows:
                 shown = f"{median * 1e6:12,.1f}" if median else "           -"
-                click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({calls} calls)")
+                click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({more})")
 
 
 def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) -> None:
     """One rank; rank 0 leaves the results in the folder."""
     torch.cuda.set_device(0)
-    backend = {"torch-phalanx": "phalanx"}.get(contender, "gloo")
+    backend = {"torch-phalanx": "phalanx", "nccl": "cpu:gloo,cuda:nccl"}.get(contender, "gloo")
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     close = dist.barrier
     if contender == "phalanx":
@@ -76,9 +81,12 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
     for verb in arguments.verbs:
         for size in arguments.sizes:
             if verb not in calls:
-                rows.append((verb, size, 0.0, 0))
                 continue
-            rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, stop)))
+            try:
+                rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, stop)))
+            except RuntimeError as error:  # on all ranks, before anything was moved
+                rows.append((verb, size, 0.0, _words(error)))
+                break
     if rank == 0:
         with open(f"{folder}/0.json", "w", encoding="utf-8") as file:
             json.dump(rows, file)
@@ -109,22 +117,37 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     x = torch.full((large,), rank + 1.0, device="cuda")
     part = torch.full((large // ranks,), rank + 1.0, device="cuda")
     out = torch.empty_like(x)
-    args = {"all_gather": (out, part), "reduce_scatter": (part, x), "all_to_all": (out, x)}.get(verb, (x,))
+    args = {
+        "all_gather": (out, part),
+        "reduce_scatter": (part, x),
+        "all_to_all": (out, x),
+        "gather": (out, part),
+        "scatter": (part, x),
+        "ring": (out, x),
+    }.get(verb, (x,))
     call = call(*args)
     call()
     torch.cuda.synchronize()
     total = ranks * (ranks + 1) / 2
-    result = {"all_gather": out[-1], "reduce_scatter": part[-1], "all_to_all": out[-1]}.get(verb, x[-1]).item()
-    expected = {"all_gather": ranks, "all_to_all": ranks, "broadcast": 1.0}.get(verb, total)
-    assert result == expected, f"{verb}: {result} (expected {expected})"
+    result = (args[0])[-1].item()
+    expected = {"all_gather": ranks, "all_to_all": ranks, "broadcast": 1.0, "scatter": 1.0, "gather": ranks}.get(
+        verb, total
+    )
+    if verb == "ring":
+        expected = (rank - 1) % ranks + 1.0
+    if rank == 0 or verb not in ("reduce", "gather"):
+        assert result == expected, f"{verb}: {result} (expected {expected})"
     x.zero_()
     times: list[float] = []
+    before = time.perf_counter()
     for _ in range(3):
         call()
     torch.cuda.synchronize()
+    slow = torch.tensor([time.perf_counter() - before > 0.15], dtype=torch.int32)
+    dist.all_reduce(slow, dist.ReduceOp.MAX)
     stream = torch.cuda.current_stream()  # to ask for it takes longer than some calls
     begin = time.perf_counter()
-    rounds = 8
+    rounds = 2 if slow.item() else 8
     while True:
         for _ in range(rounds):
             if load is not None:
@@ -140,30 +163,54 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     torch.cuda.synchronize()
     median = torch.tensor([statistics.median(times)])
     dist.all_reduce(median, dist.ReduceOp.MAX)
-    return median.item(), len(times)
+    return median.item(), f"{len(times)} calls"
+
+
+def _words(error: Exception) -> str:
+    """What a contender says of a call that it does not take, in one line."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Duplicate" in line or "support" in line.lower()]
+    return " ".join((telling or lines)[0].split())[:160]
 
 
 def of_group(group: Any) -> dict[str, Any]:
     """The verbs of a group of Phalanx."""
+    rank, ranks = group.rank, group.world_size
+    first, after, before = rank == 0, (rank + 1) % ranks, (rank - 1) % ranks
     return {
         "all_reduce": lambda x: lambda: group.all_reduce(x),
         "all_gather": lambda out, x: lambda: group.all_gather(x, out),
         "reduce_scatter": lambda out, x: lambda: group.reduce_scatter(x, "sum", out),
         "broadcast": lambda x: lambda: group.broadcast(x, 0),
         "all_to_all": lambda out, x: lambda: group.all_to_all(x, out),
+        "reduce": lambda x: lambda: group.reduce(x, 0),
+        "gather": lambda out, x: lambda: group.gather(x, 0, out if first else None),
+        "scatter": lambda out, x: lambda: group.scatter(x if first else None, 0, out),
+        "ring": lambda out, x: lambda: group.sendrecv(x, after, out, before),
     }
 
 
 def of_torch() -> dict[str, Any]:
     """The functions of torch.distributed, on the backend of the default group."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    first, after, before = rank == 0, (rank + 1) % ranks, (rank - 1) % ranks
+
+    def ring(out: Any, x: Any) -> None:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, out, before)]):
+            work.wait()
+
     return {
         "all_reduce": lambda x: lambda: dist.all_reduce(x),
         "all_gather": lambda out, x: lambda: gather(out, x),
-        "reduce_scatter": lambda out, x: lambda: scatter(out, x),
+        "reduce_scatter": lambda out, x: lambda: reduce_scatter(out, x),
         "broadcast": lambda x: lambda: dist.broadcast(x, 0),
         "all_to_all": lambda out, x: lambda: dist.all_to_all_single(out, x),
+        "reduce": lambda x: lambda: dist.reduce(x, 0),
+        "gather": lambda out, x: lambda: dist.gather(x, list(out.chunk(ranks)) if first else None, 0),
+        "scatter": lambda out, x: lambda: dist.scatter(out, list(x.chunk(ranks)) if first else None, 0),
+        "ring": lambda out, x: lambda: ring(out, x),
     }
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_training.py [--ranks 2 4] [--steps 20] [--contenders alone px-ddp ddp-phalanx ddp-gloo ...]
 
-Each step trains on the same texts, cut among the ranks. Shown are the median of a step, and how far the losses are from
-those of one process.
+Each step trains on the same texts, cut among the ranks; in a pipeline, the layers are. Shown are the median of a step,
+and how far the losses are from those of one process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+import traceback
 from typing import Any
 
 import click
@@ -22,8 +23,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-CONTENDERS = ["alone", "px-ddp", "ddp-phalanx", "fsdp-phalanx", "ddp-gloo"]
+CONTENDERS = ["alone", "px-ddp", "ddp-phalanx", "fsdp-phalanx", "px-pipeline", "pipeline-phalanx", "ddp-gloo"]
 WORDS, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 8192, 256, 512, 8, 8, 16
+MICROBATCHES = 4
 
 
 class GPT(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -48,6 +50,47 @@ class GPT(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self.guess(x)
 
 
+class Stage(nn.Module):  # type: ignore[misc]
+    """Some layers of a GPT, for a pipeline."""
+
+    def __init__(self, model: GPT, index: int, stages: int) -> None:
+        super().__init__()
+        self.word: Any = model.word if index == 0 else None
+        self.place: Any = model.place if index == 0 else None
+        self.blocks = nn.ModuleList(list(model.blocks)[index * LAYERS // stages : (index + 1) * LAYERS // stages])
+        self.guess = model.guess if index == stages - 1 else None
+        self.register_buffer("mask", model.mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.word is not None:
+            x = self.word(x) + self.place.weight
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask, is_causal=True)
+        # torch's pipelines want the order in memory that they found out without a GPU.
+        return x.contiguous() if self.guess is None else self.guess(x)
+
+
+def loss_of(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """How unlikely the model took the words to be."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), words.flatten())
+
+
+def torch_pipeline(stage: Stage, rank: int, ranks: int) -> Any:
+    """A step of torch's own pipeline; its loss on the last rank, and 0 elsewhere."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    made = PipelineStage(stage, rank, ranks, torch.device("cuda"))
+    schedule = Schedule1F1B(made, n_microbatches=MICROBATCHES, loss_fn=loss_of)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        last = rank == ranks - 1
+        schedule.step(*([inputs] if rank == 0 else []), **({"target": targets, "losses": losses} if last else {}))
+        return torch.stack(losses).mean() * ranks if last else torch.zeros((), device="cuda")
+
+    return step
+
+
 def texts(step: int) -> torch.Tensor:
     """The texts of a step."""
     return torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
@@ -60,9 +103,11 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
     model: Any = GPT().cuda()
     close: Any = None
     kind, _, backend = contender.partition("-")
+    run: Any = None
+    """A step of a pipeline, which has a forward and a backward."""
     if contender != "alone":
         dist.init_process_group(
-            "gloo" if backend in ("ddp", "gloo") else "phalanx",
+            "gloo" if kind == "px" or backend == "gloo" else "phalanx",
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=ranks,
@@ -75,7 +120,16 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
         dist.broadcast_object_list(port)
         os.environ["MASTER_PORT"] = str(port[0])
         group = px.init()
-        model, close = px.parallel.DDP(model, group), group.close
+        close = group.close
+        if backend == "ddp":
+            model = px.parallel.DDP(model, group)
+        else:
+            stages = [Stage(model, index, ranks) if index == rank else None for index in range(ranks)]
+            model = px.parallel.Pipeline(stages, group, microbatches=MICROBATCHES)
+            run = lambda inputs, targets: model.step(inputs, targets, loss_of)  # noqa: E731
+    elif kind == "pipeline":
+        model = Stage(model, rank, ranks)
+        run = torch_pipeline(model, rank, ranks)
     elif kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
     elif kind == "fsdp":
@@ -87,14 +141,17 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     losses, times = [], []
     for step in range(steps):
-        mine = texts(step).chunk(ranks)[rank].cuda()
+        mine = (texts(step) if run is not None else texts(step).chunk(ranks)[rank]).cuda()
         torch.cuda.synchronize()
         if dist.is_initialized():
             dist.barrier()
         before = time.perf_counter()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(mine[:, :-1]).flatten(0, 1), mine[:, 1:].flatten())
-        loss.backward()
+        if run is not None:
+            loss = run(mine[:, :-1], mine[:, 1:])
+        else:
+            loss = loss_of(model(mine[:, :-1]), mine[:, 1:])
+            loss.backward()
         optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - before)
@@ -109,6 +166,15 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
         close()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def outspoken(rank: int, *arguments: Any) -> None:
+    """`rank_of`, whose error is shown: of several ranks that fail, torch tells of one only."""
+    try:
+        rank_of(rank, *arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise
 
 
 def free_port() -> int:
@@ -137,7 +203,7 @@ def main() -> None:
                 continue
             many = 1 if contender == "alone" else ranks
             with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(rank_of, (many, contender, arguments.steps, folder), nprocs=many)
+                mp.spawn(outspoken, (many, contender, arguments.steps, folder), nprocs=many)
                 with open(f"{folder}/result.json", encoding="utf-8") as file:
                     found = json.load(file)
             reference = reference or found["losses"]

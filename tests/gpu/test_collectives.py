@@ -128,6 +128,23 @@ def test_all_verbs(way: str, count: int) -> None:
     assert on_ranks(3, all_verbs, way, count) == [[]] * 3
 
 
+def scatters(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
+    wrong = []
+    for root in range(group.world_size):
+        whole, out = values(root, count * group.world_size), DriverArray(np.zeros(count, np.float32))
+        group._scatter_on_gpu(DriverArray(whole) if group.rank == root else None, root, out, None)
+        if not np.array_equal(out.numpy(), np.split(whole, group.world_size)[group.rank]):
+            wrong.append(f"root {root}")
+    return wrong
+
+
+@pytest.mark.parametrize("count", [3, LONG])
+@pytest.mark.parametrize("way", WAYS)
+def test_scatter_of_ranks_that_know_their_parts(way: str, count: int) -> None:
+    """As torch's: no rank but the root has a source."""
+    assert on_ranks(3, scatters, way, count) == [[]] * 3
+
+
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
 def test_the_executor_does_it() -> None:
     """Rank 0 launches the kernels, and opens the memory of each other rank once. They open its word."""

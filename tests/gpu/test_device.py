@@ -213,6 +213,58 @@ def test_jax() -> None:
     assert run_ranks(2, with_jax, backend="mesh", env=env) == [[3.0, 3.0, 3.0] * 2] * 2
 
 
+def pipeline(group: px.Group) -> list[float]:
+    """The losses of a model whose layers are spread over the ranks, on the GPU."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Linear(32, 32), torch.nn.Linear(32, 4)]
+    model = torch.nn.Sequential(*layers).cuda()
+    x, y = torch.randn(2, 16, 32).cuda(), torch.randn(16, 4).cuda()
+    made = px.parallel.Pipeline(model, group, microbatches=4)
+    optimizer = torch.optim.SGD(made.parameters(), 0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(round(made.step(x[0], y, torch.nn.functional.mse_loss).item(), 5))
+        optimizer.step()
+    assert all(parameter.grad.is_cuda for parameter in made.parameters())
+    return losses
+
+
+def test_pipelines() -> None:
+    (alone,) = run_ranks(1, pipeline, backend="mesh")
+    assert len(set(alone)) == 3
+    assert run_ranks(2, pipeline, backend="mesh") == [alone] * 2
+
+
+def under_torch(group: px.Group, folder: str) -> list[Any]:
+    """What torch's functions do with CUDA tensors, asynchronous ones and messages among them."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "phalanx", init_method=f"file://{folder}/store", rank=group.rank, world_size=group.world_size
+    )
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    for count in (3, 100_000):
+        x, out = torch.full((size, count), float(rank), device="cuda"), torch.zeros(count, device="cuda")
+        dist.scatter(out, list(x + torch.arange(size, device="cuda")[:, None]) if rank == 1 else None, 1)
+        found.append(out.unique().tolist())
+        works = [dist.all_reduce(x, async_op=True), dist.broadcast(out, 0, async_op=True)]
+        for work in works:
+            work.wait()
+        found += [x.unique().tolist(), out.unique().tolist()]
+        ring = [dist.P2POp(dist.isend, out + rank, (rank + 1) % size), dist.P2POp(dist.irecv, x[0], (rank - 1) % size)]
+        for work in dist.batch_isend_irecv(ring):
+            work.wait()
+        found.append(x[0].unique().tolist())
+    dist.destroy_process_group()
+    return found
+
+
+def test_under_torch(tmp_path: Any) -> None:
+    for rank, found in enumerate(run_ranks(3, under_torch, str(tmp_path), backend="mesh")):
+        assert found == [[1.0 + rank], [3.0], [1.0], [1.0 + (rank - 1) % 3]] * 2
+
+
 def shared_memory(group: px.Group) -> list[Any]:
     x = group.empty((3, 1 << 18), np.float32, device="cuda")
     x.fill_(group.rank + 1)

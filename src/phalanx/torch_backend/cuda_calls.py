@@ -168,9 +168,9 @@ class CudaCalls:
             check_alike("gather", [tensor, *targets])
 
         def job(seconds: float | None) -> None:
-            everyone = _empty_for(targets) if targets else None
-            self._group.gather(_movable(tensor), request.root, everyone, timeout=seconds)
-            if everyone is not None:
+            everyone, apart = _memory_for(targets, tensor) if targets else (None, False)
+            self._group.gather(_movable(tensor).reshape(-1), request.root, everyone, timeout=seconds)
+            if apart:
                 _spread(everyone, targets)
 
         return self._issue(job, request, list(targets) or [tensor], list(targets))
@@ -184,8 +184,9 @@ class CudaCalls:
             check_alike("scatter", [output, *parts])
 
         def job(seconds: float | None) -> None:
-            everything = _movable(_joined(parts)) if parts else None
-            self._group.scatter(everything, request.root, _movable(output), timeout=seconds)
+            everything = _movable(_one(parts, output)) if parts else None
+            with _flattened(_movable(output), write=True) as target:
+                self._group._scatter_on_gpu(everything, request.root, target, seconds)
 
         return self._issue(job, request, [output])
 
@@ -316,12 +317,13 @@ class CudaCalls:
             )
 
         def job(seconds: float | None) -> None:
-            everyone = _empty_for(targets)
+            everyone, apart = _memory_for(targets, tensor)
             mine = _movable(tensor).reshape(-1)
             rows = [mine.numel() * count // max(tensor.numel(), 1) for count in counts]
             uneven = len(set(counts)) > 1
             self._group.all_gather(mine, everyone, counts=rows if uneven else None, timeout=seconds)
-            _spread(everyone, targets)
+            if apart:
+                _spread(everyone, targets)
 
         return job
 
@@ -423,6 +425,43 @@ def _flattened(tensor: Any, *, write: bool) -> Iterator[Any]:
 def _joined(tensors: Sequence[Any]) -> Any:
     """The values of some tensors, one after another."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _in_a_row(tensors: Sequence[Any], other: Any) -> Any:
+    """Tensors that lie one after another in memory, as one, such as the parts that `chunk` gives; None for all others.
+
+    To join them takes a kernel, and while other processes use the GPU, a kernel waits for its time slice: longer than
+    all else that a short operation does.
+
+    Args:
+        other: A tensor of the same operation; None if it lies in the same memory.
+    """
+    first = tensors[0].detach()
+    memory, at = first.untyped_storage().data_ptr(), first.data_ptr()
+    if other.untyped_storage().data_ptr() == memory:
+        return None
+    for tensor in tensors:
+        is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        if not is_plain or tensor.data_ptr() != at or tensor.untyped_storage().data_ptr() != memory:
+            return None
+        at += tensor.numel() * tensor.element_size()
+    return first.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def _one(tensors: Sequence[Any], other: Any) -> Any:
+    """The values of some tensors, one after another, which are only read; as for `_in_a_row`."""
+    found = _in_a_row(tensors, other)
+    return _joined(tensors) if found is None else found
+
+
+def _memory_for(tensors: Sequence[Any], other: Any) -> tuple[Any, bool]:
+    """Memory for the values of some tensors, one after another: their own if they lie so, else other, and True.
+
+    Args:
+        other: As for `_in_a_row`.
+    """
+    own = _in_a_row(tensors, other)
+    return (_empty_for(tensors), True) if own is None else (_movable(own), False)
 
 
 def _empty_for(tensors: Sequence[Any]) -> Any:

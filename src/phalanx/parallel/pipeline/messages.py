@@ -23,8 +23,10 @@ __all__ = [
     "kind_of",
     "pack_gradients",
     "pack_values",
+    "received",
     "size_of",
     "split_value",
+    "to_send",
     "unpack_gradients",
     "unpack_values",
 ]
@@ -107,6 +109,25 @@ def size_of(message: Message) -> int:
 def copied(message: Message) -> Message:
     """A message with tensors of its own, as one that has travelled."""
     return [message[0], [None if part is None else [part[0].clone(), part[1]] for part in message[1]]]
+
+
+def to_send(message: Message) -> Message:
+    """A message for another rank: tensors on a GPU are copied to the host, with the name of their device."""
+    if not any(part is not None and part[0].is_cuda for part in message[1]):
+        return message
+    return [
+        message[0],
+        [part if part is None else [part[0].cpu(), part[1], part[0].device.type] for part in message[1]],
+    ]
+
+
+def received(message: Message) -> Message:
+    """A message as it was before `to_send`; what lay on a GPU lies on this rank's current one."""
+    return [message[0], [part if part is None or len(part) == 2 else _moved(*part) for part in message[1]]]
+
+
+def _moved(tensor: torch.Tensor, order: Any, device: str) -> list[Any]:
+    return [tensor.to(device), order]
 
 
 def _may_travel(part: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import Desync
 from ...group import Group, Work
 from .actions import Action
-from .messages import Message, Mode, copied, kind_of, size_of
+from .messages import Message, Mode, copied, kind_of, received, size_of, to_send
 from .schedules import PipelineSchedule
 
 __all__ = ["Wires"]
@@ -74,7 +74,7 @@ class Wires:
             peer = self._group.members[self._schedule.rank_of(source.stage)]
             mine, theirs = (f"Pipeline.{mode}()" for mode in (self._mode, theirs))
             raise Desync(f"rank {peer} is in {theirs}, this rank in {mine}", mine=mine, theirs=theirs, peer=peer)
-        return message
+        return received(message)
 
     def send(self, action: Action, message: Message) -> None:
         """Sends the result of an action to the stage that needs it, if there is one."""
@@ -89,7 +89,7 @@ class Wires:
         # What has arrived is forgotten, and with it the tensors that it was.
         self._leaving = [work for work in self._leaving if not work.done() or work.exception() is not None]
         self._leaving.append(
-            self._group.send_object(message, rank, tag=_tag(action), timeout=self._timeout, async_op=True)
+            self._group.send_object(to_send(message), rank, tag=_tag(action), timeout=self._timeout, async_op=True)
         )
 
     def flush(self) -> None:
