@@ -69,6 +69,8 @@ class Verdict:
         culprit = self._culprit
         if culprit is None or not culprit.status or culprit in self._stubborn:
             return 1
+        if culprit.status < 0 and culprit in self._last_words:  # it raised, and was ended on its way out
+            return 1
         return culprit.status if culprit.status > 0 else 128 - culprit.status
 
     @property
