@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.cli.run.hosts.explain import why_no_hello
 from phalanx.cli.run.hosts.hostfile import parse_hosts, read_hostfile
-from phalanx.cli.run.hosts.messages import NodeEnd, NodeHello, decode, encode
+from phalanx.cli.run.hosts.messages import MOST_SHOWN, NodeEnd, NodeHello, NodeView, decode, encode
 from phalanx.cli.run.plan import RunPlan
 from phalanx.errors import ConfigError
 from phalanx.types import Address
@@ -108,6 +108,15 @@ def test_why_a_host_did_not_come_up(code: int | None, said: str, words: str) -> 
     text = why_no_hello("b", code=code, said=said, python="/opt/python", command="ssh")
     assert text.startswith("host b")
     assert words in text
+
+
+def test_what_is_shown_has_a_bound() -> None:
+    assert NodeView.of("page", b"picture").data == b"picture"
+    with pytest.raises(ValueError, match="more than"):
+        _ = NodeView.of("page", bytes(MOST_SHOWN + 1)).data
+    whole = NodeView.of("page", b"picture" * 100)
+    with pytest.raises(ValueError):
+        _ = NodeView(what="page", packed=whole.packed[:8]).data
 
 
 def test_a_plan_of_hosts_of_different_size(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "encode",
 ]
 
+MOST_SHOWN = 32 << 20
+"""Bytes of a picture: those of a thousand ranks have some."""
 MARK = b"\x1ephalanx-node "
 """Begins a line of the node itself: a control character that no program prints by chance."""
 
@@ -100,12 +102,16 @@ class NodeView:
         """The contents.
 
         Raises:
-            ValueError: They are damaged.
+            ValueError: They are damaged, or longer than any that `of` makes.
         """
+        unpacker = zlib.decompressobj()
         try:
-            return zlib.decompress(base64.b64decode(self.packed))
+            found = unpacker.decompress(base64.b64decode(self.packed), MOST_SHOWN)
         except zlib.error as error:
             raise ValueError(str(error)) from None
+        if not unpacker.eof:
+            raise ValueError(f"it is cut short, or has more than {MOST_SHOWN} bytes")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
