@@ -115,7 +115,7 @@ def test_what_is_shown_has_a_bound() -> None:
     with pytest.raises(ValueError, match="more than"):
         _ = NodeView.of("page", bytes(MOST_SHOWN + 1)).data
     whole = NodeView.of("page", b"picture" * 100)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="cut short"):
         _ = NodeView(what="page", packed=whole.packed[:8]).data
 
 
