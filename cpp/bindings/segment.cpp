@@ -235,7 +235,7 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("__init__",
              [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins, int yields,
                 std::size_t reduced_by_all, std::size_t copy_once_from) {
-                 if (ranks >= Verdict::everybody) throw nb::value_error("a segment is for fewer ranks");
+                 if (ranks >= Verdict::others) throw nb::value_error("a segment is for fewer ranks");
                  try {
                      new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields},
                                               Thresholds{reduced_by_all, copy_once_from});

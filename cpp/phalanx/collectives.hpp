@@ -9,11 +9,8 @@
 // was shown at t - 4, and that was read before step t - 2. The two lines of a board are written by short operations only,
 // which have one step, so that the writer of step t has seen everybody at t - 1.
 //
-// A short broadcast is the exception: its root does not wait, and the others wait for the root alone. What it shows lies
-// in a note of its own, and is written again only when everybody has read it, 64 steps later. Before any other operation
-// a rank waits until all have caught up, so that the above holds again. Two ranks that both take themselves for the root
-// would not notice it there: so a root claims the step, and the second one finds the first one's claim. What a rank shows
-// next also stands for the broadcasts before, because the others may have taken either of them for the root.
+// An operation that goes from a root to all others, or from them to a root, is the exception: there nobody waits who only
+// shows something (one_way.hpp). Before any other operation a rank waits until all have caught up, so that the above holds.
 //
 // An operation that is interrupted while it waits for the others at its first step may run again, in another thread. It takes
 // the same step again, and writes nothing anew: the others may be reading it.
@@ -33,16 +30,11 @@
 
 #include "fingerprint.hpp"
 #include "jitter.hpp"
+#include "one_way.hpp"
 #include "reduce.hpp"
 #include "segment.hpp"
 
 namespace phalanx {
-
-// What is the same for every operation.
-struct Call {
-    std::uint64_t fingerprint = 0;
-    Bound bound;
-};
 
 struct Combine {
     Dtype dtype = Dtype::uint8;
@@ -79,57 +71,48 @@ private:
 
 class Collectives {
 public:
-    explicit Collectives(Segment& segment) : s_(segment), homes_(segment.ranks()), addresses_(segment.ranks()) {}
+    explicit Collectives(Segment& segment)
+        : s_(segment), one_way_(segment), homes_(segment.ranks()), addresses_(segment.ranks()) {}
 
-    int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
+    int culprit() const noexcept { return one_way_.culprit(); }  // after a mismatch: a rank that is in another operation
 
     // The ranks that an operation failed because of.
     std::vector<int> blamed(Outcome outcome) const {
         if (outcome == Outcome::timed_out) return s_.missing();
-        if (outcome == Outcome::mismatch) return {culprit_};
+        if (outcome == Outcome::mismatch) return {culprit()};
         if (outcome == Outcome::left) return {s_.leaver()};
         if (outcome == Outcome::broken) return {s_.breaker()};
         return {};
     }
 
-    // Before the group is closed: waits until everybody has taken part in the last short broadcast that this rank was the
-    // root of, or will not.
-    Outcome flush(const Bound& bound) { return shown_ != 0 ? s_.watch(shown_, bound) : Outcome::done; }
+    // Before the group is closed: waits until everybody has taken part in what this rank has shown last without waiting for
+    // them, or will not.
+    Outcome flush(const Bound& bound) { return one_way_.flush(bound); }
 
     Outcome barrier(const Call& call) {
-        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
+        if (const Outcome late = one_way_.catch_up(call); late != Outcome::done) return late;
         s_.next_line().home.store(0, std::memory_order_relaxed);
         return meet(call);
     }
 
     Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
-        if (bytes <= sizeof(Note::data)) return pass_note(call, x, bytes, root);
-        // Through the slots: the root copies while the others do, and they would stand in each other's way in its memory. What
-        // one slot could hold goes in four pieces, so that this is so.
+        Way way = way_of(root, bytes);
+        // The root copies while the others do. What one slot could hold goes in four pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
-        const Shape shape{bytes, bytes <= slot && bytes > worth_cutting ? slot / 4 : slot, bytes, root, false};
-        return exchange(
-            call, shape, x, [bytes](int) { return bytes; },
+        if (bytes <= slot && bytes > worth_cutting) way.window = slot / 4;
+        if (rank() == root) way.home = home_of(x, bytes, bytes, false);
+        return pass(
+            call, way, {x, bytes}, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
-            [&](const Shown& shown, std::size_t from, std::size_t size) {
-                if (rank() != root) shown.copy(x + from, root, from, 0, size);
-            });
+            [&](const Shown& shown, std::size_t from, std::size_t size) { shown.copy(x + from, root, from, 0, size); });
     }
 
     // `counts`: bytes of each rank's part.
     Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts) {
-        return gather(call, source, target, counts, -1);
-    }
-
-    // On everybody with `root` -1; elsewhere `target` is not touched.
-    Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
-        // By address between two ranks only: with more of them an array is read several times, or one rank reads them all,
-        // and each time it costs more than to copy it out of a slot.
-        const Shape shape{longest, s_.layout().slot_bytes, longest, -1, ranks() == 2 && s_.copies_once(longest)};
-        const bool receives = root < 0 || rank() == root;
-        std::byte* own = receives ? target + counts.sum_before(rank()) : nullptr;
+        const Shape shape{longest, s_.layout().slot_bytes, longest, gathers_by_address(longest)};
+        std::byte* own = target + counts.sum_before(rank());
         bool own_done = false;
         return exchange(
             call, shape, source, [&](int r) { return counts[r]; },
@@ -138,43 +121,53 @@ public:
                 const std::size_t end = from + part(mine, from, size);
                 for (std::size_t at = from; at < end; at += tile) {
                     copy(to + (at - from), source + at, std::min(tile, end - at));
-                    if (receives) copy(own + at, source + at, std::min(tile, end - at));
+                    copy(own + at, source + at, std::min(tile, end - at));
                 }
                 own_done = true;
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                if (!receives) return;
-                each_other([&](int r) {
-                    const std::size_t count = part(counts[r], from, size);
-                    shown.copy(target + counts.sum_before(r) + from, r, from, 0, count);
-                });
+                take_others(shown, target, counts, from, size);
                 if (!own_done) copy(own + from, source + from, part(mine, from, size));
             });
     }
 
-    // `source` on `root` only; without `target` this rank takes nothing.
+    // To `root`; elsewhere `target` is not touched.
+    Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
+        const std::size_t longest = counts.longest();
+        const std::size_t mine = counts[rank()];
+        Way way = way_of(root, longest);
+        way.to_root = true;
+        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest));
+        return pass(
+            call, way, {source, mine}, [&](int r) { return counts[r]; },
+            [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
+            [&](const Shown& shown, std::size_t from, std::size_t size) {
+                take_others(shown, target, counts, from, size);
+                copy(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size));
+            });
+    }
+
+    // `source` on `root` only.
     Outcome scatter(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
+        Way way = way_of(root, longest);
+        way.in_note = ranks() * longest <= sizeof(Note::data);
+        way.window = std::min(region_bytes(1), longest);
         const std::size_t total = counts.sum_before(ranks());
-        const std::size_t region = region_bytes(1);
-        const Shape shape{longest, region, ranks() * longest, root, parts_by_address(longest)};
-        const std::size_t stride = std::min(region, longest);
-        return exchange(
-            call, shape, source, [total](int) { return total; },
+        if (rank() == root) way.home = home_of(source, total, total, parts_by_address(longest));
+        const Outcome outcome = pass(
+            call, way, {source, total}, [total](int) { return total; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
                 std::size_t start = 0;
                 for (int r = 0; r < ranks(); start += counts[r++])
-                    if (r != root) copy(to + r * stride, source + start + from, part(counts[r], from, size));
+                    if (r != root) copy(to + r * way.window, source + start + from, part(counts[r], from, size));
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 const std::size_t start = counts.sum_before(rank()) + from;
-                const std::size_t count = part(counts[rank()], from, size);
-                if (target == nullptr) return;
-                if (rank() == root)
-                    copy(target + from, source + start, count);
-                else
-                    shown.copy(target + from, root, start, rank() * stride, count);
+                shown.copy(target + from, root, start, rank() * way.window, part(counts[rank()], from, size));
             });
+        if (outcome == Outcome::done && rank() == root) copy(target, source + counts.sum_before(root), counts[root]);
+        return outcome;
     }
 
     // A scatter of equal parts whose length only the root knows: `tell_parts` shows it, with all the data of a short one, and
@@ -188,28 +181,22 @@ public:
 
     // `source` and `parts` on `root` only.
     Outcome tell_parts(const Call& call, const std::byte* source, const Parts& parts, int root) {
-        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
-        telling_ = {source, root, s_.step() + 1, parts};
-        Line& line = s_.next_line();
-        std::uint64_t home = 0;
-        if (rank() == root) {
-            const PartsHead head{parts.bytes, parts.kind, parts.words.size()};
-            home = home_of(source, ranks() * parts.bytes, ranks() * parts.bytes, parts_by_address(parts.bytes));
-            std::byte* to = in_line(parts) ? line.small + sizeof(PartsHead) : s_.slot(rank(), telling_.first);
-            if (!resumes_) {
-                std::memcpy(line.small, &head, sizeof(head));
-                copy(s_.slot(rank(), telling_.first) + words_at(), parts.words.data(), parts.words.size());
-                if (home == 0) show_parts(to, 0, parts_window());
-            }
+        if (rank() != root) {
+            const Outcome outcome = one_way_.begin_reading(call, root, false);
+            if (outcome == Outcome::done) hear_parts(root);
+            return outcome;
         }
-        line.home.store(home, std::memory_order_relaxed);
-        const Outcome outcome = meet(call);
-        if (outcome != Outcome::done) return outcome;
-        PartsHead head;
-        std::memcpy(&head, s_.line_of(root, telling_.first).small, sizeof(head));
-        const std::byte* words = s_.slot(root, telling_.first) + words_at();
-        telling_.parts = {head.bytes, head.kind, {words, std::min<std::size_t>(head.words, most_words)}};
-        return outcome;
+        const std::size_t total = ranks() * parts.bytes;
+        telling_ = {source, parts, parts_way(root, parts.bytes, sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data))};
+        Way& way = telling_.way;
+        if (!way.in_note) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
+        return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
+            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note};
+            std::memcpy(note.data, &head, sizeof(head));
+            std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
+            if (way.home == 0) show_parts(data, 0);
+            copy(way.in_note ? data + total : slot + words_at(), parts.words.data(), parts.words.size());
+        });
     }
 
     // After `tell_parts`: what the root has said. The words stay there until `take_part`.
@@ -217,28 +204,20 @@ public:
 
     // To `target`, which has the length that was told; nowhere if it is null.
     Outcome take_part(const Call& given, std::byte* target) {
-        const Call call = once_met(given);
-        const auto [source, root, first, parts] = telling_;
-        if (parts.bytes == 0) return Outcome::done;
-        const std::uint64_t total = ranks() * parts.bytes;
-        const bool at_home = find_homes([total](int) { return total; }, root);
-        const bool in_small = in_line(parts);
-        const std::size_t window = at_home ? parts.bytes : parts_window();
-        const std::size_t region = in_small ? sizeof(PartsHead) + rank() * parts.bytes : rank() * parts_window();
-        const bool copies = rank() == root && !at_home;
-        bool again = false;
-        const Outcome outcome = take_turns(
-            call, {first, parts.bytes, window, in_small, copies}, again,
-            [&](std::byte* to, std::size_t from, std::size_t size) { show_parts(to, from, size); },
+        const Call call = given.once_met();
+        const auto& [source, parts, way] = telling_;
+        const std::size_t start = rank() * parts.bytes;
+        if (rank() == way.root) {
+            if (target != nullptr) copy(target, source + start, parts.bytes);
+            return shown(one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
+                                                [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); }));
+        }
+        const std::size_t region = rank() * way.window + (way.in_note ? sizeof(PartsHead) : 0);
+        return read_pieces(
+            call, way, [&](int) { return ranks() * parts.bytes; },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                if (target == nullptr) return;
-                const std::size_t start = rank() * parts.bytes + from;
-                if (rank() == root)
-                    copy(target + from, source + start, size);
-                else
-                    shown.copy(target + from, root, start, region, size);
+                if (target != nullptr) shown.copy(target + from, way.root, start + from, region, size);
             });
-        return again ? scatter(call, source, target, Lengths(parts.bytes), root) : outcome;
     }
 
     // `sizes`: bytes from rank i to rank j, row by row.
@@ -247,7 +226,7 @@ public:
         const std::size_t longest = sizes.longest();
         const std::size_t region = region_bytes(1);
         const std::size_t stride = std::min(region, longest);
-        const Shape shape{longest, region, ranks() * longest, -1, parts_by_address(longest)};
+        const Shape shape{longest, region, ranks() * longest, all_parts_by_address(longest)};
         return exchange(
             call, shape, source, [&](int r) { return row(r).sum_before(ranks()); },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -277,7 +256,7 @@ public:
         const std::size_t bytes = count * item;
         const std::size_t region = region_bytes(item);
         const std::size_t stride = std::min(region, bytes);
-        const Shape shape{bytes, region, ranks() * bytes, -1, false};
+        const Shape shape{bytes, region, ranks() * bytes, false};
         return exchange(
             call, shape, source, [&](int) { return ranks() * bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -298,7 +277,7 @@ public:
         const std::size_t bytes = count * item_size(how.dtype);
         if (bytes > std::min(s_.thresholds().reduced_by_all, worth_reducing_at_home))
             return reduce_by_parts(call, x, count, how, -1);
-        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
+        const Shape shape{bytes, s_.layout().slot_bytes, bytes, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -309,15 +288,12 @@ public:
     Outcome reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
         const std::size_t bytes = count * item_size(how.dtype);
         if (bytes > reduced_by_root) return reduce_by_parts(call, x, count, how, root);
-        const Shape shape{bytes, s_.layout().slot_bytes, bytes, -1, false};
-        return exchange(
-            call, shape, x, [bytes](int) { return bytes; },
-            [&](std::byte* to, std::size_t from, std::size_t size) {
-                if (rank() != root) copy(to, x + from, size);
-            },
-            [&](const Shown& shown, std::size_t from, std::size_t size) {
-                if (rank() == root) combine_shown(shown, x, from, size, how);
-            });
+        Way way = way_of(root, bytes);
+        way.to_root = true;
+        return pass(
+            call, way, {}, [bytes](int) { return bytes; },
+            [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
+            [&](const Shown& shown, std::size_t from, std::size_t size) { combine_shown(shown, x, from, size, how); });
     }
 
 private:
@@ -333,40 +309,46 @@ private:
     static constexpr std::size_t worth_sharing = 32 << 10;
     static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
 
-    // An operation in which each rank shows something (or only `root` does), and then everybody reads it.
+    // An operation in which each rank shows something, and then everybody reads it.
     struct Shape {
         std::size_t longest;    // bytes of the longest part that one rank has for another
         std::size_t window;     // how much of each part goes into a slot at a time
         std::size_t footprint;  // bytes in a slot, if the parts are short enough for one piece
-        int root;               // -1: everybody shows something
         bool by_address;        // whether arrays that lie elsewhere are read there
     };
 
-    // What `tell_parts` shows in the root's line; short parts lie behind it.
+    // What `tell_parts` shows in the root's note. Short parts and words lie behind it, others in the slot.
     struct PartsHead {
         std::uint64_t bytes;
         std::uint64_t kind;
-        std::uint64_t words;
+        std::uint32_t words;
+        std::uint32_t in_note;
     };
     struct Telling {
         const std::byte* source;
-        int root;
-        std::uint64_t first;
         Parts parts;
+        Way way;
     };
 
-    bool in_line(const Parts& parts) const noexcept {
-        return parts.bytes <= (sizeof(Line::small) - sizeof(PartsHead)) / ranks();
-    }
     // The words lie at the end of the first slot.
     std::size_t words_at() const noexcept { return s_.layout().slot_bytes - most_words; }
-    std::size_t parts_window() const noexcept {
+    Way parts_way(int root, std::size_t bytes, bool in_note) const noexcept {
         const std::size_t region = words_at() / ranks() / cache_line * cache_line;
-        return std::min<std::size_t>(region, telling_.parts.bytes);
+        return {root, false, bytes, in_note ? bytes : std::min(region, bytes), in_note, 0};
     }
-    void show_parts(std::byte* to, std::size_t from, std::size_t size) const noexcept {
+    void show_parts(std::byte* to, std::uint64_t piece) const noexcept {
+        const auto& [source, parts, way] = telling_;
+        const std::size_t from = piece * way.window;
         for (int r = 0; r < ranks(); ++r)
-            if (r != rank()) copy(to + r * parts_window(), telling_.source + r * telling_.parts.bytes + from, size);
+            if (r != rank()) copy(to + r * way.window, source + r * parts.bytes + from, way.size(piece));
+    }
+    void hear_parts(int root) noexcept {
+        const Note& note = one_way_.shown_by(root);
+        PartsHead head;
+        std::memcpy(&head, note.data, sizeof(head));
+        const std::byte* words = head.in_note ? note.data + sizeof(head) + ranks() * head.bytes : s_.slot(root, one_way_.first()) + words_at();
+        const Parts parts{head.bytes, head.kind, {words, std::min<std::size_t>(head.words, most_words)}};
+        telling_ = {nullptr, parts, parts_way(root, head.bytes, head.in_note != 0)};
     }
 
     // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
@@ -399,63 +381,47 @@ private:
         reduce_many(to, sources_.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
     }
 
-    // After short broadcasts: nobody may be behind any more.
-    Outcome catch_up(const Call& call) {
-        if (!ahead_) return Outcome::done;
-        const Outcome outcome = s_.wait(s_.step(), call.bound);
-        if (outcome == Outcome::done) ahead_ = false;
+    Way way_of(int root, std::size_t longest) const noexcept {
+        return {root, false, longest, std::min(longest, s_.layout().slot_bytes), longest <= sizeof(Note::data), 0};
+    }
+
+    // An operation that goes one way. `publish(to, from, size)` writes the window [from, from + size) of what this rank shows,
+    // `consume(shown, from, size)` reads it.
+    template <class Bytes, class Publish, class Consume>
+    Outcome pass(const Call& call, const Way& way, std::span<const std::byte> mine, Bytes bytes_of, Publish publish,
+                 Consume consume) {
+        if ((rank() == way.root) == way.to_root) {
+            const Outcome outcome = one_way_.begin_reading(call, way.root, way.to_root);
+            return outcome == Outcome::done ? read_pieces(call.once_met(), way, bytes_of, consume) : outcome;
+        }
+        const Outcome outcome = one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
+            if (way.home == 0) publish(way.in_note ? note.data : slot, 0, way.size(0));
+        });
+        if (outcome != Outcome::done) return outcome;
+        return shown(one_way_.go_on_showing(call.once_met(), way, mine, [&](std::byte* to, std::uint64_t piece) {
+            publish(to, piece * way.window, way.size(piece));
+        }));
+    }
+
+    // After this rank has shown something: its memory need not be offered again if another could not read it.
+    Outcome shown(Outcome outcome) noexcept {
+        if (one_way_.was_asked()) shows_addresses_ = false;
         return outcome;
     }
 
-    Outcome pass_note(const Call& call, std::byte* x, std::size_t bytes, int root) {
-        if (s_.aborted()) return Outcome::aborted;
-        const std::uint64_t step = s_.step() + 1;
-        ahead_ = true;
-        Note& note = s_.note(root, step);
-        if (rank() == root) {
-            if (step > notes) {
-                const Outcome outcome = s_.wait(step - notes, call.bound);
-                if (outcome != Outcome::done) return outcome;
-            }
-            if (const int other = s_.claim_root(step); other >= 0) return mismatch(step, other);
-            note.fingerprint.store(shown_fingerprint(call), std::memory_order_relaxed);
-            copy(note.data, x, bytes);
-            s_.hurry();
-            shown_ = step;
-            // Who gave this broadcast up before it was shown has told the others so.
-            if (const Outcome outcome = s_.may_take(step); outcome != Outcome::done) return outcome;
-        } else {
-            const std::uint64_t fingerprint = shown_fingerprint(call);
-            Note& mine = s_.note(rank(), step);
-            mine.wanted.store(fingerprint, std::memory_order_relaxed);
-            mine.wanted_at.store(step, std::memory_order_seq_cst);
-            s_.wake_sleepers();
-            const auto waits_itself = [&] {  // for another root, or in another broadcast
-                return note.wanted_at.load(std::memory_order_seq_cst) == step &&
-                       note.wanted.load(std::memory_order_relaxed) != fingerprint;
-            };
-            const Outcome outcome = s_.wait_for(root, step, call.bound, waits_itself);
-            if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
-            if (!s_.reached(root, step) || note.fingerprint.load(std::memory_order_relaxed) != fingerprint)
-                return mismatch(step, root);
-            if (outcome == Outcome::broken) return outcome;
-            copy(x, note.data, bytes);
-            s_.arrive();
-        }
-        passed_ = mix(passed_ ^ call.fingerprint);
-        return Outcome::done;
-    }
-
-    // The fingerprint, and that of the short broadcasts before.
-    std::uint64_t shown_fingerprint(const Call& call) const noexcept {
-        return passed_ == 0 ? call.fingerprint : mix(passed_ ^ mix(call.fingerprint));
-    }
-
-    // Another rank is in another operation: nobody may succeed in this one.
-    Outcome mismatch(std::uint64_t step, int culprit) noexcept {
-        culprit_ = culprit;
-        s_.give_up(step);
-        return Outcome::mismatch;
+    template <class Bytes, class Consume>
+    Outcome read_pieces(const Call& call, const Way& way, Bytes bytes_of, Consume consume) {
+        const auto home_shown = [&](int r) -> std::uint64_t {
+            const bool shows = r != rank() && (way.to_root || r == way.root);
+            return shows ? one_way_.shown_by(r).home.load(std::memory_order_relaxed) : 0;
+        };
+        find_homes(home_shown, bytes_of);
+        return one_way_.go_on_reading(call, way, [&](std::uint64_t piece, std::size_t from, std::size_t size) {
+            fetched_ = Outcome::done;
+            const auto where = way.in_note ? Shown::Where::note : Shown::Where::slot;
+            consume(Shown(*this, where, one_way_.first() + piece, &call, &way), from, size);
+            return fetched_;
+        });
     }
 
     // Takes the operation's first step and waits for everybody; only then is anything of theirs looked at.
@@ -463,7 +429,7 @@ private:
         // Before it is taken: others must not take this rank for one that came.
         Outcome outcome = s_.may_take(s_.step() + 1);
         if (outcome != Outcome::done) return outcome;
-        const std::uint64_t fingerprint = shown_fingerprint(call);
+        const std::uint64_t fingerprint = one_way_.shown_fingerprint(call);
         s_.next_line().fingerprint.store(fingerprint, std::memory_order_relaxed);
         s_.arrive();
         outcome = s_.wait(s_.step(), call.bound);
@@ -473,30 +439,28 @@ private:
         // All have come: where their operations differ, each can say so itself, also if another was the first to see it.
         for (int r = 0; r < ranks(); ++r)
             if (s_.line_of(r, s_.step()).fingerprint.load(std::memory_order_relaxed) != fingerprint)
-                return mismatch(s_.step(), r);
-        if (outcome == Outcome::done) passed_ = shown_ = 0;
+                return one_way_.mismatch(s_.step(), r);
+        if (outcome == Outcome::done) one_way_.met();
         return outcome;
     }
 
-    // For what follows the meeting.
-    static Call once_met(const Call& call) noexcept {
-        Call rest = call;
-        if (rest.bound.resumable) rest.bound.interrupted = nullptr;
-        rest.bound.resumable = false;
-        return rest;
-    }
-
-    // After the first step: whose arrays can be read where they lie. True if all that matter can.
-    template <class Bytes>
-    bool find_homes(Bytes bytes_of, int root) {
+    // After the first step: where the arrays of all ranks can be read, by what they have said (`home_of(r)`). True if all can.
+    template <class Home, class Bytes>
+    bool find_homes(Home home_of, Bytes bytes_of) {
         bool all = true;
         for (int r = 0; r < ranks(); ++r) {
-            const std::uint64_t home = s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed);
+            const std::uint64_t home = home_of(r);
             addresses_[r] = s_.reads_peers() && Segment::is_address(home) ? home : 0;
             homes_[r] = home != 0 && addresses_[r] == 0 ? s_.at(r, home, bytes_of(r)) : nullptr;
-            if (homes_[r] == nullptr && addresses_[r] == 0 && (root < 0 || r == root)) all = false;
+            if (homes_[r] == nullptr && addresses_[r] == 0) all = false;
         }
         return all;
+    }
+
+    // The same where all have met.
+    template <class Bytes>
+    bool find_homes(Bytes bytes_of) {
+        return find_homes([this](int r) { return s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed); }, bytes_of);
     }
 
     bool any_home() const noexcept {
@@ -508,39 +472,71 @@ private:
     // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot.
     std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
         const std::uint64_t offset = footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
-        return offset == 0 && by_address ? Segment::address_of(array) : offset;
+        return offset == 0 && by_address && shows_addresses_ ? Segment::address_of(array) : offset;
     }
 
-    // Whether parts of this length, one for each rank, are read from the memory of the rank that has them. More than two ranks
-    // may have to share cores, and then one step more is dear: all parts together have to be long.
-    bool parts_by_address(std::size_t each) const noexcept {
+    // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks only. With more
+    // of them an array is read several times, or one rank reads them all, and each time it costs more than to copy it out of
+    // a slot.
+    bool gathers_by_address(std::size_t longest) const noexcept { return ranks() == 2 && s_.copies_once(longest); }
+
+    // The same for the parts that one rank has for all others: it need not copy them, and each reads its own.
+    bool parts_by_address(std::size_t each) const noexcept { return s_.copies_once((ranks() - 1) * each); }
+
+    // And for those that all have for all. More than two ranks may have to share cores, and then one step more is dear: all
+    // parts together have to be long.
+    bool all_parts_by_address(std::size_t each) const noexcept {
         return s_.copies_once(each) && (ranks() == 2 || s_.copies_once(ranks() * each / 12));
     }
 
     // One piece of what the others show.
     class Shown {
     public:
-        Shown(Collectives& ops, std::uint64_t first, std::uint64_t piece, bool in_line) noexcept
-            : ops_(ops), first_(first), piece_(piece), in_line_(in_line) {}
+        enum class Where { line, note, slot };
+
+        // At a step. `call` and `way` are those of an operation that goes one way.
+        Shown(Collectives& ops, Where where, std::uint64_t step, const Call* call = nullptr, const Way* way = nullptr) noexcept
+            : ops_(ops), where_(where), step_(step), call_(call), way_(way) {}
 
         // Where rank r's lies in the segment: `place` in its array, `region` in its slot.
         const std::byte* at(int r, std::size_t place, std::size_t region) const noexcept {
             if (ops_.homes_[r] != nullptr) return ops_.homes_[r] + place;
-            return (in_line_ ? ops_.s_.line_of(r, first_).small : ops_.s_.slot(r, first_ + piece_)) + region;
+            switch (where_) {
+                case Where::line: return ops_.s_.line_of(r, step_).small + region;
+                case Where::note: return ops_.s_.note(r, step_).data + region;
+                case Where::slot: break;
+            }
+            return ops_.s_.slot(r, step_) + region;
         }
 
-        void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes) const noexcept {
+        void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes) const {
             if (ops_.addresses_[r] == 0)
                 Collectives::copy(to, at(r, place, region), bytes);
             else if (!ops_.s_.read(r, to, ops_.addresses_[r] + place, bytes))
-                ops_.unread_ = true;
+                miss(to, r, place, bytes);
         }
 
     private:
+        void miss(std::byte* to, int r, std::size_t place, std::size_t bytes) const {
+            if (way_ == nullptr)
+                ops_.unread_ = true;
+            else if (ops_.fetched_ == Outcome::done)
+                ops_.fetched_ = ops_.one_way_.fetch(*call_, *way_, r, to, place, bytes);
+        }
+
         Collectives& ops_;
-        std::uint64_t first_, piece_;
-        bool in_line_;
+        Where where_;
+        std::uint64_t step_;
+        const Call* call_;
+        const Way* way_;
     };
+
+    // What every other rank has for this one, into its place.
+    void take_others(const Shown& shown, std::byte* target, const Lengths& counts, std::size_t from, std::size_t size) const {
+        each_other([&](int r) {
+            shown.copy(target + counts.sum_before(r) + from, r, from, 0, part(counts[r], from, size));
+        });
+    }
 
     // Everybody's, one after another, into this rank's own array.
     void combine_shown(const Shown& shown, std::byte* x, std::size_t from, std::size_t size, const Combine& how) {
@@ -554,21 +550,20 @@ private:
     template <class Bytes, class Publish, class Consume>
     Outcome exchange(const Call& call, const Shape& shape, const std::byte* mine, Bytes bytes_of, Publish publish,
                      Consume consume) {
-        if (const Outcome late = catch_up(call); late != Outcome::done) return late;
-        const bool shows = shape.root < 0 || shape.root == rank();
+        if (const Outcome late = one_way_.catch_up(call); late != Outcome::done) return late;
         const bool in_line = shape.footprint <= sizeof(Line::small);
         const std::uint64_t first = s_.step() + 1;
         Line& line = s_.next_line();
-        const std::uint64_t home = shows ? home_of(mine, bytes_of(rank()), shape.footprint, shape.by_address) : 0;
+        const std::uint64_t home = home_of(mine, bytes_of(rank()), shape.footprint, shape.by_address);
         line.home.store(home, std::memory_order_relaxed);
-        const bool copies = shows && home == 0;
+        const bool copies = home == 0;
         std::size_t window = std::min(shape.window, shape.longest);
         if (copies && window > 0 && !resumes_) publish(in_line ? line.small : s_.slot(rank(), first), 0, window);
         Outcome outcome = meet(call);
         if (outcome != Outcome::done || shape.longest == 0) return outcome;
-        if (find_homes(bytes_of, shape.root)) window = shape.longest;
+        if (find_homes(bytes_of)) window = shape.longest;
         bool again = false;
-        const Call rest = once_met(call);
+        const Call rest = call.once_met();
         outcome = take_turns(rest, {first, shape.longest, window, in_line, copies}, again, publish, consume);
         if (!again) return outcome;
         Shape through_slots = shape;
@@ -593,7 +588,8 @@ private:
         const bool shared = any_home();
         const auto read = [&, this](std::uint64_t piece) {
             const std::size_t from = piece * window;
-            consume(Shown(*this, first, piece, in_line), from, std::min(window, longest - from));
+            consume(Shown(*this, in_line ? Shown::Where::line : Shown::Where::slot, first + piece), from,
+                    std::min(window, longest - from));
         };
         std::uint64_t piece = 1;
         Outcome outcome = Outcome::done;
@@ -628,7 +624,7 @@ private:
     // Piece k lies in slot first + k, and only its owner copies out of that slot, after everybody is done with it. The
     // owner writes piece k + 1 once it has taken piece k - 2 out: three slots would do.
     Outcome reduce_by_parts(const Call& given, std::byte* x, std::size_t count, const Combine& how, int root) {
-        if (const Outcome late = catch_up(given); late != Outcome::done) return late;
+        if (const Outcome late = one_way_.catch_up(given); late != Outcome::done) return late;
         const std::size_t item = item_size(how.dtype);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
@@ -663,10 +659,10 @@ private:
         s_.next_line().home.store(offset, std::memory_order_relaxed);
         Outcome outcome = meet(given);
         if (outcome != Outcome::done || count == 0) return outcome;
-        const Call call = once_met(given);
-        if (find_homes([&](int) { return count * item; }, -1)) length = count;
+        const Call call = given.once_met();
+        if (find_homes([&](int) { return count * item; })) length = count;
         if (is_short && !any_home()) {
-            combine_shown(Shown(*this, first, 0, false), x, 0, count * item, how);
+            combine_shown(Shown(*this, Shown::Where::slot, first), x, 0, count * item, how);
             return Outcome::done;
         }
         const std::uint64_t pieces = (count + length - 1) / length;
@@ -714,15 +710,14 @@ private:
     }
 
     Segment& s_;
-    int culprit_ = -1;
-    bool ahead_ = false;        // a short broadcast was the last operation: others may be behind
-    std::uint64_t passed_ = 0;  // the fingerprints of those since all have met
-    std::uint64_t shown_ = 0;   // the step of the last of them that this rank was the root of
-    bool resumes_ = false;      // the next operation was interrupted before: it has shown all it has to show
-    Telling telling_{nullptr, 0, 0, {}};  // the scatter under way
+    OneWay one_way_;
+    bool resumes_ = false;  // the next operation was interrupted before: it has shown all it has to show
+    Telling telling_{};     // the scatter under way
     std::vector<std::byte*> homes_;           // arrays in heaps; null for others
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
     bool unread_ = false;                     // this rank could not read one of them
+    Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
+    bool shows_addresses_ = true;             // nobody has failed to read this rank's
     std::vector<const std::byte*> sources_;
 };
 

@@ -15,6 +15,7 @@
 // time was over sees the late one and goes on.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -45,14 +46,20 @@ struct alignas(cache_line) Line {
 };
 static_assert(sizeof(Line) == cache_line);
 
-// What a rank shows in a short broadcast. It has many of them, so that it need not wait for the others each time.
-// `wanted` is what its owner waits for at a step: two ranks may each take the other for the root.
+// What a rank shows in an operation that goes one way (one_way.hpp). It has many of them, so that it need not wait for the
+// others each time.
 struct alignas(cache_line) Note {
-    Shared<std::uint64_t> fingerprint;
-    Shared<std::uint64_t> wanted;
-    Shared<std::uint64_t> wanted_at;
-    std::byte data[488];
+    Shared<std::uint64_t> fingerprint;  // of the operation that its owner is in
+    Shared<std::uint64_t> entered;      // at this step
+    Shared<std::uint64_t> home;         // as in a line
+    std::byte data[424];
+    // A request for what could not be read at its home, and the last one that the owner has answered.
+    Shared<std::uint64_t> asked;
+    Shared<int> asked_of;
+    Shared<std::uint64_t> asked_from, asked_bytes;
+    Shared<std::uint64_t> answered;
 };
+static_assert(sizeof(Note) == 512);
 inline constexpr std::uint64_t notes = 64;
 
 // Two lines, for even and odd steps: a rank that is one step ahead does not overwrite what others still read.
@@ -66,6 +73,7 @@ struct alignas(2 * cache_line) Board {
 class Verdict {
 public:
     static constexpr int everybody = 0xffff;
+    static constexpr int others = 0xfffe;  // everybody but the one who gave up
 
     constexpr explicit Verdict(std::uint64_t word) noexcept : word_(word) {}
     constexpr Verdict(std::uint64_t step, int rank, int awaited, bool open) noexcept
@@ -94,7 +102,7 @@ struct Header {
     alignas(cache_line) Bell bell;
     alignas(cache_line) Shared<std::uint32_t> leavers;  // how many ranks have
     Shared<std::uint64_t> verdict;                 // beside it: a wait reads both
-    // Who was the root of a short broadcast last, by its step: the step and the rank.
+    // Who was the last root to show something, by its step: the step and the rank.
     alignas(cache_line) Shared<std::uint64_t> roots[notes];
     // Whether a kernel may write to the arrays of all ranks; see cuda/flight.hpp.
     alignas(cache_line) Shared<std::uint32_t> flight;
@@ -215,18 +223,41 @@ public:
         if (bell.sleepers.load(std::memory_order_seq_cst) != 0 && all_reached(step_)) bell.wake();
     }
 
+    // The same for somebody who waits for all others, and arrives itself when they have.
+    void arrive_for(int root) noexcept {
+        arrive();
+        Bell& bell = header().bell;
+        if (bell.sleepers.load(std::memory_order_seq_cst) != 0 && all_reached(step_, root)) bell.wake();
+    }
+
+    // Takes so many steps at once.
+    void skip(std::uint64_t steps) noexcept {
+        if (steps == 0) return;
+        if (steps > 1) {
+            step_ += steps - 2;
+            arrive();  // both lines have to show it
+        }
+        hurry();
+    }
+
     // Forgets the last step, for an operation that will take it again. The others have seen it.
     void step_back() noexcept { --step_; }
 
     // Waits until everybody has reached a step.
     Outcome wait(std::uint64_t step, const Bound& limits) {
-        return wait(step, limits, 0, layout_.ranks, [] { return false; });
+        return wait(step, limits, 0, layout_.ranks, Verdict::everybody, [](int) { return false; });
     }
 
-    // Waits until one rank has, or `hopeless()`.
+    // Waits until one rank has, or `hopeless(rank)`.
     template <class Hopeless>
     Outcome wait_for(int rank, std::uint64_t step, const Bound& limits, Hopeless hopeless) {
-        return wait(step, limits, rank, rank + 1, hopeless);
+        return wait(step, limits, rank, rank + 1, rank, hopeless);
+    }
+
+    // Waits until all others have, or one of them is found that is hopeless.
+    template <class Hopeless>
+    Outcome wait_for_others(std::uint64_t step, const Bound& limits, Hopeless hopeless) {
+        return wait(step, limits, 0, layout_.ranks, Verdict::others, hopeless);
     }
 
     // The same, without a part in it: if the wait ends badly, nothing has failed. `broken` if somebody gave that step up.
@@ -248,13 +279,24 @@ public:
         return line(rank, step).step.load(std::memory_order_seq_cst) >= step;
     }
 
+    // The step that everybody has reached.
+    std::uint64_t slowest() const noexcept {
+        std::uint64_t found = step_;
+        for (int rank = 0; rank < layout_.ranks; ++rank) {
+            const Board& board = boards()[rank];
+            found = std::min(found, std::max(board.lines[0].step.load(std::memory_order_seq_cst),
+                                             board.lines[1].step.load(std::memory_order_seq_cst)));
+        }
+        return found;
+    }
+
     // Makes everybody who sleeps look again.
     void wake_sleepers() noexcept {
         Bell& bell = header().bell;
         if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
     }
 
-    // This rank takes itself for the root of a short broadcast. Another rank that did so at the same step; -1 if none.
+    // This rank takes itself for the root that shows something. Another rank that did so at the same step; -1 if none.
     int claim_root(std::uint64_t step) noexcept {
         constexpr int bits = 16;
         const std::uint64_t mine = step << bits | static_cast<std::uint64_t>(rank_);
@@ -280,7 +322,7 @@ public:
     std::vector<int> missing() const {
         std::vector<int> found;
         for (int rank = awaited_.first; rank < awaited_.second; ++rank)
-            if (!reached(rank, waited_for_)) found.push_back(rank);
+            if (rank != rank_ && !reached(rank, waited_for_)) found.push_back(rank);
         return found;
     }
 
@@ -308,9 +350,9 @@ private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
     static constexpr std::uint64_t in_process = std::uint64_t{1} << 63;
 
-    // For the ranks from `first` up to `last`.
+    // For the ranks from `first` up to `last`; `awaited` says the same for a verdict.
     template <class Hopeless>
-    Outcome wait(std::uint64_t step, const Bound& limits, int first, int last, Hopeless hopeless) {
+    Outcome wait(std::uint64_t step, const Bound& limits, int first, int last, int awaited, Hopeless hopeless) {
         waited_for_ = step;
         awaited_ = {first, last};
         Bound bound = limits;
@@ -318,8 +360,8 @@ private:
         int known = first;  // ranks below are there
         leaver_ = -1;
         const auto ready = [&] {
-            while (known < last && reached(known, step)) ++known;
-            return known == last || hopeless() || find_leaver(known, last, step);
+            while (known < last && (reached(known, step) || (known == rank_ && awaited == Verdict::others))) ++known;
+            return known == last || hopeless(known) || find_leaver(known, last, step);
         };
         const auto crowded = [&] {
             return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
@@ -341,7 +383,7 @@ private:
         if (leaver_ >= 0) outcome = Outcome::left;
         if (outcome == Outcome::interrupted && limits.resumable) return outcome;
         if (outcome == Outcome::done && known < last) return outcome;  // hopeless: the caller knows why
-        return settle(outcome, step, last - first == layout_.ranks ? Verdict::everybody : first);
+        return settle(outcome, step, awaited);
     }
 
     // How a wait ends for all ranks alike. Time that is over when everybody has come after all was not over.
@@ -355,7 +397,7 @@ private:
                 if (!shared.compare_exchange_strong(word, mine.word(), std::memory_order_seq_cst)) continue;
                 if (!mine.open()) return now;
                 decide(mine, step);
-                if (has_come(awaited, step)) now = Outcome::done;
+                if (has_come(mine, step)) now = Outcome::done;
             } else if (const Verdict found(word); found.open()) {
                 decide(found, step);  // not left to the one that opened it: it may be stopped
             } else if (now != Outcome::done || found.step(step) > step) {
@@ -373,12 +415,13 @@ private:
 
     void decide(Verdict verdict, std::uint64_t near) noexcept {
         std::uint64_t word = verdict.word();
-        const bool moot = has_come(verdict.awaited(), verdict.step(near));
+        const bool moot = has_come(verdict, verdict.step(near));
         header().verdict.compare_exchange_strong(word, moot ? 0 : verdict.final().word(), std::memory_order_seq_cst);
     }
 
-    bool has_come(int awaited, std::uint64_t step) const noexcept {
-        return awaited == Verdict::everybody ? all_reached(step) : reached(awaited, step);
+    bool has_come(Verdict verdict, std::uint64_t step) const noexcept {
+        if (verdict.awaited() == Verdict::everybody) return all_reached(step);
+        return verdict.awaited() == Verdict::others ? all_reached(step, verdict.rank()) : reached(verdict.awaited(), step);
     }
 
     Header& header() const noexcept { return *reinterpret_cast<Header*>(base_); }
@@ -394,9 +437,9 @@ private:
         return leaver_ >= 0;
     }
 
-    bool all_reached(std::uint64_t step) const noexcept {
+    bool all_reached(std::uint64_t step, int except = -1) const noexcept {
         for (int rank = 0; rank < layout_.ranks; ++rank)
-            if (!reached(rank, step)) return false;
+            if (rank != except && !reached(rank, step)) return false;
         return true;
     }
 

@@ -146,10 +146,13 @@ void random_program(Rank& me, unsigned seed, int operations) {
             }
             auto source = values_of(r, counts[r] / 4, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
-            const int where = what == 4 ? -1 : root;
-            CHECK(me.run([&] { return me.ops.gather(call, bytes_of(source), bytes_of(target), counts, where); }) == Outcome::done);
+            const bool to_all = what == 4;
+            CHECK(me.run([&] {
+                return to_all ? me.ops.all_gather(call, bytes_of(source), bytes_of(target), counts)
+                              : me.ops.gather(call, bytes_of(source), bytes_of(target), counts, root);
+            }) == Outcome::done);
             wipe(source);
-            if (where < 0 || where == r) CHECK(target == expected);
+            if (to_all || root == r) CHECK(target == expected);
         } else if (what == 6) {
             std::vector<std::size_t> counts(n);
             for (int i = 0; i < n; ++i) counts[i] = 4 * ((count * (i + 1)) / 2);
@@ -215,11 +218,20 @@ void heap_arrays(Rank& me, std::size_t count = 50000) {
         const std::vector<std::size_t> counts(me.ranks(), 4 * count);
         CHECK(me.ops.all_gather(me.call(), at, bytes_of(gathered), counts) == Outcome::done);
         CHECK(std::memcmp(gathered.data() + count * (me.ranks() - 1), at, 4 * count) == 0);
+        const int root = static_cast<int>(turn) % me.ranks();
+        CHECK(me.ops.gather(me.call(), at, bytes_of(gathered), counts, root) == Outcome::done);
+        if (me.rank() == root) CHECK(std::memcmp(gathered.data(), at, 4 * count) == 0);
+        const std::size_t part = count / me.ranks();
+        std::vector<std::int32_t> own(part);
+        CHECK(me.ops.scatter(me.call(), at, bytes_of(own), Lengths(4 * part), root) == Outcome::done);
+        CHECK(std::memcmp(own.data(), at + 4 * part * me.rank(), 4 * part) == 0);
         CHECK(me.ops.broadcast(me.call(), at, 4 * count, me.ranks() - 1) == Outcome::done);
+        std::memset(at, 0xff, 4 * count);  // nobody reads it any more
     }
 }
 
-// One rank's memory cannot be read any more, in the middle of a program: all do the operation again, and go on without.
+// One rank's memory cannot be read any more, in the middle of a program: all do the operation again, or fetch it from its
+// owner, and go on without.
 void unreadable(Rank& me, unsigned seed) {
     random_program(me, seed, 20);
     CHECK(me.segment.reads_peers());
@@ -227,7 +239,6 @@ void unreadable(Rank& me, unsigned seed) {
     random_program(me, seed + 1, 40);
     std::vector<std::int32_t> mine(5000 * me.ranks(), me.rank()), all(5000 * me.ranks(), -1);
     CHECK(me.ops.all_to_all(me.call(), bytes_of(mine), bytes_of(all), Lengths(4 * 5000)) == Outcome::done);
-    CHECK(!me.segment.reads_peers());
     for (int r = 0; r < me.ranks(); ++r) CHECK(all[5000 * r] == r && all[5000 * r + 4999] == r);
 }
 
@@ -291,7 +302,8 @@ void two_roots(Rank& me) {
         CHECK(me.segment.breaker() == (root == 0 ? last : 0));
     } else {
         CHECK(outcome == Outcome::done);
-        CHECK(me.ops.flush(call.bound) == Outcome::broken);
+        const Outcome at_end = me.ops.flush(call.bound);
+        CHECK(at_end == Outcome::broken || at_end == Outcome::mismatch);
         CHECK(me.ops.all_reduce(me.call(1, second / 5), bytes_of(x), 4, sum) != Outcome::done);
     }
 }
@@ -339,6 +351,48 @@ void verdicts() {
         CHECK(open.final().rank() == 3 && open.final().awaited() == 7);
         for (const int away : {-64, -1, 0, 1, 64})
             if (away >= 0 || step > 64) CHECK(open.step(step + away) == step);
+    }
+}
+
+// Everybody only shows something: a root to all, and the others to a root. Nobody waits, so nobody notices before the next
+// meeting, or when the group is closed.
+void all_show(Rank& me, bool closes) {
+    std::vector<std::int32_t> x(4, me.rank());
+    const Call call = me.call(me.rank() == 0 ? 1 : 2);
+    const Outcome outcome = me.rank() == 0 ? me.ops.broadcast(call, bytes_of(x), 16, 0)
+                                           : me.ops.gather(call, bytes_of(x), nullptr, Lengths(16), 0);
+    CHECK(outcome == Outcome::done || outcome == Outcome::broken);
+    if (outcome != Outcome::done) return;
+    const Outcome then = closes ? me.ops.flush(call.bound) : me.ops.barrier(me.call(1, second));
+    CHECK(then == Outcome::mismatch || then == Outcome::broken || (!closes && then == Outcome::timed_out));
+}
+
+// Two take themselves for the root that all others show something to: both wait.
+void two_sinks(Rank& me) {
+    std::vector<std::int32_t> x(4, me.rank()), all(4 * me.ranks());
+    const int root = me.rank() == 0 ? 0 : me.ranks() - 1;
+    Call call = me.call(1, 5 * second);
+    call.fingerprint = fingerprint_of(1, me.sequence, 4, root);
+    const Outcome outcome = me.ops.gather(call, bytes_of(x), bytes_of(all), Lengths(16), root);
+    const bool waits = me.rank() == root;
+    CHECK(outcome == Outcome::mismatch || (!waits && (outcome == Outcome::done || outcome == Outcome::broken)) ||
+          (waits && outcome == Outcome::broken));
+}
+
+// Those who show something to a root may be far ahead of it.
+void many_gathers(Rank& me) {
+    for (std::uint64_t turn = 0; turn < 1000; ++turn) {
+        const int root = static_cast<int>(turn / 100) % me.ranks();
+        const std::size_t count = turn % 50 == 0 ? 3000 : turn % 120;
+        auto x = values_of(me.rank(), count, turn);
+        std::vector<std::int32_t> all(count * me.ranks(), -1);
+        CHECK(me.ops.gather(me.call(), bytes_of(x), bytes_of(all), Lengths(4 * count), root) == Outcome::done);
+        wipe(x);
+        for (int r = 0; r < me.ranks() && me.rank() == root; ++r) {
+            const auto theirs = values_of(r, count, turn);
+            CHECK(std::equal(theirs.begin(), theirs.end(), all.begin() + r * count));
+        }
+        if (turn % 97 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
     }
 }
 
@@ -426,6 +480,10 @@ int main() {
         world(ranks, large, Patience{100, 1}, two_roots);
         world(ranks, large, Patience{100, 1}, no_root);
         world(ranks, large, Patience{100, 1}, many_broadcasts);
+        world(ranks, large, Patience{100, 1}, many_gathers);
+        world(ranks, large, Patience{100, 1}, two_sinks);
+        world(ranks, large, Patience{100, 1}, [](Rank& me) { all_show(me, true); });
+        world(ranks, large, Patience{100, 1}, [](Rank& me) { all_show(me, false); });
         world(ranks, large, Patience{100, 1}, missing_rank);
         world(ranks, large, Patience{100, 1}, aborted);
         for (int what = 0; what < 4; ++what) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.failures.ranks import Worlds, worlds  # noqa: F401
 from tests.lateness import bound
 
@@ -16,6 +18,9 @@ CASES = {
     "another dtype": ("g.all_reduce(x.astype(np.int32))", "g.all_reduce(x)"),
     "another reduction": ("g.all_reduce(x, op='max')", "g.all_reduce(x)"),
     "another number of calls": ("g.barrier(); g.barrier()", "g.barrier(); g.broadcast(x, 2)"),
+    "another root to gather at": ("g.gather(x, 1)", "g.gather(x, 0)"),
+    "another reduction at a root": ("g.reduce(x, 0, op='max')", "g.reduce(x, 0)"),
+    "to a root and from it": ("g.gather(x, 0)", "g.broadcast(x, 0)"),
     "split": ("g.split(0)", "g.barrier()"),
     "asynchronous": ("g.all_reduce(x, async_op=True).wait()", "g.broadcast(x, 1, async_op=True).wait()"),
 }
@@ -56,7 +61,7 @@ def test_every_member_is_told(worlds: Worlds) -> None:
     for case, calls in CASES.items():
         for rank in world:
             event, again = rank.wait(case), rank.wait(f"{case}, again")
-            if event["type"] == "" and "broadcast" in "".join(calls):
+            if event["type"] == "" and re.search(r"broadcast|scatter|\b(?:gather|reduce)\b", "".join(calls)):
                 event = again  # who only had to send is done; it hears of it at its next call
             assert event["type"] == again["type"] == "Desync", (case, rank.number, event)
             assert event["took"] < bound(3.0), "about a second, not the deadline"
@@ -195,3 +200,29 @@ def test_a_root_that_has_gone_before_the_other_calls(worlds: Worlds) -> None:
     world[1].tell()
     assert (world[0].wait("raised")["type"], world[1].wait("raised")["type"]) == ("", "Desync")
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
+def test_ranks_that_all_only_send_are_told_when_they_close(worlds: Worlds) -> None:
+    # Nobody waits for anything, so nobody can notice before.
+    world = worlds(
+        3,
+        """
+        world = init()
+        group = world.subgroup(range(3))
+        group.barrier()
+        def program():
+            group.broadcast(np.ones(4), 0) if world.rank == 0 else group.gather(np.ones(4), 0)
+            group.close()
+        expect(program, "told")
+        world.barrier()
+        """,
+        host="parent",
+    )
+    for rank in world:
+        event = rank.wait("told")
+        assert event["type"] == "Desync", (rank.number, event)
+        assert {words.split(" #")[0] for words in (event["mine"], event["theirs"])} == {
+            "broadcast(src=0)",
+            "gather(dst=0)",
+        }
+    assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -166,6 +167,12 @@ class CollectiveRunner(GroupCore):
             return
         try:
             self._engine.flush(min(CLOSING_WAIT, self._timeout))
+        except FingerprintMismatch as mismatch:
+            last = self._journal.at(self._journal.sequence)
+            if last is not None:
+                with contextlib.suppress(PhalanxError):  # whoever closes the group says so once everything is given back
+                    self._break(self._desync(last, mismatch.peer))
+                self._told = False
         finally:
             self._turn.release()
 

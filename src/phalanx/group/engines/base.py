@@ -137,7 +137,11 @@ class Engine(ABC):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def flush(self, seconds: float) -> None:  # noqa: B027 - most engines have nothing to wait for
-        """Waits a moment, before the group is closed, until the others have come to what this rank did not wait for."""
+        """Waits a moment, before the group is closed, until the others have come to what this rank did not wait for.
+
+        Raises:
+            FingerprintMismatch: One of them was in another operation.
+        """
 
     def close(self) -> None:  # noqa: B027 - nor to give back
         """Gives back what must not wait for the garbage collector."""

@@ -111,11 +111,14 @@ class SegmentEngine(Engine):
         raise_outcome(outcome, blamed, self._members, self._lane)
 
     def flush(self, seconds: float) -> None:
-        """Waits until everybody has come to the last short broadcast of this rank, whose root has not waited.
+        """Waits until everybody has come to the last operation in which this rank has not waited for them.
 
         If another rank takes itself for the root, that rank finds it out, and the lane hears it.
         """
-        if self.segment.flush(time.monotonic() + seconds) == BROKEN:
+        outcome = self.segment.flush(time.monotonic() + seconds)
+        if outcome == MISMATCH:
+            raise FingerprintMismatch(self._members[self.segment.blamed(outcome)[0]])
+        if outcome == BROKEN:
             self._lane.await_error(CAUSE_WAIT)
 
     def barrier(self, running: RunningCollective) -> None:

@@ -1,0 +1,306 @@
+// Operations in a segment that go one way: from a root to all others, or from all others to a root.
+//
+// Who shows something does not wait for those who read it; who reads waits only for those who show. So ranks may be steps
+// apart. Three rules hold that together:
+//
+// - Who has reached a step has read all that it had to read there. What a rank shows lies in its note of that step, or in
+//   its slot, and is written again only when everybody was seen far enough: 64 steps later for a note, and for a slot as
+//   in `collectives.hpp`, at the step before the last.
+// - Before an operation at which all meet, a rank waits until all have caught up.
+// - A rank enters an operation by writing its fingerprint into its note; a reader compares it with its own, also while it
+//   waits, because the other may be waiting as well. Two roots that both only show would not notice it: so a root claims
+//   the step, and the second one finds the first one's claim. What nobody was there to compare is found at the next
+//   meeting, whose fingerprints stand for all operations since the one before, or when the group is closed (`flush`).
+//
+// An array that lies in the rank's heap, or that is read from the memory of its process, is not copied, and its owner
+// waits until all have read it. Who cannot read it there asks for it, and gets it through a slot, piece by piece.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "fingerprint.hpp"
+#include "jitter.hpp"
+#include "segment.hpp"
+
+namespace phalanx {
+
+// What is the same for every operation.
+struct Call {
+    std::uint64_t fingerprint = 0;
+    Bound bound;
+
+    // For what follows once all have met, or this rank has shown something: it is not interrupted any more if it could have
+    // run again before.
+    Call once_met() const noexcept {
+        Call rest = *this;
+        if (rest.bound.resumable) rest.bound.interrupted = nullptr;
+        rest.bound.resumable = false;
+        return rest;
+    }
+};
+
+// Who shows something in an operation, to whom, and in how many pieces.
+struct Way {
+    int root = 0;
+    bool to_root = false;     // all others show something to the root; else the root does to them
+    std::size_t longest = 0;  // bytes of the longest part that one rank has for another
+    std::size_t window = 0;   // how much of each part goes at a time
+    bool in_note = false;     // the only piece lies in the note
+    std::uint64_t home = 0;   // where this rank's array is read, if not in notes or slots
+
+    std::uint64_t pieces() const noexcept { return longest == 0 ? 1 : (longest + window - 1) / window; }
+    std::size_t size(std::uint64_t piece) const noexcept { return std::min(window, longest - piece * window); }
+};
+
+class OneWay {
+public:
+    explicit OneWay(Segment& segment) : s_(segment), answered_(segment.ranks()) {}
+
+    int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
+
+    // Before a meeting: nobody may be behind any more.
+    Outcome catch_up(const Call& call) {
+        if (!ahead_) return Outcome::done;
+        const Outcome outcome = s_.wait(s_.step(), call.bound);
+        if (outcome == Outcome::done) ahead_ = false;
+        return outcome;
+    }
+
+    // The fingerprint, and those of the operations since all have met.
+    std::uint64_t shown_fingerprint(const Call& call) const noexcept {
+        return passed_ == 0 ? call.fingerprint : mix(passed_ ^ mix(call.fingerprint));
+    }
+
+    void met() noexcept {
+        passed_ = 0;
+        shown_ = {};
+        everybody_ = s_.step();
+    }
+
+    // Another rank is in another operation: nobody may succeed in this one.
+    Outcome mismatch(std::uint64_t step, int culprit) noexcept {
+        culprit_ = culprit;
+        s_.give_up(step);
+        return Outcome::mismatch;
+    }
+
+    // Before the group is closed: waits until everybody has taken part in what this rank has shown last, or will not.
+    Outcome flush(const Bound& bound) {
+        if (shown_.last == 0) return Outcome::done;
+        const Outcome outcome = s_.watch(shown_.last, bound);
+        if (outcome != Outcome::done) return outcome;
+        for (int r = 0; r < s_.ranks(); ++r) {
+            const Note& note = s_.note(r, shown_.first);
+            const std::uint64_t entered = note.entered.load(std::memory_order_seq_cst);
+            if (entered > shown_.first) continue;  // it has written that note again
+            if (entered < shown_.first || note.fingerprint.load(std::memory_order_relaxed) != shown_.fingerprint)
+                return mismatch(shown_.first, r);
+        }
+        return Outcome::done;
+    }
+
+    // The first step of a rank that shows something. `write(note, slot)` does.
+    template <class Write>
+    Outcome begin_showing(const Call& call, const Way& way, Write write) {
+        const std::uint64_t step = s_.step() + 1;
+        if (const Outcome outcome = enter(call, way.in_note ? notes : slot_lag); outcome != Outcome::done) return outcome;
+        if (!way.to_root)
+            if (const int other = s_.claim_root(step); other >= 0) return mismatch(step, other);
+        const std::uint64_t fingerprint = shown_fingerprint(call);
+        Note& note = enter_note(step, fingerprint);
+        note.home.store(way.home, std::memory_order_relaxed);
+        write(note, s_.slot(s_.rank(), step));
+        arrive(way);
+        shown_ = {step, step, fingerprint};
+        return s_.may_take(step);  // who gave this operation up before it was shown has told the others so
+    }
+
+    // Its other steps. `publish(slot, piece)` writes a piece. `mine` is for those who cannot read it where it lies.
+    template <class Publish>
+    Outcome go_on_showing(const Call& call, const Way& way, std::span<const std::byte> mine, Publish publish) {
+        if (way.home != 0) {
+            s_.skip(way.pieces() - 1);
+            if (const Outcome outcome = wait_for_readers(call, way, mine); outcome != Outcome::done) return outcome;
+        } else {
+            for (std::uint64_t piece = 1; piece < way.pieces(); ++piece) {
+                const std::uint64_t step = s_.step() + 1;
+                if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
+                publish(s_.slot(s_.rank(), step), piece);
+                arrive(way);
+            }
+        }
+        shown_.last = s_.step();
+        end(call);
+        return Outcome::done;
+    }
+
+    // Waits for those who show something. Nothing of theirs may be looked at before.
+    Outcome begin_reading(const Call& call, int root, bool to_root) {
+        const std::uint64_t step = s_.step() + 1;
+        if (const Outcome outcome = enter(call, notes); outcome != Outcome::done) return outcome;
+        const std::uint64_t fingerprint = shown_fingerprint(call);
+        enter_note(step, fingerprint);
+        s_.wake_sleepers();  // another may be waiting, too: for another root, or in another operation
+        const auto differs = [&](int r) {
+            const Note& note = s_.note(r, step);
+            return note.entered.load(std::memory_order_seq_cst) == step &&
+                   note.fingerprint.load(std::memory_order_relaxed) != fingerprint;
+        };
+        const Outcome outcome = wait_for_shown(call, root, to_root, differs);
+        if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
+        for (int r = 0; r < s_.ranks(); ++r) {
+            if (r == s_.rank() || (!to_root && r != root)) continue;
+            if (!s_.reached(r, step) || s_.note(r, step).entered.load(std::memory_order_seq_cst) != step || differs(r))
+                return mismatch(step, r);
+        }
+        first_ = step;
+        return outcome;
+    }
+
+    // After `begin_reading`: what another rank shows first.
+    const Note& shown_by(int rank) const noexcept { return s_.note(rank, first_); }
+    std::uint64_t first() const noexcept { return first_; }
+
+    // Reads all pieces. `consume(piece, from, size)` reads what lies in that window.
+    template <class Consume>
+    Outcome go_on_reading(const Call& call, const Way& way, Consume consume) {
+        if (!way.to_root && shown_by(way.root).home.load(std::memory_order_relaxed) != 0) {
+            if (const Outcome outcome = consume(0, 0, way.longest); outcome != Outcome::done) return outcome;
+            s_.skip(way.pieces());
+        } else {
+            for (std::uint64_t piece = 0; piece < way.pieces(); ++piece) {
+                Outcome outcome = Outcome::done;
+                if (piece > 0) outcome = wait_for_shown(call, way.root, way.to_root, [](int) { return false; });
+                if (outcome == Outcome::done) outcome = consume(piece, piece * way.window, way.size(piece));
+                if (outcome != Outcome::done) return outcome;
+                s_.arrive();
+            }
+        }
+        end(call);
+        return Outcome::done;
+    }
+
+    // From the array of a rank whose memory this one could not read: that rank copies it into its slot.
+    Outcome fetch(const Call& call, const Way& way, int owner, std::byte* to, std::size_t from, std::size_t bytes) {
+        Note& mine = s_.note(s_.rank(), first_);
+        const Note& theirs = s_.note(owner, first_);
+        const std::size_t slot = s_.layout().slot_bytes;
+        for (std::size_t done = 0; done < bytes; done += slot) {
+            const std::size_t size = std::min(slot, bytes - done);
+            const std::uint64_t request = first_ << 32 | static_cast<std::uint64_t>(s_.rank()) << 16 | (++requests_ & 0xffff);
+            mine.asked_of.store(owner, std::memory_order_relaxed);
+            mine.asked_from.store(from + done, std::memory_order_relaxed);
+            mine.asked_bytes.store(size, std::memory_order_relaxed);
+            mine.asked.store(request, std::memory_order_seq_cst);
+            s_.wake_sleepers();
+            const auto answered = [&](int) { return theirs.answered.load(std::memory_order_seq_cst) == request; };
+            // The owner does not go beyond the operation's last step before this rank has read.
+            const Outcome outcome = s_.wait_for(owner, first_ + way.pieces(), call.bound, answered);
+            if (outcome != Outcome::done) return outcome;
+            jitter::copy(to + done, s_.slot(owner, first_), size);
+        }
+        return Outcome::done;
+    }
+
+    // Whether another rank had to fetch what this one has shown.
+    bool was_asked() const noexcept { return was_asked_; }
+
+private:
+    // Steps that a rank may be ahead of others when it writes into a slot. Of its notes it has more: `notes`.
+    static constexpr std::uint64_t slot_lag = 2;
+
+    // Waits until everybody is not more than so many steps behind `step`.
+    Outcome see_everybody(std::uint64_t step, std::uint64_t lag, const Call& call) {
+        if (step <= everybody_ + lag) return Outcome::done;
+        const Outcome outcome = s_.wait(step - lag, call.bound);
+        if (outcome == Outcome::done) everybody_ = s_.slowest();
+        return outcome;
+    }
+
+    Outcome enter(const Call& call, std::uint64_t lag) {
+        if (s_.aborted()) return Outcome::aborted;
+        ahead_ = true;
+        return see_everybody(s_.step() + 1, lag, call);
+    }
+
+    Note& enter_note(std::uint64_t step, std::uint64_t fingerprint) noexcept {
+        Note& note = s_.note(s_.rank(), step);
+        note.fingerprint.store(fingerprint, std::memory_order_relaxed);
+        note.entered.store(step, std::memory_order_seq_cst);
+        return note;
+    }
+
+    void arrive(const Way& way) noexcept {
+        if (way.to_root)
+            s_.arrive_for(way.root);
+        else
+            s_.hurry();
+    }
+
+    void end(const Call& call) noexcept { passed_ = mix(passed_ ^ call.fingerprint); }
+
+    // At the next step. `hopeless(r)`: rank r will not come.
+    template <class Hopeless>
+    Outcome wait_for_shown(const Call& call, int root, bool to_root, Hopeless hopeless) {
+        const std::uint64_t step = s_.step() + 1;
+        return to_root ? s_.wait_for_others(step, call.bound, hopeless) : s_.wait_for(root, step, call.bound, hopeless);
+    }
+
+    Outcome wait_for_readers(const Call& call, const Way& way, std::span<const std::byte> mine) {
+        const auto asks = [&](int r) {
+            const Note& note = s_.note(r, shown_.first);
+            const std::uint64_t request = note.asked.load(std::memory_order_seq_cst);
+            return request >> 32 == (shown_.first & 0xffffffff) && request != answered_[r] &&
+                   note.asked_of.load(std::memory_order_relaxed) == s_.rank();
+        };
+        for (;;) {
+            const Outcome outcome = way.to_root ? s_.wait_for(way.root, s_.step(), call.bound, asks)
+                                                : s_.wait_for_others(s_.step(), call.bound, asks);
+            if (outcome != Outcome::done) return outcome;
+            int reader = 0;
+            while (reader < s_.ranks() && !asks(reader)) ++reader;
+            if (reader == s_.ranks()) return Outcome::done;
+            if (const Outcome answered = answer(call, reader, mine); answered != Outcome::done) return answered;
+        }
+    }
+
+    // Copies what a rank asks for into the slot, and waits until it has taken it out.
+    Outcome answer(const Call& call, int reader, std::span<const std::byte> mine) {
+        was_asked_ = true;
+        const Note& note = s_.note(reader, shown_.first);
+        const std::uint64_t request = answered_[reader] = note.asked.load(std::memory_order_seq_cst);
+        const std::uint64_t from = note.asked_from.load(std::memory_order_relaxed);
+        const std::uint64_t bytes = note.asked_bytes.load(std::memory_order_relaxed);
+        // What was read from shared memory is not trusted.
+        if (from > mine.size() || bytes > mine.size() - from || bytes > s_.layout().slot_bytes) return Outcome::aborted;
+        jitter::copy(s_.slot(s_.rank(), shown_.first), mine.data() + from, bytes);
+        s_.note(s_.rank(), shown_.first).answered.store(request, std::memory_order_seq_cst);
+        s_.wake_sleepers();
+        return s_.wait_for(reader, s_.step(), call.bound,
+                           [&](int) { return note.asked.load(std::memory_order_seq_cst) != request; });
+    }
+
+    // What this rank has shown last, since all have met: from which step to which.
+    struct LastShown {
+        std::uint64_t first = 0, last = 0;
+        std::uint64_t fingerprint = 0;
+    };
+
+    Segment& s_;
+    int culprit_ = -1;
+    bool ahead_ = false;            // others may be behind
+    std::uint64_t passed_ = 0;      // the fingerprints of the operations since all have met
+    LastShown shown_;
+    std::uint64_t first_ = 0;       // the first step of the operation that is read
+    std::uint64_t everybody_ = 0;   // a step that everybody has reached
+    std::uint64_t requests_ = 0;    // that this rank has made
+    std::vector<std::uint64_t> answered_;  // the last one of each rank
+    bool was_asked_ = false;
+};
+
+}  // namespace phalanx
