@@ -170,7 +170,7 @@ class CollectiveRunner(GroupCore):
         except FingerprintMismatch as mismatch:
             last = self._journal.at(self._journal.sequence)
             if last is not None:
-                with contextlib.suppress(PhalanxError):  # whoever closes the group says so once everything is given back
+                with contextlib.suppress(PhalanxError):  # it is raised once everything has been given back
                     self._break(self._desync(last, mismatch.peer))
                 self._told = False
         finally:

@@ -278,8 +278,8 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
 
         Raises:
             Desync: This rank was in another operation than another rank, and no call has said so yet. Who only has to
-                send something, as the root of a broadcast or all but the root of a gather, does not wait for the others,
-                so it may learn only now that they were elsewhere.
+                send something, as the root of a broadcast or all but the root of a gather, does not wait for the
+                others, so it may learn only now that they were elsewhere.
             CheckpointError: The last `checkpoint.save_async` failed, and nobody has looked yet.
         """
         if self._backend.forked:
