@@ -15,6 +15,7 @@
 #include <cstring>
 #include <utility>
 
+#include "phalanx/spreading.hpp"
 #include "phalanx/waiting.hpp"
 
 namespace phalanx {
@@ -28,13 +29,19 @@ struct alignas(64) RingSide {
     Shared<std::uint32_t> presence{0};  // a Presence
 };
 
+// What one side has moved, and on which core it was then (0: unknown, else one more).
+struct RingCount {
+    Shared<std::uint64_t> bytes{0};
+    Shared<int> core{0};
+};
+
 // The first page of the memory; the bytes of the ring follow.
 struct RingControl {
     std::uint8_t nonce[16]{};
     std::uint64_t size = 0;
     Shared<std::uint32_t> accepted{0};
-    alignas(64) Shared<std::uint64_t> written{0};
-    alignas(64) Shared<std::uint64_t> read{0};
+    alignas(64) RingCount written;
+    alignas(64) RingCount read;
     RingSide reader;
     RingSide writer;
 };
@@ -46,13 +53,16 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // What the two halves have in common. `size` is a power of two.
 class RingHalf {
 public:
-    RingHalf(void* memory, std::size_t size, int socket, RingSide RingControl::*mine, RingSide RingControl::*other)
+    RingHalf(void* memory, std::size_t size, int socket, RingSide RingControl::*mine, RingSide RingControl::*other,
+             RingCount RingControl::*moved, RingCount RingControl::*others)
         : control_(*static_cast<RingControl*>(memory)),
           data_(static_cast<std::byte*>(memory) + ring_control_bytes),
           size_(size),
           socket_(socket),
           mine_(control_.*mine),
-          other_(control_.*other) {}
+          other_(control_.*other),
+          moved_(control_.*moved),
+          others_(control_.*others) {}
 
     RingControl& control() noexcept { return control_; }
     Bell& bell() noexcept { return mine_.bell; }
@@ -65,6 +75,16 @@ public:
     bool broken() const noexcept { return broken_; }
     // What was read and what was written, as this side found it when it took the ring for broken.
     std::pair<std::uint64_t, std::uint64_t> broken_counts() const noexcept { return {broken_read_, broken_written_}; }
+
+    // Whether the other side was last seen on the core that this thread runs on.
+    bool shares_core() const noexcept { return others_.core.load(std::memory_order_relaxed) == sched_getcpu() + 1; }
+
+    // Before a wait: two that share a core while others are free would take turns there.
+    void part() noexcept {
+        if (!shares_core()) return;
+        parting_.look();
+        show_core();
+    }
 
     // Says that this side will sleep in poll(). Look for work once more afterwards, and only then sleep.
     void ask_for_byte() noexcept { mine_.polls.store(1, std::memory_order_seq_cst); }
@@ -104,11 +124,22 @@ protected:
     int socket_;
     RingSide& mine_;
     RingSide& other_;
+    RingCount& moved_;
+    const RingCount& others_;
+    Parting parting_;
     std::uint64_t written_ = 0;  // what this side knows of both counts
     std::uint64_t read_ = 0;
     bool broken_ = false;
     std::uint64_t broken_read_ = 0;
     std::uint64_t broken_written_ = 0;
+
+    void show_core() noexcept { moved_.core.store(sched_getcpu() + 1, std::memory_order_relaxed); }
+
+    void show(std::uint64_t bytes) noexcept {
+        show_core();
+        moved_.bytes.store(bytes, std::memory_order_release);
+        wake_other();
+    }
 
     void refuse_counts(std::uint64_t read, std::uint64_t written) noexcept {
         if (broken_) return;
@@ -121,12 +152,12 @@ protected:
 class RingWriter : public RingHalf {
 public:
     RingWriter(void* memory, std::size_t size, int socket)
-        : RingHalf(memory, size, socket, &RingControl::writer, &RingControl::reader) {}
+        : RingHalf(memory, size, socket, &RingControl::writer, &RingControl::reader, &RingControl::written, &RingControl::read) {}
 
     // Bytes that fit now. The other side's count is looked up only if fewer than `wanted` are known to fit.
     std::size_t room(std::size_t wanted) noexcept {
         if (size_ - (written_ - read_) < wanted) {
-            const std::uint64_t seen = control_.read.load(std::memory_order_acquire);
+            const std::uint64_t seen = control_.read.bytes.load(std::memory_order_acquire);
             if (seen - read_ > written_ - read_) refuse_counts(seen, written_);  // it goes back, or was never written
             if (!broken_) read_ = seen;
         }
@@ -141,21 +172,18 @@ public:
         written_ += count;
     }
 
-    void publish() noexcept {
-        control_.written.store(written_, std::memory_order_release);
-        wake_other();
-    }
+    void publish() noexcept { show(written_); }
 };
 
 class RingReader : public RingHalf {
 public:
     RingReader(void* memory, std::size_t size, int socket)
-        : RingHalf(memory, size, socket, &RingControl::reader, &RingControl::writer) {}
+        : RingHalf(memory, size, socket, &RingControl::reader, &RingControl::writer, &RingControl::read, &RingControl::written) {}
 
     // Bytes that are there. The other side's count is looked up only if fewer than `wanted` are known.
     std::size_t available(std::size_t wanted) noexcept {
         if (written_ - read_ < wanted) {
-            const std::uint64_t seen = control_.written.load(std::memory_order_acquire);
+            const std::uint64_t seen = control_.written.bytes.load(std::memory_order_acquire);
             if (seen - read_ > size_ || seen - read_ < written_ - read_) refuse_counts(read_, seen);
             if (!broken_) written_ = seen;
         }
@@ -164,7 +192,7 @@ public:
 
     // Whether there is something to read, without a change to this side: another thread may be reading just now.
     bool has_bytes() const noexcept {
-        return control_.written.load(std::memory_order_acquire) != control_.read.load(std::memory_order_relaxed);
+        return control_.written.bytes.load(std::memory_order_acquire) != control_.read.bytes.load(std::memory_order_relaxed);
     }
 
     // Of the bytes that are available: `count` of them from `offset` on, which stay.
@@ -184,10 +212,7 @@ public:
     // Forgets bytes that are available. Their place is the writer's again after `publish`.
     void skip(std::size_t count) noexcept { read_ += count; }
 
-    void publish() noexcept {
-        control_.read.store(read_, std::memory_order_release);
-        wake_other();
-    }
+    void publish() noexcept { show(read_); }
 };
 
 }  // namespace phalanx

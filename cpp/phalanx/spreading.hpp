@@ -14,6 +14,41 @@
 
 namespace phalanx {
 
+// Moves this thread to another core, and lets it be moved from there as before. Not if its affinity is not `allowed`.
+inline void move_to(int core, const cpu_set_t& allowed) noexcept {
+    cpu_set_t before, only;
+    if (sched_getaffinity(0, sizeof(before), &before) != 0 || !CPU_EQUAL(&before, &allowed)) return;
+    CPU_ZERO(&only);
+    CPU_SET(core, &only);
+    if (sched_setaffinity(0, sizeof(only), &only) == 0) sched_setaffinity(0, sizeof(before), &before);
+}
+
+// The same for two that wait for each other: one of them moves on to the next core.
+class Parting {
+public:
+    // This thread is about to wait, and the one that it waits for was seen on the same core.
+    void look() noexcept {
+        if (++looks_ % every != 0) return;
+        const std::int64_t now = monotonic_ns();
+        cpu_set_t allowed;
+        if (now - moved_ns_ < pause_ns || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+        const int here = sched_getcpu();
+        for (int i = 1; i < CPU_SETSIZE; ++i) {
+            const int core = (here + i) % CPU_SETSIZE;
+            if (!CPU_ISSET(core, &allowed)) continue;
+            moved_ns_ = now;
+            return core == here ? void() : move_to(core, allowed);
+        }
+    }
+
+private:
+    static constexpr int every = 8;                      // waits between two moves
+    static constexpr std::int64_t pause_ns = 2'000'000;
+
+    int looks_ = 0;
+    std::int64_t moved_ns_ = 0;
+};
+
 class Spreading {
 public:
     // Only where the ranks fill all cores that they may use: otherwise the kernel has idle ones to choose from.
@@ -60,12 +95,7 @@ private:
                 fewest = crowd;
             }
         }
-        cpu_set_t before;
-        if (best == here || sched_getaffinity(0, sizeof(before), &before) != 0 || !CPU_EQUAL(&before, &allowed_)) return;
-        cpu_set_t only;
-        CPU_ZERO(&only);
-        CPU_SET(best, &only);
-        if (sched_setaffinity(0, sizeof(only), &only) == 0) sched_setaffinity(0, sizeof(before), &before);
+        if (best != here) move_to(best, allowed_);
     }
 
     cpu_set_t allowed_{};

@@ -17,7 +17,9 @@ inline std::size_t piece_of(std::size_t message) noexcept { return message < (51
 
 template <class Ready>
 Outcome wait_on(RingHalf& ring, const Patience& patience, const Bound& bound, Ready ready) {
-    const Outcome outcome = wait_until(ring.bell(), patience, bound, [&] { return ready() || ring.other_closed(); });
+    ring.part();
+    const auto over = [&] { return ready() || ring.other_closed(); };
+    const Outcome outcome = wait_until(ring.bell(), patience, bound, over, [&] { return ring.shares_core(); });
     if (outcome != Outcome::done) return outcome;
     return ready() ? Outcome::done : Outcome::aborted;
 }

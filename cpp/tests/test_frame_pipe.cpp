@@ -195,7 +195,7 @@ void what_comes_beside_rings_is_refused() {
 void nonsense_in_the_counters_is_refused() {
     Connection connection(true);
     End mine(connection, 0);
-    mine.in.control().written.store(1 << 30);
+    mine.in.control().written.bytes.store(1 << 30);
     CHECK(!mine.pipe.receive(mine.rings, 0));
     CHECK(mine.pipe.ended() == pipe_broken);
 }

@@ -230,7 +230,7 @@ void nonsense_is_not_followed() {
     for (const std::uint64_t value : values) {
         Shared shared(4096);
         RingReader reader = shared.reader();
-        shared.control().written.store(value);
+        shared.control().written.bytes.store(value);
         CHECK(reader.available(1) == 0 && reader.broken());
         std::byte got[8];
         std::size_t done = 0;
@@ -242,17 +242,17 @@ void nonsense_is_not_followed() {
         const auto bytes = pattern(4096, 0);
         writer.put(bytes.data(), 4096);
         writer.publish();
-        another.control().read.store(value);
+        another.control().read.bytes.store(value);
         CHECK(writer.room(1) == 0 && writer.broken());
         CHECK(write_on(writer, bytes.data(), 8, done, Patience{}, within(second)) == Outcome::aborted);
     }
     // Back to what was already read.
     Shared shared(4096);
     RingReader reader = shared.reader();
-    shared.control().written.store(100);
+    shared.control().written.bytes.store(100);
     CHECK(reader.available(100) == 100);
     reader.skip(60);
-    shared.control().written.store(50);
+    shared.control().written.bytes.store(50);
     CHECK(reader.available(50) == 0 && reader.broken());
 }
 
