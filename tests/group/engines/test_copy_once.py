@@ -145,8 +145,10 @@ def refused_later(group: px.Group, verb: str, lose_it: str) -> list[bool]:
     else:
         found_parts = group.all_to_all(np.repeat(x[:1], count * n), np.empty(count * n, np.int32))
         assert np.array_equal(found_parts, np.repeat(ranks, count))
-    found.append(by_address(group))
+    if verb in ("all_gather", "all_to_all"):  # where all have met; else only the owner of that memory knows
+        assert not by_address(group)
     move(group, 100_000)
+    found.append(by_address(group))
     group._fast_path = None  # the general way
     move(group, 100_000)
     return found
