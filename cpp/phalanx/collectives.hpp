@@ -187,7 +187,8 @@ public:
             return outcome;
         }
         const std::size_t total = ranks() * parts.bytes;
-        telling_ = {source, parts, parts_way(root, parts.bytes, sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data))};
+        const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
+        telling_ = {source, parts, parts_way(root, parts.bytes, in_note)};
         Way& way = telling_.way;
         if (!way.in_note) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
@@ -346,7 +347,8 @@ private:
         const Note& note = one_way_.shown_by(root);
         PartsHead head;
         std::memcpy(&head, note.data, sizeof(head));
-        const std::byte* words = head.in_note ? note.data + sizeof(head) + ranks() * head.bytes : s_.slot(root, one_way_.first()) + words_at();
+        const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + ranks() * head.bytes
+                                                   : s_.slot(root, one_way_.first()) + words_at();
         const Parts parts{head.bytes, head.kind, {words, std::min<std::size_t>(head.words, most_words)}};
         telling_ = {nullptr, parts, parts_way(root, head.bytes, head.in_note != 0)};
     }
