@@ -210,8 +210,8 @@ public:
         const std::size_t start = rank() * parts.bytes;
         if (rank() == way.root) {
             if (target != nullptr) copy(target, source + start, parts.bytes);
-            return shown(one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
-                                                [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); }));
+            return one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
+                                          [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
         const std::size_t region = rank() * way.window + (way.in_note ? sizeof(PartsHead) : 0);
         return read_pieces(
@@ -400,15 +400,9 @@ private:
             if (way.home == 0) publish(way.in_note ? note.data : slot, 0, way.size(0));
         });
         if (outcome != Outcome::done) return outcome;
-        return shown(one_way_.go_on_showing(call.once_met(), way, mine, [&](std::byte* to, std::uint64_t piece) {
+        return one_way_.go_on_showing(call.once_met(), way, mine, [&](std::byte* to, std::uint64_t piece) {
             publish(to, piece * way.window, way.size(piece));
-        }));
-    }
-
-    // After this rank has shown something: its memory need not be offered again if another could not read it.
-    Outcome shown(Outcome outcome) noexcept {
-        if (one_way_.was_asked()) shows_addresses_ = false;
-        return outcome;
+        });
     }
 
     template <class Bytes, class Consume>
@@ -474,7 +468,7 @@ private:
     // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot.
     std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
         const std::uint64_t offset = footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
-        return offset == 0 && by_address && shows_addresses_ ? Segment::address_of(array) : offset;
+        return offset == 0 && by_address && !one_way_.was_asked() ? Segment::address_of(array) : offset;
     }
 
     // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks only. With more
@@ -719,7 +713,6 @@ private:
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
     bool unread_ = false;                     // this rank could not read one of them
     Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
-    bool shows_addresses_ = true;             // nobody has failed to read this rank's
     std::vector<const std::byte*> sources_;
 };
 

@@ -207,7 +207,7 @@ public:
         return Outcome::done;
     }
 
-    // Whether another rank had to fetch what this one has shown.
+    // Whether another rank had to fetch what this one has shown: then its memory need not be offered again.
     bool was_asked() const noexcept { return was_asked_; }
 
 private:
