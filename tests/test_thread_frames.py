@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from phalanx.thread_frames import thread_frames
+from phalanx.thread_frames import thread_frames, thread_stack
 
 BUSY = """
 import gc, os, sys, threading, time
@@ -62,3 +62,25 @@ def test_the_collector_stays_as_it_was(on: bool) -> None:
     finally:
         (gc.enable if was_on else gc.disable)()
     assert frame.f_back is sys._getframe()
+
+
+def test_a_stack_begins_with_the_innermost_frame() -> None:
+    inside, out = threading.Event(), threading.Event()
+
+    def outer() -> None:
+        inner()
+
+    def inner() -> None:
+        inside.set()
+        out.wait(30)
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    try:
+        assert inside.wait(30)
+        names = [frame.f_code.co_name for frame in thread_stack(thread.ident or 0)]
+        assert [name for name in names if name in ("inner", "outer", "run")] == ["inner", "outer", "run"]
+    finally:
+        out.set()
+        thread.join()
+    assert thread_stack(thread.ident or 0) == []

@@ -15,6 +15,30 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace {
+
+// No other thread runs meanwhile, so nobody sees that the collector is off; see phalanx.thread_frames for why it is.
+class WithoutCollector {
+public:
+    WithoutCollector() : was_on_(PyGC_Disable() != 0) {}
+    ~WithoutCollector() {
+        if (was_on_) PyGC_Enable();
+    }
+    WithoutCollector(const WithoutCollector&) = delete;
+    WithoutCollector& operator=(const WithoutCollector&) = delete;
+
+private:
+    bool was_on_;
+};
+
+nb::object thread_frames() {
+    const nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
+    const WithoutCollector off;
+    return current_frames();
+}
+
+}  // namespace
+
 void phalanx::bind_call_site(nb::module_& m) {
     nb::class_<CallSite>(m, "CallSite", "A place in the user's program; see phalanx.group.tracking.call_site.")
         .def_prop_ro("code", &CallSite::code)
@@ -24,18 +48,18 @@ void phalanx::bind_call_site(nb::module_& m) {
         "lend_call_site", [](const CallSite* site) { CallSite::lent() = site; }, "site"_a.none(),
         "What this thread does from now on is done for that place. The caller keeps it until it says None.");
     m.def("add_library", &CallSite::add_library, "path"_a, "installed"_a);
+    m.def("thread_frames", &thread_frames, "The frame of each thread, by its identifier.");
     m.def(
-        "thread_frames",
-        [] {
-            // No other thread runs meanwhile, so nobody sees that the collector is off; see phalanx.thread_frames for why.
-            const nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
-            const bool was_on = PyGC_Disable() != 0;
-            PyObject* found = PyObject_CallNoArgs(current_frames.ptr());
-            if (was_on) PyGC_Enable();
-            if (found == nullptr) throw nb::python_error();
-            return nb::steal(found);
+        "thread_stack",
+        [](std::uint64_t thread) {
+            nb::list stack;
+            const WithoutCollector off;
+            const nb::object frames = thread_frames();
+            nb::object frame = nb::steal(PyObject_CallMethod(frames.ptr(), "get", "K", thread));
+            for (; frame.is_valid() && !frame.is_none(); frame = frame.attr("f_back")) stack.append(frame);
+            return stack;
         },
-        "The frame of each thread, by its identifier.");
+        "The frames of a thread, the innermost first.");
 }
 
 void phalanx::bind_recorder(nb::module_& m) {

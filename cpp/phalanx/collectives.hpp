@@ -177,7 +177,7 @@ public:
         std::uint64_t kind = 0;              // a number for the type of their elements
         std::span<const std::byte> words{};  // what else the root says of them
     };
-    static constexpr std::size_t most_words = 1024;
+    static constexpr std::size_t most_words = OneWay::most_words;
 
     // `source` and `parts` on `root` only.
     Outcome tell_parts(const Call& call, const std::byte* source, const Parts& parts, int root) {

@@ -59,6 +59,9 @@ struct Way {
 
 class OneWay {
 public:
+    // At the end of the first slot there may be so many bytes that say what the operation is about.
+    static constexpr std::size_t most_words = 1024;
+
     explicit OneWay(Segment& segment) : s_(segment), answered_(segment.ranks()) {}
 
     int culprit() const noexcept { return culprit_; }  // after a mismatch: a rank that is in another operation
@@ -115,9 +118,8 @@ public:
         Note& note = enter_note(step, fingerprint);
         note.home.store(way.home, std::memory_order_relaxed);
         write(note, s_.slot(s_.rank(), step));
-        arrive(way);
         shown_ = {step, step, fingerprint};
-        return s_.may_take(step);  // who gave this operation up before it was shown has told the others so
+        return arrive(way);
     }
 
     // Its other steps. `publish(slot, piece)` writes a piece. `mine` is for those who cannot read it where it lies.
@@ -131,7 +133,7 @@ public:
                 const std::uint64_t step = s_.step() + 1;
                 if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
                 publish(s_.slot(s_.rank(), step), piece);
-                arrive(way);
+                if (const Outcome outcome = arrive(way); outcome != Outcome::done) return outcome;
             }
         }
         shown_.last = s_.step();
@@ -172,6 +174,7 @@ public:
         if (!way.to_root && shown_by(way.root).home.load(std::memory_order_relaxed) != 0) {
             if (const Outcome outcome = consume(0, 0, way.longest); outcome != Outcome::done) return outcome;
             s_.skip(way.pieces());
+            if (const Outcome outcome = s_.may_take(s_.step()); outcome != Outcome::done) return outcome;
         } else {
             for (std::uint64_t piece = 0; piece < way.pieces(); ++piece) {
                 Outcome outcome = Outcome::done;
@@ -179,6 +182,7 @@ public:
                 if (outcome == Outcome::done) outcome = consume(piece, piece * way.window, way.size(piece));
                 if (outcome != Outcome::done) return outcome;
                 s_.arrive();
+                if (outcome = s_.may_take(s_.step()); outcome != Outcome::done) return outcome;
             }
         }
         end(call);
@@ -189,9 +193,8 @@ public:
     Outcome fetch(const Call& call, const Way& way, int owner, std::byte* to, std::size_t from, std::size_t bytes) {
         Note& mine = s_.note(s_.rank(), first_);
         const Note& theirs = s_.note(owner, first_);
-        const std::size_t slot = s_.layout().slot_bytes;
-        for (std::size_t done = 0; done < bytes; done += slot) {
-            const std::size_t size = std::min(slot, bytes - done);
+        for (std::size_t done = 0; done < bytes; done += answer_bytes()) {
+            const std::size_t size = std::min(answer_bytes(), bytes - done);
             const std::uint64_t request = first_ << 32 | static_cast<std::uint64_t>(s_.rank()) << 16 | (++requests_ & 0xffff);
             mine.asked_of.store(owner, std::memory_order_relaxed);
             mine.asked_from.store(from + done, std::memory_order_relaxed);
@@ -214,6 +217,9 @@ private:
     // Steps that a rank may be ahead of others when it writes into a slot. Of its notes it has more: `notes`.
     static constexpr std::uint64_t slot_lag = 2;
 
+    // What goes into a slot at once for those who ask. Others may still read the words at its end.
+    std::size_t answer_bytes() const noexcept { return s_.layout().slot_bytes - most_words; }
+
     // Waits until everybody is not more than so many steps behind `step`.
     Outcome see_everybody(std::uint64_t step, std::uint64_t lag, const Call& call) {
         if (step <= everybody_ + lag) return Outcome::done;
@@ -235,11 +241,13 @@ private:
         return note;
     }
 
-    void arrive(const Way& way) noexcept {
+    // Nobody succeeds who arrives after another has given the step up: that one has said so before it looked a last time.
+    Outcome arrive(const Way& way) noexcept {
         if (way.to_root)
             s_.arrive_for(way.root);
         else
             s_.hurry();
+        return s_.may_take(s_.step());
     }
 
     void end(const Call& call) noexcept { passed_ = mix(passed_ ^ call.fingerprint); }
@@ -277,7 +285,7 @@ private:
         const std::uint64_t from = note.asked_from.load(std::memory_order_relaxed);
         const std::uint64_t bytes = note.asked_bytes.load(std::memory_order_relaxed);
         // What was read from shared memory is not trusted.
-        if (from > mine.size() || bytes > mine.size() - from || bytes > s_.layout().slot_bytes) return Outcome::aborted;
+        if (from > mine.size() || bytes > mine.size() - from || bytes > answer_bytes()) return Outcome::aborted;
         jitter::copy(s_.slot(s_.rank(), shown_.first), mine.data() + from, bytes);
         s_.note(s_.rank(), shown_.first).answered.store(request, std::memory_order_seq_cst);
         s_.wake_sleepers();

@@ -29,6 +29,8 @@ LIMIT = 20.0
 """Seconds that no operation here needs."""
 SIZES = (1, 5, 61, 3_000, 9_000, 60_000)
 """Elements of an array: in a line, in a note, in a slot, in pieces."""
+ONE_WAY = ("reduce", "broadcast", "gather", "scatter")
+VERBS = (*ONE_WAY, "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class Attempt(NamedTuple):
@@ -37,6 +39,7 @@ class Attempt(NamedTuple):
     program: str
     ok: bool
     began: float
+    one_way: bool
 
 
 def run(world: px.Group, seed: int, only: str | None) -> list[Attempt]:
@@ -56,12 +59,18 @@ def run(world: px.Group, seed: int, only: str | None) -> list[Attempt]:
 
 
 def judge(results: list[list[Attempt]]) -> None:
-    """Holds what the ranks of a world saw against each other: an operation ends alike on all of them."""
+    """Holds what the ranks of a world saw against each other: an operation ends alike on all of them.
+
+    Where data goes one way, from or to a root, a rank that only sends does not wait for the others. But nobody succeeds
+    who comes after another has given up.
+    """
     for attempts in zip(*results, strict=True):
         raised = [rank for rank, attempt in enumerate(attempts) if not attempt.ok]
         if not raised or len(raised) == len(attempts):
             continue
         last = max(range(len(attempts)), key=lambda rank: attempts[rank].began)
+        if attempts[last].one_way and not attempts[last].ok:
+            continue
         how = "succeeded" if attempts[last].ok else "raised"
         words = f"{attempts[last].program} raised on ranks {raised} of {len(attempts)} only"
         raise AssertionError(f"{words}; rank {last} came last and {how}")
@@ -82,10 +91,11 @@ class Collective:
 
     def __init__(self, group: px.Group, rng: random.Random) -> None:
         n, me, size = group.world_size, group.rank, rng.choice(SIZES)
-        verb = rng.choice(("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"))
+        verb = rng.choice(VERBS)
         root, base = rng.randrange(n), rng.randrange(100)
         self.name = f"{verb} of {size}"
-        self.x = some_array(group, rng, size * n if verb in ("reduce_scatter", "all_to_all") else size)
+        self.one_way = verb in ONE_WAY
+        self.x = some_array(group, rng, size * n if verb in ("scatter", "reduce_scatter", "all_to_all") else size)
         self.out = self.x
         each = np.arange(n) + base
         self.x[:] = each[me]
@@ -99,6 +109,15 @@ class Collective:
         elif verb == "broadcast":
             self.call = lambda timeout: group.broadcast(self.x, root, timeout=timeout)
             result = np.full(size, each[root])
+        elif verb == "gather":
+            self.out = some_array(group, rng, size * n)
+            self.call = lambda timeout: group.gather(self.x, root, self.out if me == root else None, timeout=timeout)
+            result = np.repeat(each, size) if me == root else np.zeros(size * n)
+        elif verb == "scatter":
+            self.out = some_array(group, rng, size)
+            self.x[:] = np.repeat(each, size)
+            self.call = lambda timeout: group.scatter(self.x if me == root else None, root, self.out, timeout=timeout)
+            result = np.full(size, each[me])
         elif verb == "reduce_scatter":
             self.out = some_array(group, rng, size)
             self.call = lambda timeout: group.reduce_scatter(self.x, out=self.out, timeout=timeout)
@@ -243,7 +262,7 @@ def late_once(world: px.Group, group: px.Group, rng: random.Random) -> Attempt:
     else:
         for array in (collective.x, collective.out):
             assert (array == 7).all(), f"{collective.name}: written to after the call had raised"
-    return Attempt(f"late: {collective.name}", ok, began)
+    return Attempt(f"late: {collective.name}", ok, began, collective.one_way)
 
 
 def killed(world: px.Group, rng: random.Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ...thread_frames import thread_frames
+from ...thread_frames import thread_stack
 from .call_site import is_users
 
 __all__ = ["whereabouts"]
@@ -16,11 +16,8 @@ def whereabouts() -> str:
 
     Called in another thread. What the main thread does in C has no line of its own: it is the call's.
     """
-    frame = thread_frames().get(threading.main_thread().ident or 0)
-    innermost = frame
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    found = frame or innermost
-    if found is None:
+    stack = thread_stack(threading.main_thread().ident or 0)
+    if not stack:
         return ""
+    found = next((frame for frame in stack if is_users(frame.f_code.co_filename)), stack[0])
     return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
