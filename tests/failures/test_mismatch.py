@@ -200,8 +200,8 @@ def judge(rank: int, kind: str, odd_rank: int, parted: int, done: int, error: Ba
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["segment", "tcp", "simulated"])
 def test_one_rank_differs_in_one_call(how: str) -> None:
-    # In a segment nobody runs ahead of a mismatch, but where data goes one way, from or to a root. Elsewhere everybody may
-    # who has nothing to wait for, and hears at the next call that has.
+    # In a segment nobody runs ahead of a mismatch, but where data goes one way, from or to a root. Elsewhere everybody
+    # may who has nothing to wait for, and hears at the next call that has.
     arguments = (
         {"segment": 0, "tcp": 10_000, "simulated": 20_000}[how],
         PROGRAMS + SHAPES,
