@@ -431,6 +431,15 @@ def make(description: Description, array: npt.NDArray[Any]) -> Any:
     return _named(description, array)
 
 
+def empty_on_gpu(description: Description) -> Adapted | None:
+    """Memory for such an array on a GPU, if it lay on one; None if this rank cannot have it there."""
+    library, on_device, _ = description.library.partition(ON_GPU)
+    if not on_device or library not in sys.modules:
+        return None
+    found = _device_arrays().empty_on_device(library, tuple(description.shape), description.dtype)
+    return None if found is None else _adapted(found)
+
+
 def _make_torch(description: Description, array: npt.NDArray[Any]) -> Any:
     try:
         import torch

@@ -45,8 +45,8 @@ MULTI_RANK_NCCL = 23003
 """The first NCCL that takes several ranks on one GPU, if `NCCL_MULTI_RANK_GPU_ENABLE` is 1."""
 _NCCL_VERBS = frozenset({"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "gather", "all_to_all"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-_CORE_VERBS = _NCCL_VERBS
-"""The verbs that the core does on a GPU: the same."""
+_CORE_VERBS = _NCCL_VERBS | {"scatter"}
+"""The verbs that the core does on a GPU."""
 
 
 class Way(enum.Enum):
