@@ -291,6 +291,7 @@ class DeviceCollectives:
         closed: int,
         short_bytes: int,
         short_if_busy: int,
+        short_if_closed: int,
         slice_seconds: float,
         load_kernels: Any,
         error_of: Any,

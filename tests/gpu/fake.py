@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx._native import _DTYPES, _OPS, divide_in_place, reduce_into
 from phalanx.cuda import driver as driver_module
-from phalanx.cuda.driver import _FUNCTIONS, HANDLE_BYTES, CudaError, _Copy2D, _Handle
+from phalanx.cuda.driver import _FUNCTIONS, HANDLE_BYTES, Allocation, CudaError, _Copy2D, _Handle
 from phalanx.group.engines.cuda import routing
 
 _HANDLE = struct.Struct("<QQQ")
@@ -89,6 +89,8 @@ class FakeDriver:
         self.on_launch: Any = lambda: None
         self.reads = 0
         """Copies from the GPU."""
+        self.read_sizes: list[int] = []
+        """Their bytes."""
         self.copies = 0
         """Copies inside the GPU, by the core."""
         self._memory: dict[int, tuple[mmap.mmap, int, int, int]] = {}
@@ -135,6 +137,10 @@ class FakeDriver:
                 return base, size, number
         raise CudaError("cuPointerGetAttributes", 1, "CUDA_ERROR_INVALID_VALUE")
 
+    def allocation(self, address: int) -> Allocation:
+        base, size, number = self.allocation_at(address)
+        return Allocation(number, base, size, self.exports and base not in self.private)
+
     def context(self, device: int) -> int:
         assert device == 0
         return CONTEXT
@@ -167,7 +173,9 @@ class FakeDriver:
 
     def copy_to_host(self, host: int, address: int, size: int, stream: int) -> None:
         self.reads += 1
-        self.allocation_at(address)
+        self.read_sizes.append(size)
+        if not any(start <= address < start + len(memory) for start, memory in self.opened.items()):
+            self.allocation_at(address)
         ctypes.memmove(host, address, size)
 
     def copy_to_device(self, address: int, host: int, size: int, stream: int) -> None:

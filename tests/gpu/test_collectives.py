@@ -128,23 +128,6 @@ def test_all_verbs(way: str, count: int) -> None:
     assert on_ranks(3, all_verbs, way, count) == [[]] * 3
 
 
-def scatters(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
-    wrong = []
-    for root in range(group.world_size):
-        whole, out = values(root, count * group.world_size), DriverArray(np.zeros(count, np.float32))
-        group._scatter_on_gpu(DriverArray(whole) if group.rank == root else None, root, out, None)
-        if not np.array_equal(out.numpy(), np.split(whole, group.world_size)[group.rank]):
-            wrong.append(f"root {root}")
-    return wrong
-
-
-@pytest.mark.parametrize("count", [3, LONG])
-@pytest.mark.parametrize("way", WAYS)
-def test_scatter_of_ranks_that_know_their_parts(way: str, count: int) -> None:
-    """As torch's: no rank but the root has a source."""
-    assert on_ranks(3, scatters, way, count) == [[]] * 3
-
-
 def scattered(group: px.Group, fake: FakeDriver, count: int, lying: list[str]) -> list[str]:
     """Scatters from each root, with arrays where `lying` says for each rank."""
     wrong, size = [], group.world_size
@@ -305,6 +288,7 @@ def test_memory_that_stands_in() -> None:
 
     def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int, int]:
         rank, size = group.rank, group.world_size
+        routing.SHORT_IF_CLOSED = 0
         group.all_reduce(DriverArray(np.ones(1, np.float32)))  # they have agreed
         fake.reads, wrong = 0, []
 
@@ -443,7 +427,7 @@ def test_messages_use_memory_that_the_gpu_knows() -> None:
     """Some memory is enough for many of them, and what is received is not read before."""
 
     def body(group: px.Group, fake: FakeDriver) -> tuple[int, int, float]:
-        x = DriverArray(np.full(LONG, group.rank, np.float32))
+        x = DriverArray(np.full(LONG // 4, group.rank, np.float32))
         group.all_reduce(DriverArray(np.zeros(1, np.float32)))
         before, known = fake.reads, len(fake.registered)
         for _ in range(5):

@@ -44,9 +44,10 @@ inline constexpr int executor = 0;
 
 // Which way an array goes: the same on all ranks.
 struct Routing {
-    std::size_t short_bytes = 0;    // up to here through the host, whatever the GPU does
-    std::size_t short_if_busy = 0;  // the same while the ranks' own kernels keep it busy
-    std::int64_t slice_ns = 0;      // a kernel that had to wait for other processes takes longer than this
+    std::size_t short_bytes = 0;      // up to here through the host, whatever the GPU does
+    std::size_t short_if_busy = 0;    // the same while the ranks' own kernels keep it busy
+    std::size_t short_if_closed = 0;  // the same if other processes cannot open the array
+    std::int64_t slice_ns = 0;        // a kernel that had to wait for other processes takes longer than this
 };
 
 // Whether the GPU is busy, as seen by how long the executor's kernels took.
@@ -451,20 +452,21 @@ private:
 
     // Where the arrays of this rank, or what stands in for them, lie for the executor.
     Places places_of(const Operation& o, Standing& standing) {
-        Places mine{place_of(o.source, o.source_bytes, o.host_source, for_source_, standing.source), {}};
+        const bool may_stand = o.largest > routing_.short_if_closed;
+        Places mine{place_of(o.source, o.source_bytes, o.host_source, may_stand ? &for_source_ : nullptr, standing.source), {}};
         if (o.target == 0 && o.kind != Kind::scatter)
             mine.target = mine.source;
         else
-            mine.target = place_of(o.target, o.target_bytes, o.host_target, for_target_, standing.target);
+            mine.target = place_of(o.target, o.target_bytes, o.host_target, may_stand ? &for_target_ : nullptr, standing.target);
         return mine;
     }
 
-    Place place_of(Address array, std::size_t bytes, const std::byte* on_host, StandIn& other, Address& stands) {
+    Place place_of(Address array, std::size_t bytes, const std::byte* on_host, StandIn* other, Address& stands) {
         if (on_host != nullptr) return {};
         const bool is_opened = rank() != executor;
         const Place found = exports_.place_of(array, bytes, is_opened);
-        if (found.buffer != 0 || !is_opened) return found;
-        stands = other.memory(bytes);
+        if (found.buffer != 0 || !is_opened || other == nullptr) return found;
+        stands = other->memory(bytes);
         return stands == 0 ? found : exports_.place_of(stands, bytes, is_opened);
     }
 

@@ -593,30 +593,6 @@ class Gathers(UnevenGathers):
             hide_frames(error)
             raise
 
-    def _scatter_on_gpu(self, x: Any, src: int, out: Any, timeout: float | None) -> None:
-        """`scatter` for callers that know that all ranks have a GPU's memory for their parts, of the same length.
-
-        The root's array then goes where the parts are as in `all_to_all`, from the first call on: for `scatter` itself
-        the ranks first find out that they share a GPU, because others than the root may have no array at all.
-
-        Args:
-            x: On `src`, flat, apart from `out`.
-            out: Flat.
-        """
-        self._check()
-        target = adapt(out, write=True)
-        source = adapt(x, write=False) if self.rank == src else None
-
-        def body(engine: Engine, running: RunningCollective) -> None:
-            sizes = np.zeros((self.world_size, self.world_size), np.int64)
-            sizes[src] = target.array.size
-            given = target.array.part(0, 0) if source is None else source.array
-            engine.all_to_all(running, given, target.array, sizes)
-            target.finish()
-
-        call = CollectiveCall("scatter", dtype=target.kind, shape=target.shape, root=src)
-        self._run(call, body, timeout, False)
-
     def _exchange_counts(
         self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None
     ) -> npt.NDArray[np.int64]:

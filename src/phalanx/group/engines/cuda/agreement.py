@@ -44,6 +44,7 @@ class DeviceSharing:
         self, known: CudaDriver, device: int, host: SegmentEngine, *, executes: bool, word: int, process: int
     ) -> None:
         assert core is not None
+        self.executes = executes
         self._driver = known
         self._device = device
         self._word = word
@@ -63,6 +64,7 @@ class DeviceSharing:
             closed=word,
             short_bytes=routing.SHORT,
             short_if_busy=routing.SHORT_IF_BUSY,
+            short_if_closed=routing.SHORT_IF_CLOSED,
             slice_seconds=routing.SLICE,
             load_kernels=lambda: kernels_of(known, device),
             error_of=lambda function, code: _error_of(known, function, code),

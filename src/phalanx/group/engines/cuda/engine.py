@@ -20,6 +20,7 @@ from ....backends.lane import Lane
 from ....cuda.arrays import DeviceArray
 from ....cuda.driver import driver
 from ....cuda.host_copies import host_address, host_copies
+from ....cuda.lending import Loans
 from ....cuda.nccl import nccl
 from ....errors import UnsupportedOp
 from ...data.reduction import Reduction
@@ -61,6 +62,7 @@ class DeviceEngine(Engine):
         self._choice = choice
         self._placement = Placement(1, False) if self.size == 1 and choice in ("auto", "ucc") else None
         self._sharing: DeviceSharing | None = None
+        self._loans: Loans | None = None
         self._takes_all = False
         """True if the core takes all arrays on a GPU, also from the fast path."""
         self._asked = False
@@ -70,6 +72,10 @@ class DeviceEngine(Engine):
     @property
     def for_host(self) -> Engine:
         return self._host
+
+    @property
+    def loans(self) -> Loans | None:
+        return self._loans if self._sharing is not None and self._sharing.executes else None
 
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
         return self._host.open_fast_path(maker)
@@ -85,6 +91,8 @@ class DeviceEngine(Engine):
         self._staging.close()
         if self._nccl is not None:
             self._nccl.close()
+        if self._loans is not None:
+            self._loans.close()
         if self._sharing is not None:
             if isinstance(self._host, SegmentEngine):
                 self._host.use_device(None)
@@ -177,6 +185,7 @@ class DeviceEngine(Engine):
             self._takes_all = self._placement is None or nccl_obstacle(self._placement) is not None
             if self._takes_all:
                 host.use_device(self._sharing.collectives)
+            self._loans = Loans(device)
         return self._sharing
 
     def _move(self, running: RunningCollective, source: DeviceArray, target: DeviceArray) -> None:
