@@ -24,7 +24,7 @@ from .driver import HANDLE_BYTES, CudaDriver, CudaError, driver
 from .host_copies import LONGEST, host_address, host_copies
 from .waiting import wait_for_stream
 
-__all__ = ["Loan", "Loans", "Offer", "Revoked"]
+__all__ = ["ArrayOffer", "Loan", "Loans", "Revoked"]
 
 WORDS = 4096
 """Offers that can be open at a time; one that was given up stays open."""
@@ -35,7 +35,7 @@ class Revoked(Exception):
     """The sender has given its offer up."""
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class ArrayOffer(msgspec.Struct, frozen=True, array_like=True):
     """An array as its sender tells of it."""
 
     lender: bytes
@@ -57,7 +57,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 class Loan:
     """An offer, on the sender's side. It is ended or revoked, once."""
 
-    def __init__(self, loans: Loans, offer: Offer, owner: Any) -> None:
+    def __init__(self, loans: Loans, offer: ArrayOffer, owner: Any) -> None:
         self.offer = offer
         self._loans = loans
         self._owner = owner
@@ -117,9 +117,9 @@ class Loans:
             if word >= WORDS:
                 return None
         told = self._name, handle, found.buffer, found.base, found.size, array.address, self._table_handle, word
-        return Loan(self, Offer(*told), array)
+        return Loan(self, ArrayOffer(*told), array)
 
-    def take(self, offer: Offer, target: Any, nbytes: int) -> None:
+    def take(self, offer: ArrayOffer, target: Any, nbytes: int) -> None:
         """Copies an array that was offered to `target`, a `DeviceArray` or an array of the host.
 
         Raises:
@@ -131,7 +131,7 @@ class Loans:
         if not inside or not 0 <= offer.word < WORDS or {len(offer.handle), len(offer.words)} != {HANDLE_BYTES}:
             raise ProtocolError("malformed offer of an array on a GPU")
         copies, known = host_copies(self._device), self._driver
-        seen = np.ones(1, np.uint32)
+        seen, give_back = copies.lend((1,), np.dtype(np.uint32))
         # Whatever happens, nothing may write to the target later: so this waits longer than the caller's deadline.
         patience = Deadline(LONGEST)
         with self._lock, known.using(self._device):
@@ -143,10 +143,11 @@ class Loans:
                 known.copy(target.address, here, nbytes, copies.stream)
             else:
                 known.copy_to_host(host_address(target), here, nbytes, copies.stream)
-            wait_for_stream(known, copies.stream, patience)
             known.copy_to_host(host_address(seen), words + offer.word * _WORD_BYTES, _WORD_BYTES, copies.stream)
             wait_for_stream(known, copies.stream, patience)
-        if seen[0]:
+        revoked = bool(seen[0])
+        give_back()
+        if revoked:
             raise Revoked
 
     def close(self) -> None:

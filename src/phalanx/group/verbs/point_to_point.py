@@ -591,7 +591,7 @@ class PointToPoint(GroupCore):
             CudaError: Its memory cannot be opened.
         """
         from ...cuda.driver import CudaError  # most programs have no GPU
-        from ...cuda.lending import Offer, Revoked
+        from ...cuda.lending import ArrayOffer, Revoked
 
         try:
             loans = self._loans
@@ -599,7 +599,7 @@ class PointToPoint(GroupCore):
                 self._check()
                 time.sleep(AGREED_WAIT)
                 loans = self._loans
-            loans.take(msgspec.msgpack.decode(lent.offer, type=Offer), target, target.nbytes)
+            loans.take(msgspec.msgpack.decode(lent.offer, type=ArrayOffer), target, target.nbytes)
         except Revoked:
             raise ChannelClosed(self._naming(envelope), "it gave up sending this array before it was taken") from None
         except CudaError as error:  # it may have ended, and its memory with it
