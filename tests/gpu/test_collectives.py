@@ -427,7 +427,7 @@ def test_messages_use_memory_that_the_gpu_knows() -> None:
     """Some memory is enough for many of them, and what is received is not read before."""
 
     def body(group: px.Group, fake: FakeDriver) -> tuple[int, int, float]:
-        x = DriverArray(np.full(LONG // 4, group.rank, np.float32))
+        x = DriverArray(np.full(LONG, group.rank, np.float32))
         group.all_reduce(DriverArray(np.zeros(1, np.float32)))
         before, known = fake.reads, len(fake.registered)
         for _ in range(5):
@@ -437,7 +437,9 @@ def test_messages_use_memory_that_the_gpu_knows() -> None:
                 group.recv(x, 0)
         return fake.reads - before, len(fake.registered) - known, float(x.numpy()[-1])
 
-    assert on_ranks(2, body, "executor") == [(5, 1, 0.0), (0, 1, 0.0)]
+    (sent, blocks, value), receiver = on_ranks(2, body, "executor")
+    assert (sent, value, receiver) == (5, 0.0, (0, 1, 0.0))
+    assert blocks <= 2  # the one before may still be on its way
 
 
 def test_refusals() -> None:

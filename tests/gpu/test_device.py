@@ -327,7 +327,7 @@ def under_torch(group: px.Group, folder: str) -> list[Any]:
         "phalanx", init_method=f"file://{folder}/store", rank=group.rank, world_size=group.world_size
     )
     rank, size, found = dist.get_rank(), dist.get_world_size(), []
-    for count in (3, 100_000):
+    for count in (3, 1_000_000):
         x, out = torch.full((size, count), float(rank), device="cuda"), torch.zeros(count, device="cuda")
         dist.scatter(out, list(x + torch.arange(size, device="cuda")[:, None]) if rank == 1 else None, 1)
         found.append(out.unique().tolist())

@@ -16,7 +16,7 @@ from phalanx.testing import faults, run_ranks
 
 pytestmark = pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
 
-LONG = 40_000
+LONG = 140_000
 """Elements that are worth it."""
 
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_dropped() -> None:
                 group.send(x, 1)
             group.sendrecv(x, 1, DriverArray(np.zeros(LONG, np.float32)), 1)
             return ""
-        with pytest.raises(SizeMismatch, match=r"rank 0 sent float32\[40000\] \(160000 bytes\), but out is"):
+        with pytest.raises(SizeMismatch, match=r"rank 0 sent float32\[140000\] \(560000 bytes\), but out is"):
             group.recv(DriverArray(np.zeros(LONG + 1, np.float32)), 0)
         with pytest.raises(UsageError, match="same dtype"):
             group.irecv(DriverArray(np.zeros(LONG, np.int32)), 0).wait()

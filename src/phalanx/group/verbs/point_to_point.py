@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PointToPoint"]
 
-LENT_FROM = 64 << 10
-"""Bytes above which an array on a GPU is lent to a receiver that shares the GPU, and does not go through the host."""
+LENT_FROM = 512 << 10
+"""Bytes above which an array on a GPU is lent to a receiver that shares the GPU, and does not go through the host. Two
+ranks of an H200 exchange arrays in 700 to 800 µs so, whatever their length; through the host they need 430 for 64 KiB
+and 1,130 for 1 MiB."""
 AGREED_WAIT = 0.001
 """Seconds between two looks whether this rank, too, has agreed on how the group shares a GPU."""
 CAUSE_WAIT = 1.0
