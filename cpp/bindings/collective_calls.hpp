@@ -209,17 +209,19 @@ protected:
     }
 
     // An operation's dtype and where the arrays lie, as one number; -1 if there is none.
-    static int number_of(const Operation& o) noexcept { return o.on_gpu ? on_gpu + o.dtype : o.dtype; }
+    static int number_of(const Operation& o) noexcept { return o.on_gpu && o.dtype >= 0 ? on_gpu + o.dtype : o.dtype; }
 
     // What the root of a scatter tells of the parts of an array; mostly it is like the one before.
     const std::string& words_of(const Array& array) {
         const std::vector<Py_ssize_t> shape(array.lengths.begin(), array.lengths.begin() + array.dims);
         PyTypeObject* const type = Py_TYPE(array.object.ptr());
-        if (words_.empty() || array.dtype != described_ || shape != described_shape_ || type != described_type_) {
+        const bool is_other = array.dtype != described_ || shape != described_shape_ || array.gpu != described_gpu_;
+        if (words_.empty() || is_other || type != described_type_) {
             const nb::object words = in_interpreter([&] { return describe_(array.object, ranks()); });
             words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
             described_ = array.dtype;
             described_shape_ = shape;
+            described_gpu_ = array.gpu;
             described_type_ = type;
         }
         return words_;
@@ -258,7 +260,8 @@ private:
     nb::object start(Operation& o, nb::handle timeout, bool later) {
         if (o.verb != Verb::barrier && o.verb != Verb::scatter) o.dtype = static_cast<int>(o.x.dtype);
         o.on_gpu = o.x.gpu >= 0 || o.out.gpu >= 0;
-        if (o.on_gpu && (later || (o.out.object.is_valid() && o.x.gpu != o.out.gpu))) return nb::none();
+        const bool has_both = o.x.object.is_valid() && o.out.object.is_valid();
+        if (o.on_gpu && (later || (has_both && o.x.gpu != o.out.gpu))) return nb::none();
         if (!set_time(o, timeout) || !takes(o)) return nb::none();
         o.kind = kind_of(o.verb, number_of(o), o.op);
         if (later) return issue(o);
@@ -332,6 +335,7 @@ private:
     std::string words_;  // of the array that was described last
     Dtype described_ = Dtype::uint8;
     std::vector<Py_ssize_t> described_shape_;
+    int described_gpu_ = -1;
     PyTypeObject* described_type_ = nullptr;  // only compared
     std::array<nb::object, ops> op_objects_;
     std::uint64_t kinds_[2][verbs][dtypes + 1][ops + 1] = {};  // on the host, and on a GPU

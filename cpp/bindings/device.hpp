@@ -27,7 +27,8 @@ public:
     DeviceGroup(SharedSegment& segment, const std::vector<Word>& functions, Word context, Word stream, Word event, int number,
                 const cuda::DeviceCollectives::Sharing& sharing, const cuda::Routing& routing, nb::object load_kernels,
                 nb::object error_of)
-        : load_kernels_(std::move(load_kernels)),
+        : segment(segment),
+          load_kernels_(std::move(load_kernels)),
           error_of_(std::move(error_of)),
           ops(segment.segment, segment.ops,
               cuda::Gpu(cuda::Driver(functions), pointer(context), pointer(stream), pointer(event), number), sharing, routing,
@@ -42,6 +43,8 @@ public:
         if (failure_.is_valid()) return std::exchange(failure_, nb::object());
         return in_interpreter([&] { return error_of_(error.what(), error.code); });
     }
+
+    SharedSegment& segment;
 
 private:
     nb::object load_kernels_, error_of_;

@@ -85,10 +85,11 @@ public:
         call.bound.resumable = resumable;
         call.bound.held = &state;
         Ending end;
-        if (o.on_gpu) {
+        if (by_device(o)) {
             try {
                 const WithoutGil released;
-                end.outcome = device_->ops.run_on(o.x.stream, call, on_device(o));
+                end.outcome = o.verb == Verb::scatter ? scatter_by_device(o, parts, call)
+                                                      : device_->ops.run_on(o.x.stream, call, on_device(o));
             } catch (const cuda::Error& error) {
                 end.interrupt = device_->exception_of(error);
                 end.outcome = Outcome::interrupted;
@@ -102,7 +103,7 @@ public:
             const WithoutGil released;
             end.outcome = in_segment(o, parts, call);
         }
-        if (mpi_ != nullptr && !o.on_gpu && end.outcome == Outcome::done) {
+        if (mpi_ != nullptr && !by_device(o) && end.outcome == Outcome::done) {
             int error = 0;
             mpi_->enter(o.sequence, o.seconds());
             {
@@ -132,7 +133,7 @@ public:
             again.ended_ns = monotonic_ns();  // on the slate it has ended before
         }
         // Before another thread's operation changes it.
-        end.blamed = nb::cast(o.on_gpu ? device_->ops.blamed(end.outcome) : s_.ops.blamed(end.outcome));
+        end.blamed = nb::cast(by_device(o) ? device_->ops.blamed(end.outcome) : s_.ops.blamed(end.outcome));
         bool detached = false;
         {
             const WithoutGil released;
@@ -161,7 +162,7 @@ public:
 
 protected:
     bool takes(const Operation& o) const override {
-        if (o.on_gpu) return o.verb != Verb::scatter && !device_->ops.gpu().is_capturing(o.x.stream);
+        if (o.on_gpu) return !device_->ops.gpu().is_capturing(stream_of(o));
         if (mpi_ == nullptr || o.verb == Verb::barrier) return true;
         if (o.verb == Verb::gather || o.verb == Verb::scatter || !o.x.apart_from(o.out)) return false;
         const std::size_t items = std::max(o.x.items, o.out.items);
@@ -183,6 +184,11 @@ protected:
     int own_gpu() const noexcept override { return device_ == nullptr ? -1 : device_->ops.gpu().number; }
 
 private:
+    // Of a scatter, only the root knows where its array lies.
+    bool by_device(const Operation& o) const noexcept { return o.on_gpu || (o.verb == Verb::scatter && device_ != nullptr); }
+
+    static void* stream_of(const Operation& o) noexcept { return o.x.object.is_valid() ? o.x.stream : o.out.stream; }
+
     cuda::Operation on_device(const Operation& o) const {
         using cuda::Kind;
         const auto address = [](const Array& array) { return reinterpret_cast<cuda::Address>(array.data); };
@@ -220,15 +226,45 @@ private:
     }
 
     Outcome scatter_in_segment(const Operation& o, Parts& parts, const Call& call) {
-        Collectives::Parts shown;
-        if (rank() == o.root)
-            shown = {o.out.bytes, parts.kind, {reinterpret_cast<const std::byte*>(parts.words.data()), parts.words.size()}};
-        const Outcome outcome = s_.ops.tell_parts(call, o.x.data, shown, o.root);
+        Outcome outcome = s_.ops.tell_parts(call, o.x.data, shown_by(o, parts), o.root);
         if (outcome != Outcome::done) return outcome;
+        const bool asked = s_.ops.told().where == Collectives::Where::shown_and_asked;
+        outcome = s_.ops.take_part(call, fits(o, parts) ? o.out.data : nullptr);
+        return outcome == Outcome::done && asked ? decline(call) : outcome;
+    }
+
+    Outcome scatter_by_device(const Operation& o, Parts& parts, const Call& call) {
+        using Device = cuda::DeviceCollectives;
+        const auto address = [](const Array& array) {
+            return array.gpu >= 0 ? reinterpret_cast<cuda::Address>(array.data) : cuda::Address{0};
+        };
+        const auto on_host = [](const Array& array) { return array.gpu >= 0 ? nullptr : array.data; };
+        const Device::Whole whole{address(o.x), on_host(o.x)};
+        void* const stream = o.on_gpu ? stream_of(o) : device_->ops.gpu().stream;
+        const Outcome outcome = device_->ops.tell_parts(stream, call, whole, shown_by(o, parts), o.root);
+        if (outcome != Outcome::done) return outcome;
+        const Device::Part part = fits(o, parts) ? Device::Part{address(o.out), on_host(o.out)} : Device::Part{};
+        return device_->ops.take_part(stream, call, whole, part, o.root);
+    }
+
+    Collectives::Parts shown_by(const Operation& o, const Parts& parts) const noexcept {
+        if (rank() != o.root) return {};
+        return {o.out.bytes, parts.kind, {reinterpret_cast<const std::byte*>(parts.words.data()), parts.words.size()}};
+    }
+
+    // After the root has told of its parts: whether they are as this rank expects.
+    bool fits(const Operation& o, Parts& parts) const {
         const Collectives::Parts& told = s_.ops.told();
         parts.fit = told.bytes == o.out.bytes && told.kind == parts.kind;
         if (!parts.fit) parts.told.assign(reinterpret_cast<const char*>(told.words.data()), told.words.size());
-        return s_.ops.take_part(call, parts.fit ? o.out.data : nullptr);
+        return parts.fit;
+    }
+
+    // The answer of a rank that has no array on a GPU to the root's question; the others' are of no use to it.
+    Outcome decline(const Call& call) {
+        const std::byte no{};
+        std::vector<std::byte> all(ranks());
+        return s_.ops.all_gather(call, &no, all.data(), Lengths(1));
     }
 
     // MPI's error code, 0 if it went well.

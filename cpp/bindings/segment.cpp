@@ -141,22 +141,24 @@ int scatter(SharedSegment& s, nb::object x, nb::handle out, const Counts& counts
     });
 }
 
-// The outcome, and the root's words about the parts.
-nb::tuple tell_parts(SharedSegment& s, nb::object x, std::uint64_t kind, nb::bytes words, int root, std::uint64_t fingerprint,
-                     double deadline) {
+// The outcome, the root's words about the parts, and whether it asks if all ranks could take them on a GPU.
+nb::tuple tell_parts(SharedSegment& s, nb::object x, std::uint64_t kind, nb::bytes words, int root, bool asks,
+                     std::uint64_t fingerprint, double deadline) {
     const bool sends = s.segment.rank() == root;
     const Buffer source(sends ? x : words, PyBUF_SIMPLE);
     const auto ranks = static_cast<std::size_t>(s.segment.ranks());
     need(!sends || (source.bytes() % ranks == 0 && words.size() <= Collectives::most_words));
     Collectives::Parts parts;
     if (sends)
-        parts = {source.bytes() / ranks, kind, {reinterpret_cast<const std::byte*>(words.c_str()), words.size()}};
+        parts = {source.bytes() / ranks, kind, {reinterpret_cast<const std::byte*>(words.c_str()), words.size()},
+                 asks ? Collectives::Where::shown_and_asked : Collectives::Where::shown};
     const int outcome = run(s, {&source}, [&] {
         return s.ops.tell_parts(call_of(fingerprint, deadline), source.data(), parts, root);
     });
-    if (outcome != static_cast<int>(Outcome::done)) return nb::make_tuple(outcome, nb::bytes("", 0));
-    const std::span<const std::byte> told = s.ops.told().words;
-    return nb::make_tuple(outcome, nb::bytes(told.data(), told.size()));
+    if (outcome != static_cast<int>(Outcome::done)) return nb::make_tuple(outcome, nb::bytes("", 0), false);
+    const Collectives::Parts& told = s.ops.told();
+    const bool asked = told.where == Collectives::Where::shown_and_asked;
+    return nb::make_tuple(outcome, nb::bytes(told.words.data(), told.words.size()), asked);
 }
 
 // After `tell_parts`, with the root's `x` once more: nobody else has kept it.
@@ -262,7 +264,7 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("scatter", &scatter, nb::arg("x").none(), nb::arg("out"), nb::arg("counts"), nb::arg("root"),
              nb::arg("fingerprint"), nb::arg("deadline"))
         .def("tell_parts", &tell_parts, nb::arg("x").none(), nb::arg("kind"), nb::arg("words"), nb::arg("root"),
-             nb::arg("fingerprint"), nb::arg("deadline"))
+             nb::arg("asks"), nb::arg("fingerprint"), nb::arg("deadline"))
         .def("take_part", &take_part, nb::arg("x").none(), nb::arg("out"), nb::arg("fingerprint"), nb::arg("deadline"))
         .def("all_to_all", &all_to_all)
         .def("empty", &empty)

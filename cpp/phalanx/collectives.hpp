@@ -172,10 +172,18 @@ public:
 
     // A scatter of equal parts whose length only the root knows: `tell_parts` shows it, with all the data of a short one, and
     // `take_part` takes this rank's.
+    enum class Where : std::uint16_t {
+        shown,            // in the segment, or where the others can read them
+        shown_and_asked,  // the same, and the root asks whether all ranks could take them on a GPU: each answers afterwards
+        on_gpu            // on the root's GPU, and not shown: phalanx/cuda/collectives.hpp moves them
+    };
     struct Parts {
         std::uint64_t bytes = 0;             // of each
         std::uint64_t kind = 0;              // a number for the type of their elements
         std::span<const std::byte> words{};  // what else the root says of them
+        Where where = Where::shown;
+
+        std::size_t shown_bytes() const noexcept { return where == Where::on_gpu ? 0 : bytes; }
     };
     static constexpr std::size_t most_words = OneWay::most_words;
 
@@ -186,13 +194,13 @@ public:
             if (outcome == Outcome::done) hear_parts(root);
             return outcome;
         }
-        const std::size_t total = ranks() * parts.bytes;
+        const std::size_t total = ranks() * parts.shown_bytes();
         const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
-        telling_ = {source, parts, parts_way(root, parts.bytes, in_note)};
+        telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
-        if (!way.in_note) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
+        if (!way.in_note && total > 0) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
-            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note};
+            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note, parts.where};
             std::memcpy(note.data, &head, sizeof(head));
             std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
             if (way.home == 0) show_parts(data, 0);
@@ -203,7 +211,7 @@ public:
     // After `tell_parts`: what the root has said. The words stay there until `take_part`.
     const Parts& told() const noexcept { return telling_.parts; }
 
-    // To `target`, which has the length that was told; nowhere if it is null.
+    // To `target`, which has the length that was told; nowhere if it is null, as it must be for parts that were not shown.
     Outcome take_part(const Call& given, std::byte* target) {
         const Call call = given.once_met();
         const auto& [source, parts, way] = telling_;
@@ -323,7 +331,8 @@ private:
         std::uint64_t bytes;
         std::uint64_t kind;
         std::uint32_t words;
-        std::uint32_t in_note;
+        std::uint16_t in_note;
+        Where where;
     };
     struct Telling {
         const std::byte* source;
@@ -347,10 +356,11 @@ private:
         const Note& note = one_way_.shown_by(root);
         PartsHead head;
         std::memcpy(&head, note.data, sizeof(head));
-        const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + ranks() * head.bytes
+        Parts parts{head.bytes, head.kind, {}, head.where};
+        const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + ranks() * parts.shown_bytes()
                                                    : s_.slot(root, one_way_.first()) + words_at();
-        const Parts parts{head.bytes, head.kind, {words, std::min<std::size_t>(head.words, most_words)}};
-        telling_ = {nullptr, parts, parts_way(root, head.bytes, head.in_note != 0)};
+        parts.words = {words, std::min<std::size_t>(head.words, most_words)};
+        telling_ = {nullptr, parts, parts_way(root, parts.shown_bytes(), head.in_note != 0)};
     }
 
     // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.

@@ -45,6 +45,12 @@ void test_pieces() {
     found = pieces_of(o, sources, targets);
     CHECK(found.size() == 4 && same(found[0], {100}, {300}, 4) && same(found[1], {104}, {400}, 8) &&
           same(found[2], {200}, {304}, 12) && same(found[3], {212}, {408}, 16));
+    o.kind = Kind::scatter;  // from rank 1
+    o.counts = Lengths(counts);
+    found = pieces_of(o, {0, 200}, targets);
+    CHECK(found.size() == 2 && same(found[0], {200}, {300}, 4) && same(found[1], {204}, {400}, 8));
+    found = pieces_of(o, {0, 200}, {0, 204});  // a rank that takes nothing, and a part that lies at its place
+    CHECK(found.empty());
 }
 
 void test_widening() {

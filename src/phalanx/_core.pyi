@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 ABI: int
 
@@ -88,8 +88,8 @@ class Segment:
     def gather(self, x: Any, out: Any, counts: list[int], root: int, fingerprint: int, deadline: float) -> int: ...
     def scatter(self, x: Any, out: Any, counts: list[int], root: int, fingerprint: int, deadline: float) -> int: ...
     def tell_parts(
-        self, x: Any, kind: int, words: bytes, root: int, fingerprint: int, deadline: float
-    ) -> tuple[int, bytes]: ...
+        self, x: Any, kind: int, words: bytes, root: int, asks: bool, fingerprint: int, deadline: float
+    ) -> tuple[int, bytes, bool]: ...
     def take_part(self, x: Any, out: Any, fingerprint: int, deadline: float) -> int: ...
     def all_to_all(self, x: Any, out: Any, sizes: list[int], fingerprint: int, deadline: float) -> int: ...
     def empty(self, size: int) -> Any: ...
@@ -276,6 +276,8 @@ class IssuedCollective:
 
 def cuda_functions() -> list[str]: ...
 
+Either: TypeAlias = tuple[int, int, int]
+
 class DeviceCollectives:
     def __init__(
         self,
@@ -290,6 +292,7 @@ class DeviceCollectives:
         closed: int,
         short_bytes: int,
         short_if_busy: int,
+        short_if_closed: int,
         slice_seconds: float,
         load_kernels: Any,
         error_of: Any,
@@ -329,6 +332,13 @@ class DeviceCollectives:
         deadline: float,
         /,
     ) -> int: ...
+    def scatter(
+        self, x: Either, out: Either, counts: list[int], root: int, fingerprint: int, deadline: float, /
+    ) -> int: ...
+    def tell_parts(
+        self, x: Either, kind: int, words: bytes, root: int, fingerprint: int, deadline: float, /
+    ) -> tuple[int, bytes]: ...
+    def take_part(self, x: Either, out: Either, root: int, fingerprint: int, deadline: float, /) -> int: ...
     def close(self) -> None: ...
     def blamed(self, outcome: int) -> list[int]: ...
 

@@ -14,6 +14,7 @@ from phalanx.group.engines.cuda import routing
 @pytest.fixture(autouse=True)
 def own_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(routing, "SLICE", routing.SLICE)
+    monkeypatch.setattr(routing, "SHORT_IF_CLOSED", routing.SHORT_IF_CLOSED)
     yield
     use_driver(None)
     use_nccl(None)

@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx._native import _DTYPES, _OPS, divide_in_place, reduce_into
 from phalanx.cuda import driver as driver_module
-from phalanx.cuda.driver import _FUNCTIONS, HANDLE_BYTES, CudaError, _Copy2D, _Handle
+from phalanx.cuda.driver import _FUNCTIONS, HANDLE_BYTES, Allocation, CudaError, _Copy2D, _Handle
 from phalanx.group.engines.cuda import routing
 
 _HANDLE = struct.Struct("<QQQ")
@@ -77,6 +77,8 @@ class FakeDriver:
         self.uuid = uuid
         self.calls: list[str] = []
         """The kernels that were launched."""
+        self.private: set[int] = set()
+        """Allocations that cannot be given to other processes."""
         self.registered: set[int] = set()
         self.opened: dict[int, mmap.mmap] = {}
         self.busy_events: set[int] = set()
@@ -87,6 +89,10 @@ class FakeDriver:
         self.on_launch: Any = lambda: None
         self.reads = 0
         """Copies from the GPU."""
+        self.read_sizes: list[int] = []
+        """Their bytes."""
+        self.copies = 0
+        """Copies inside the GPU, by the core."""
         self._memory: dict[int, tuple[mmap.mmap, int, int, int]] = {}
         self._numbers = itertools.count(1)
         self._contexts = 0
@@ -131,6 +137,10 @@ class FakeDriver:
                 return base, size, number
         raise CudaError("cuPointerGetAttributes", 1, "CUDA_ERROR_INVALID_VALUE")
 
+    def allocation(self, address: int) -> Allocation:
+        base, size, number = self.allocation_at(address)
+        return Allocation(number, base, size, self.exports and base not in self.private)
+
     def context(self, device: int) -> int:
         assert device == 0
         return CONTEXT
@@ -163,7 +173,9 @@ class FakeDriver:
 
     def copy_to_host(self, host: int, address: int, size: int, stream: int) -> None:
         self.reads += 1
-        self.allocation_at(address)
+        self.read_sizes.append(size)
+        if not any(start <= address < start + len(memory) for start, memory in self.opened.items()):
+            self.allocation_at(address)
         ctypes.memmove(host, address, size)
 
     def copy_to_device(self, address: int, host: int, size: int, stream: int) -> None:
@@ -277,11 +289,22 @@ class FakeDriver:
 
     def _cuPointerGetAttributes(self, count: int, attributes: int, places: int, address: int) -> None:
         base, size, _ = self.allocation_at(address)
-        values = {2: (ctypes.c_uint, 2), 9: (ctypes.c_int, 0), 10: (ctypes.c_int, self.exports)}
+        can_export = self.exports and base not in self.private
+        values = {2: (ctypes.c_uint, 2), 9: (ctypes.c_int, 0), 10: (ctypes.c_int, can_export)}
         values |= {11: (ctypes.c_uint64, base), 12: (ctypes.c_size_t, size)}
         for i in range(count):
             attribute = (ctypes.c_int * count).from_address(attributes)[i]
             _put((ctypes.c_uint64 * count).from_address(places)[i], *values[attribute])
+
+    def _cuMemAlloc_v2(self, found: int, size: int) -> None:
+        _put(found, ctypes.c_uint64, self.allocate(size))
+
+    def _cuMemFree_v2(self, address: int) -> None:
+        self.free(address)
+
+    def _cuMemcpyDtoDAsync_v2(self, to: int, address: int, size: int, stream: int) -> None:
+        self.copies += 1
+        self.copy(to, address, size, stream)
 
     def _cuMemHostRegister_v2(self, address: int, size: int, _flags: int) -> int:
         return not self.register(address, size)

@@ -128,21 +128,87 @@ def test_all_verbs(way: str, count: int) -> None:
     assert on_ranks(3, all_verbs, way, count) == [[]] * 3
 
 
-def scatters(group: px.Group, fake: FakeDriver, count: int) -> list[str]:
-    wrong = []
-    for root in range(group.world_size):
-        whole, out = values(root, count * group.world_size), DriverArray(np.zeros(count, np.float32))
-        group._scatter_on_gpu(DriverArray(whole) if group.rank == root else None, root, out, None)
-        if not np.array_equal(out.numpy(), np.split(whole, group.world_size)[group.rank]):
-            wrong.append(f"root {root}")
+def scattered(group: px.Group, fake: FakeDriver, count: int, lying: list[str]) -> list[str]:
+    """Scatters from each root, with arrays where `lying` says for each rank."""
+    wrong, size = [], group.world_size
+    for turn in range(3):
+        for root in range(size):
+            whole = values(root + turn, count * size)
+            x: Any = DriverArray(whole) if lying[root] == "gpu" else whole
+            plain = np.zeros(count, np.float32)
+            out: Any = DriverArray(plain) if lying[group.rank] == "gpu" else plain
+            given = x if group.rank == root else None
+            found = group.scatter(given, root, out)
+            expected = np.split(whole, size)[group.rank]
+            if found is not out or not np.array_equal(out.numpy() if out is not plain else out, expected):
+                wrong.append(f"root {root}, turn {turn}")
+            counts = [count + r for r in range(size)]
+            whole = values(root, sum(counts))
+            x = DriverArray(whole) if lying[root] == "gpu" else whole
+            plain = np.zeros(counts[group.rank], np.float32)
+            out = DriverArray(plain) if lying[group.rank] == "gpu" else plain
+            group.scatter(x if group.rank == root else None, root, out, counts=counts)
+            expected = np.split(whole, np.cumsum(counts)[:-1])[group.rank]
+            if not np.array_equal(out.numpy() if out is not plain else out, expected):
+                wrong.append(f"root {root}, turn {turn}, with counts")
+        if turn == 1:
+            group.all_reduce(DriverArray(np.ones(3, np.float32)))  # now all ranks have used an array on the GPU
     return wrong
 
 
 @pytest.mark.parametrize("count", [3, LONG])
+@pytest.mark.parametrize("lying", [["gpu"] * 3, ["gpu", "host", "gpu"], ["host", "host", "gpu"]])
 @pytest.mark.parametrize("way", WAYS)
-def test_scatter_of_ranks_that_know_their_parts(way: str, count: int) -> None:
-    """As torch's: no rank but the root has a source."""
-    assert on_ranks(3, scatters, way, count) == [[]] * 3
+def test_scatter_wherever_the_arrays_lie(way: str, lying: list[str], count: int) -> None:
+    """Only the root says what it hands out, and a rank may take its part on the host."""
+    assert on_ranks(3, scattered, way, count, lying) == [[]] * 3
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_scatters_find_out_that_the_ranks_share_a_gpu() -> None:
+    """The first one goes through the host, and all others by the kernel. One that does not fit is refused alone."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int, str]:
+        x = DriverArray(values(1, 2 * LONG)) if group.rank == 1 else None
+        out = DriverArray(np.zeros(LONG, np.float32))
+        for _ in range(3):
+            group.scatter(x, 1, out)
+            out.fill(0)
+        before, text = fake.reads, ""
+        other = DriverArray(np.zeros(LONG + 1, np.float32)) if group.rank == 0 else out
+        try:
+            group.scatter(x, 1, other)
+        except UsageError as error:
+            text = str(error)
+        reads = fake.reads - before
+        if group.rank and not np.array_equal(out.numpy(), values(1, 2 * LONG)[LONG:]):
+            text = "wrong values"
+        return fake.calls, reads, text
+
+    first, second = on_ranks(2, body, "executor")
+    assert first[0] == ["combine_uint64"] * 2  # what does not fit is done through the host
+    assert "float32[40000]" in first[2]
+    assert "out is float32[40001]" in first[2]
+    assert second == ([], 1, "")
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_scatter_in_place() -> None:
+    """The root's own part stays where it is; with another's place as its target, nobody reads what it writes."""
+
+    def body(group: px.Group, fake: FakeDriver, place: int) -> bool:
+        group.all_reduce(DriverArray(np.ones(3, np.float32)))
+        whole = values(5, 3 * LONG)
+        x = DriverArray(whole)
+        out = DriverArray(whole[:LONG], at=x.address + 4 * place * LONG)
+        x.fill(whole)
+        if group.rank:
+            out = DriverArray(np.zeros(LONG, np.float32))
+        group.scatter(x if group.rank == 0 else None, 0, out)
+        return np.array_equal(out.numpy(), np.split(whole, 3)[group.rank])
+
+    for place in (0, 1):
+        assert on_ranks(3, body, "executor", place) == [True] * 3
 
 
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
@@ -214,6 +280,61 @@ def test_memory_that_cannot_be_given_away(rank: int, kernels: int) -> None:
         return len(fake.calls), float(x.numpy()[-1])
 
     assert on_ranks(2, body, "executor") == [(kernels, 2.0), (0, 2.0)]
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_memory_that_stands_in() -> None:
+    """Arrays that other processes cannot open are copied inside the GPU, and nothing goes through the host."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[list[str], int, int]:
+        rank, size = group.rank, group.world_size
+        routing.SHORT_IF_CLOSED = 0
+        group.all_reduce(DriverArray(np.ones(1, np.float32)))  # they have agreed
+        fake.reads, wrong = 0, []
+
+        def private(array: Any) -> DriverArray:
+            made = DriverArray(array)
+            fake.private.add(made.address)
+            return made
+
+        def check(what: str, found: DriverArray, expected: Any) -> None:
+            reads = fake.reads
+            if not np.array_equal(found.numpy(), expected):
+                wrong.append(what)
+            fake.reads = reads
+
+        every = [values(r, size * LONG) for r in range(size)]
+        parts = [np.split(one, size) for one in every]
+        for _ in range(2):
+            x = private(every[rank])
+            group.all_reduce(x, "max")
+            check("all_reduce", x, np.max(every, axis=0))
+            x = private(every[rank])
+            group.reduce(x, 1, "max")
+            check("reduce", x, np.max(every, axis=0) if rank == 1 else every[rank])
+            x = private(every[rank])
+            group.broadcast(x, 1)
+            check("broadcast", x, every[1])
+            x, out = private(every[rank]), private(np.zeros(LONG, np.float32))
+            group.reduce_scatter(x, "max", out)
+            check("reduce_scatter", out, np.max(every, axis=0)[rank * LONG : (rank + 1) * LONG])
+            check("reduce_scatter's source", x, every[rank])
+            x, out = private(parts[rank][0]), private(np.zeros(size * LONG, np.float32))
+            group.all_gather(x, out)
+            check("all_gather", out, np.concatenate([part[0] for part in parts]))
+            group.gather(x, 2, out if rank == 2 else None)
+            x, out = private(every[rank]), private(np.zeros(size * LONG, np.float32))
+            group.all_to_all(x, out)
+            check("all_to_all", out, np.concatenate([part[rank] for part in parts]))
+            out = private(np.zeros(LONG, np.float32))
+            group.scatter(x if rank == 2 else None, 2, out)
+            check("scatter", out, parts[2][rank])
+        return wrong, fake.reads, fake.copies
+
+    found = on_ranks(3, body, "executor")
+    assert [(wrong, reads) for wrong, reads, _ in found] == [([], 0)] * 3
+    assert found[0][2] == 0  # the executor's own memory need not be opened
+    assert min(found[1][2], found[2][2]) > 0
 
 
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
@@ -316,7 +437,9 @@ def test_messages_use_memory_that_the_gpu_knows() -> None:
                 group.recv(x, 0)
         return fake.reads - before, len(fake.registered) - known, float(x.numpy()[-1])
 
-    assert on_ranks(2, body, "executor") == [(5, 1, 0.0), (0, 1, 0.0)]
+    (sent, blocks, value), receiver = on_ranks(2, body, "executor")
+    assert (sent, value, receiver) == (5, 0.0, (0, 1, 0.0))
+    assert blocks <= 2  # the one before may still be on its way
 
 
 def test_refusals() -> None:

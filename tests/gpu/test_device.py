@@ -133,6 +133,89 @@ def test_streams() -> None:
     assert run_ranks(2, streams, backend="mesh") == [[4.0, 4.0, 4.0] * 4] * 2
 
 
+def scatters(group: px.Group, on_host: list[int]) -> list[str]:
+    """From each root, to parts on the GPU, or on the host where `on_host` says so."""
+    wrong, size = [], group.world_size
+    device = "cpu" if group.rank in on_host else "cuda"
+    for turn in range(2):
+        for count in SIZES:
+            for root in range(size):
+                whole = numbers(root + turn, count * size, torch.float32).to("cpu" if root in on_host else "cuda")
+                out = torch.zeros(count, device=device)
+                assert group.scatter(whole if group.rank == root else None, root, out) is out
+                if bits(out) != bits(whole.chunk(size)[group.rank]):
+                    wrong.append(f"{count} from rank {root}, turn {turn}")
+    return wrong
+
+
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+@pytest.mark.parametrize("on_host", [[], [1]])
+def test_scatters(on_host: list[int], config: str) -> None:
+    env = {"PYTORCH_CUDA_ALLOC_CONF": config} if config else {}
+    assert run_ranks(3, scatters, on_host, backend="mesh", env=env) == [[]] * 3
+
+
+@pytest.mark.parametrize("count", [100_003, 4 << 20])
+def test_verbs_on_memory_that_others_cannot_open(count: int) -> None:
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert run_ranks(3, verbs, count, "float32", backend="mesh", env=env) == [[]] * 3
+
+
+def messages(group: px.Group, agrees: bool) -> list[str]:
+    """Messages of all lengths in a ring, by `sendrecv` and by asynchronous ones, to the GPU and to the host."""
+    wrong, rank, size = [], group.rank, group.world_size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    if agrees:
+        group.all_reduce(torch.ones(1, device="cuda"))
+    for turn in range(3):
+        for count in SIZES:
+            for name in ("float32", "bfloat16"):
+                dtype = getattr(torch, name)
+                x, expected = (numbers(r + turn, count, dtype) for r in (rank, before))
+                for device in ("cuda", "cpu"):
+                    out = torch.zeros(count, dtype=dtype, device=device)
+                    assert group.sendrecv(x.cuda(), after, out, before) is out
+                    coming, going = group.irecv(None, before), group.isend(x.cuda(), after)
+                    found = coming.wait()
+                    going.wait()
+                    if bits(out) != bits(expected) or bits(found) != bits(expected):
+                        wrong.append(f"{count} {name} to {device}, turn {turn}")
+    return wrong
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+def test_messages(config: str, agrees: bool) -> None:
+    env = {"PYTORCH_CUDA_ALLOC_CONF": config} if config else {}
+    assert run_ranks(3, messages, agrees, backend="mesh", env=env) == [[]] * 3
+
+
+def gives_up(group: px.Group) -> list[Any]:
+    """A sender whose deadline passes changes its tensor; the receiver comes too late."""
+    x = torch.full((1 << 20,), float(group.rank), device="cuda")
+    group.all_reduce(torch.ones(1, device="cuda"))
+    if group.rank == 0:
+        try:
+            group.send(x, 1, timeout=0.3)
+        except px.Timeout:
+            x.fill_(7)
+            torch.cuda.synchronize()
+            group.send_object("gave up", 1, tag=1)
+        group.send(x, 1)
+        return []
+    found: list[Any] = [group.recv_object(0, tag=1)]
+    try:
+        group.recv(x, 0)
+    except px.ChannelClosed as error:
+        found.append("gave up sending" in str(error))
+    group.recv(x, 0)
+    return [*found, x.unique().tolist()]
+
+
+def test_a_sender_that_gives_up() -> None:
+    assert run_ranks(2, gives_up, backend="mesh")[1] == ["gave up", True, [7.0]]
+
+
 def reused_memory(group: px.Group) -> list[str]:
     """The allocator hands memory out again: freed and cached, and freed for good."""
     wrong = []
@@ -244,7 +327,7 @@ def under_torch(group: px.Group, folder: str) -> list[Any]:
         "phalanx", init_method=f"file://{folder}/store", rank=group.rank, world_size=group.world_size
     )
     rank, size, found = dist.get_rank(), dist.get_world_size(), []
-    for count in (3, 100_000):
+    for count in (3, 1_000_000):
         x, out = torch.full((size, count), float(rank), device="cuda"), torch.zeros(count, device="cuda")
         dist.scatter(out, list(x + torch.arange(size, device="cuda")[:, None]) if rank == 1 else None, 1)
         found.append(out.unique().tolist())

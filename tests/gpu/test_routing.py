@@ -60,7 +60,9 @@ ROWS: list[tuple[str, Operation, int, dict[str, Any], dict[str, Any], Way]] = [
     ("a long array of ranks that share a GPU", SUM, SHORT + 1, MEMORY | ONE, {}, Way.EXECUTOR),
     ("a long array of ranks that share a GPU", SUM, SHORT + 1, MEMORY | ONE | WITH, {}, Way.EXECUTOR),
     ("a long array of ranks that share a GPU", SUM, SHORT_IF_BUSY + 1, MEMORY | ONE, {"busy": True}, Way.EXECUTOR),
+    ("a long array of ranks that share a GPU", SCATTER, SHORT + 1, MEMORY | ONE, {}, Way.EXECUTOR),
     ("another array of ranks that share memory", SUM, SHORT, MEMORY | ONE, {}, Way.BOUNCE),
+    ("another array of ranks that share memory", SCATTER, 8, MEMORY | OWN | WITH, {}, Way.BOUNCE),
     ("another array of ranks that share memory", SUM, SHORT_IF_BUSY, MEMORY | ONE, {"busy": True}, Way.BOUNCE),
     ("another array of ranks that share memory", SUM, 1 << 30, MEMORY | ONE | {"opens": False}, {}, Way.BOUNCE),
     ("another array of ranks that share memory", SUM, 1 << 30, MEMORY | MIXED | WITH, {}, Way.BOUNCE),
@@ -69,8 +71,7 @@ ROWS: list[tuple[str, Operation, int, dict[str, Any], dict[str, Any], Way]] = [
     ("all others", SUM, 8, NETWORK | OWN, {}, Way.STAGED),
     ("all others", ODD, 8, NETWORK | OWN | WITH, {}, Way.STAGED),
     ("all others", SUM, 8, NETWORK | MIXED | WITH, {}, Way.STAGED),
-    ("all others", SCATTER, 8, MEMORY | ONE, {}, Way.STAGED),
-    ("all others", SCATTER, 8, MEMORY | OWN | WITH, {}, Way.STAGED),
+    ("all others", SCATTER, 8, NETWORK | OWN | WITH, {}, Way.STAGED),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from phalanx import SizeMismatch, UsageError
 from phalanx.errors import ProtocolError
 from phalanx.group.data.arrays import Description, adapt
-from phalanx.group.verbs.sinks import ArraySink, NewArraySink, ObjectSink
+from phalanx.group.verbs.sinks import ArraySink, Lent, NewArraySink, ObjectSink
 from phalanx.transports.mailbox import Envelope
 from phalanx.wire import codec
 from phalanx.wire.frames import FrameKind
@@ -20,6 +21,11 @@ LIMITS = codec.Limits(max_head=1 << 16, max_payload=1 << 20)
 
 def name(_envelope: Envelope) -> int:
     return 7
+
+
+def borrow(_envelope: Envelope, lent: Lent, target: Any) -> None:
+    """Stands in for an array on a GPU: the offer has the bytes."""
+    target.reshape(-1).view(np.uint8)[:] = np.frombuffer(lent.offer, np.uint8)
 
 
 def array_envelope(array: np.ndarray, tag: int = 0) -> Envelope:  # type: ignore[type-arg]
@@ -32,26 +38,51 @@ def object_envelope(obj: object, **kwargs: bool) -> tuple[Envelope, bytes]:
     return Envelope(1, FrameKind.OBJECT, 0, encoded.head, encoded.payload_bytes), b"".join(encoded.buffers)
 
 
+def lent_envelope(array: np.ndarray) -> Envelope:  # type: ignore[type-arg]
+    lent = Lent(adapt(array, write=False).description.pack(), 3, array.tobytes())
+    return Envelope(1, FrameKind.LENT, 0, lent.pack(), 0)
+
+
+# -- arrays that are lent ---------------------------------------------------------------------------------------------
+
+
+def test_an_array_that_is_lent_is_taken_in_the_end() -> None:
+    out = np.zeros(6)
+    for sink in (ArraySink(adapt(out, write=True), name, borrow), NewArraySink(name, borrow, 48)):
+        assert len(sink.open(lent_envelope(np.arange(6.0)))) == 0
+        assert sink.result().tolist() == [0, 1, 2, 3, 4, 5]
+    assert out[5] == 5
+
+
+def test_an_array_that_is_lent_must_fit() -> None:
+    with pytest.raises(SizeMismatch, match=r"rank 7 sent float64\[6\] \(48 bytes\)"):
+        ArraySink(adapt(np.zeros(5), write=True), name, borrow).open(lent_envelope(np.arange(6.0)))
+    with pytest.raises(ProtocolError, match=r"from rank 7: float64\[6\] is longer than a message may be"):
+        NewArraySink(name, borrow, 47).open(lent_envelope(np.arange(6.0)))
+    with pytest.raises(ProtocolError, match="from rank 7: malformed offer of an array on a GPU"):
+        NewArraySink(name, borrow, 47).open(Envelope(1, FrameKind.LENT, 0, b"nonsense", 0))
+
+
 # -- into an array of the receiver's ----------------------------------------------------------------------------------
 
 
 def test_an_array_of_the_same_dtype_and_size_is_filled() -> None:
     out = np.zeros((2, 3))
-    sink = ArraySink(adapt(out, write=True), name)
+    sink = ArraySink(adapt(out, write=True), name, borrow)
     sink.open(array_envelope(np.arange(6.0)))[:] = np.arange(6.0).tobytes()
     assert sink.result() is out
     assert out.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_another_size_is_a_mismatch_that_names_both() -> None:
-    sink = ArraySink(adapt(np.zeros(3, np.float32), write=True), name)
+    sink = ArraySink(adapt(np.zeros(3, np.float32), write=True), name, borrow)
     with pytest.raises(SizeMismatch, match=r"rank 7 sent float32\[4\] \(16 bytes\), but out is float32\[3\]") as caught:
         sink.open(array_envelope(np.zeros(4, np.float32)))
     assert (caught.value.expected, caught.value.got, caught.value.peer) == (12, 16, 7)
 
 
 def test_another_dtype_of_the_same_size_is_refused() -> None:
-    sink = ArraySink(adapt(np.zeros(3, np.int32), write=True), name)
+    sink = ArraySink(adapt(np.zeros(3, np.int32), write=True), name, borrow)
     with pytest.raises(UsageError, match=r"float32\[3\], but out is int32\[3\] .*same dtype"):
         sink.open(array_envelope(np.zeros(3, np.float32)))
 
@@ -61,7 +92,7 @@ def test_another_dtype_of_the_same_size_is_refused() -> None:
 
 @pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.zeros((0, 4)), np.array(1.5), np.array([True])])
 def test_a_new_array_is_as_the_senders(array: np.ndarray) -> None:  # type: ignore[type-arg]
-    sink = NewArraySink(name)
+    sink = NewArraySink(name, borrow, 1 << 40)
     sink.open(array_envelope(array))[:] = array.tobytes()
     made = sink.result()
     assert made.dtype == array.dtype
@@ -81,7 +112,7 @@ def test_a_new_array_is_as_the_senders(array: np.ndarray) -> None:  # type: igno
 def test_a_description_that_lies_allocates_nothing(description: bytes, size: int) -> None:
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="from rank 7") as caught:
-        NewArraySink(name).open(Envelope(1, FrameKind.ARRAY, 0, description, size))
+        NewArraySink(name, borrow, 1 << 40).open(Envelope(1, FrameKind.ARRAY, 0, description, size))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
@@ -130,7 +161,7 @@ def test_a_head_that_is_none_names_its_sender() -> None:
 
 def test_an_object_is_no_array_and_an_array_no_object() -> None:
     envelope, _ = object_envelope([1])
-    for sink in (NewArraySink(name), ArraySink(adapt(np.zeros(1), write=True), name)):
+    for sink in (NewArraySink(name, borrow, 1 << 40), ArraySink(adapt(np.zeros(1), write=True), name, borrow)):
         with pytest.raises(UsageError, match="rank 7 sent an object with tag 0, but this rank called recv .*dropped"):
             sink.open(envelope)
     with pytest.raises(UsageError, match="sent an array with tag 4, but this rank called recv_object"):

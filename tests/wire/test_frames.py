@@ -32,7 +32,7 @@ def test_golden_bytes() -> None:
     assert HEADER_SIZE == len(data) == 24
 
 
-WITHOUT_PAYLOAD = {FrameKind.GOODBYE, FrameKind.BROKEN, FrameKind.RING}
+WITHOUT_PAYLOAD = {FrameKind.GOODBYE, FrameKind.BROKEN, FrameKind.RING, FrameKind.LENT, FrameKind.TAKEN}
 
 
 def test_kinds_keep_their_numbers() -> None:
@@ -44,6 +44,8 @@ def test_kinds_keep_their_numbers() -> None:
         "GOODBYE": 5,
         "BROKEN": 6,
         "RING": 7,
+        "LENT": 8,
+        "TAKEN": 9,
     }
 
 
@@ -73,10 +75,18 @@ def test_a_goodbye_carries_nothing(lengths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("description", [0, 1, MAX_DESCRIPTION])
-def test_the_offer_of_a_ring_has_no_payload(description: int) -> None:
-    assert parse(pack_header(FrameKind.RING, 0, description, 0)).description == description
-    with pytest.raises(ProtocolError, match="offer of a ring announces a payload of 1 bytes"):
-        parse(pack_header(FrameKind.RING, 0, description, 1))
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (FrameKind.RING, "the offer of a ring"),
+        (FrameKind.LENT, "the offer of an array"),
+        (FrameKind.TAKEN, "the answer to an offer"),
+    ],
+)
+def test_offers_and_their_answers_have_no_payload(kind: FrameKind, words: str, description: int) -> None:
+    assert parse(pack_header(kind, 0, description, 0)).description == description
+    with pytest.raises(ProtocolError, match=f"{words} announces a payload of 1 bytes"):
+        parse(pack_header(kind, 0, description, 1))
 
 
 def test_every_other_beginning_is_refused() -> None:

@@ -12,6 +12,7 @@
 // 3. The executor launches a kernel that reads all inputs and writes all outputs, in the order of ranks. If it has not opened
 //    the memory of the others yet, it asks them for the handles first.
 // 4. It tells the others how that went.
+// Of an array that the executor cannot open, a copy takes part that it can (stand_in.hpp).
 // A rank that fails in between first makes sure that no kernel will write to its memory (flight.hpp).
 //
 // While the ranks' own kernels keep the GPU busy, the executor's has to wait for its turn. All ranks hear how long it took,
@@ -35,6 +36,7 @@
 #include "phalanx/collectives.hpp"
 #include "plan.hpp"
 #include "shared.hpp"
+#include "stand_in.hpp"
 
 namespace phalanx::cuda {
 
@@ -42,9 +44,10 @@ inline constexpr int executor = 0;
 
 // Which way an array goes: the same on all ranks.
 struct Routing {
-    std::size_t short_bytes = 0;    // up to here through the host, whatever the GPU does
-    std::size_t short_if_busy = 0;  // the same while the ranks' own kernels keep it busy
-    std::int64_t slice_ns = 0;      // a kernel that had to wait for other processes takes longer than this
+    std::size_t short_bytes = 0;      // up to here through the host, whatever the GPU does
+    std::size_t short_if_busy = 0;    // the same while the ranks' own kernels keep it busy
+    std::size_t short_if_closed = 0;  // the same if other processes cannot open the array
+    std::int64_t slice_ns = 0;        // a kernel that had to wait for other processes takes longer than this
 };
 
 // Whether the GPU is busy, as seen by how long the executor's kernels took.
@@ -165,6 +168,8 @@ public:
           targets_(gpu_, take, give_back),
           flight_(segment.flight(), sharing.executors_process),
           exports_(gpu_),
+          for_source_(gpu_),
+          for_target_(gpu_),
           pace_(routing.slice_ns) {}
 
     ~DeviceCollectives() { close(); }
@@ -178,6 +183,8 @@ public:
             settle();
             sources_.release();
             targets_.release();
+            for_source_.release();
+            for_target_.release();
         } catch (const Error&) {  // the context has ended, and all that was opened in it
             return;
         }
@@ -197,6 +204,61 @@ public:
     // Runs one on arrays that are computed. When it returns, it has ended on the GPU, too. Throws Error.
     Outcome run(const Call& call, const Operation& o) { return run(call, o, gpu_.stream, true); }
 
+    // A scatter of equal parts whose length only the root knows, as `Collectives::tell_parts` and `take_part`. Arrays lie on the
+    // GPU, or in the memory of the host: then the other address is 0. Without a target this rank takes nothing. `stream`: the
+    // program's, or this group's if the arrays are computed.
+    struct Whole {
+        Address source = 0;
+        std::byte* host_source = nullptr;
+    };
+    struct Part {
+        Address target = 0;
+        std::byte* host_target = nullptr;
+    };
+
+    // `whole` and `parts`: on the root. Throws Error.
+    Outcome tell_parts(void* stream, const Call& given, Whole whole, Collectives::Parts parts, int root) {
+        const Gpu::Current current(gpu_);
+        const Call call = begun(given);
+        const std::size_t bytes = ranks() * parts.bytes;
+        if (rank() == root && whole.source != 0 && by_kernel(bytes)) {
+            parts.where = Collectives::Where::on_gpu;
+        } else if (rank() == root && whole.source != 0) {
+            settle();
+            whole.host_source = sources_.memory(bytes);
+            if (const Outcome outcome = load(call, whole.host_source, whole.source, bytes, stream); outcome != Outcome::done)
+                return outcome;
+        }
+        return host_.tell_parts(call, whole.host_source, parts, root);
+    }
+
+    // `whole`: on the root once more. What comes behind it on the program's stream finds the part; on the group's it has ended.
+    // Throws Error.
+    Outcome take_part(void* stream, const Call& given, const Whole& whole, const Part& part, int root) {
+        const Gpu::Current current(gpu_);
+        const Call call = begun(given);
+        const std::size_t bytes = host_.told().bytes, all = ranks() * bytes;
+        const bool known_ready = stream == gpu_.stream;
+        if (host_.told().where == Collectives::Where::on_gpu) {
+            Operation o{Kind::scatter, whole.source, rank() == root ? all : 0, part.target, part.target != 0 ? bytes : 0};
+            o.root = root;
+            o.counts = Lengths(bytes);
+            o.largest = all;
+            o.host_target = part.host_target;
+            bool done = false;
+            Outcome outcome = host_.take_part(call, nullptr);  // the end of the telling
+            if (outcome == Outcome::done) outcome = execute(call, o, stream, known_ready, done);
+            if (outcome != Outcome::done || done) return outcome;
+            return bounce(call, o, stream, known_ready);
+        }
+        if (executes_ && all > routing_.short_bytes && pace_.busy()) pace_.went_round();
+        if (part.target != 0) settle();
+        std::byte* const taken = part.target == 0 ? part.host_target : targets_.memory(bytes);
+        const Outcome outcome = host_.take_part(call, taken);
+        if (outcome == Outcome::done) store(part.target, taken, part.target == 0 ? 0 : bytes, stream, known_ready);
+        return outcome;
+    }
+
 private:
     static constexpr std::int64_t beyond_ns = 30'000'000'000;  // how long after its deadline a kernel or a copy is waited for
     static constexpr std::size_t kept = 1024;                  // operations whose launches are
@@ -205,19 +267,27 @@ private:
 
     Outcome run(const Call& given, const Operation& o, void* stream, bool known_ready) {
         const Gpu::Current current(gpu_);
+        const Call call = begun(given);
+        if (by_kernel(o.largest)) {
+            bool done = false;
+            const Outcome outcome = execute(call, o, stream, known_ready, done);
+            if (outcome != Outcome::done || done) return outcome;
+        } else if (executes_ && o.largest > routing_.short_bytes) {
+            pace_.went_round();
+        }
+        return bounce(call, o, stream, known_ready);
+    }
+
+    Call begun(const Call& given) noexcept {
         Call call = given;
         call.bound.aborted = s_.abort_word();
         own_fault_ = false;
-        if (executes_ && o.largest > routing_.short_bytes) {
-            if (!pace_.busy() || o.largest > routing_.short_if_busy) {
-                bool done = false;
-                const Outcome outcome = execute(call, o, stream, known_ready, done);
-                if (outcome != Outcome::done || done) return outcome;
-            } else {
-                pace_.went_round();
-            }
-        }
-        return bounce(call, o, stream, known_ready);
+        return call;
+    }
+
+    // Whether the executor does an operation whose largest array has so many bytes: the same on all ranks.
+    bool by_kernel(std::size_t largest) const noexcept {
+        return executes_ && largest > routing_.short_bytes && (!pace_.busy() || largest > routing_.short_if_busy);
     }
 
     int rank() const noexcept { return s_.rank(); }
@@ -241,34 +311,51 @@ private:
     Outcome bounce(const Call& call, const Operation& o, void* stream, bool must_end) {
         const bool in_place = o.kind == Kind::broadcast || o.kind == Kind::all_reduce || o.kind == Kind::reduce;
         const bool is_root = o.root < 0 || o.root == rank();
-        const bool reads = (o.kind != Kind::broadcast || is_root) && o.source_bytes > 0;
-        const bool writes = o.kind == Kind::broadcast ? !is_root : is_root;
+        const bool reads = is_read(o) && o.host_source == nullptr;
+        const bool writes = o.kind == Kind::scatter ? o.target != 0 : o.kind == Kind::broadcast ? !is_root : is_root;
         const std::size_t bytes = in_place ? o.source_bytes : o.target_bytes;
         // The copy before was put on the same stream, and so is waited for with the next one.
         if (!reads || stream != stored_on_ || !sources_.fits(o.source_bytes) || !targets_.fits(o.target_bytes)) settle();
-        std::byte* const x = sources_.memory(o.source_bytes);
-        std::byte* const out = in_place ? x : targets_.memory(o.target_bytes);
+        std::byte* const x = o.host_source != nullptr ? o.host_source : sources_.memory(o.source_bytes);
+        std::byte* out = in_place ? x : targets_.memory(o.target_bytes);
+        if (o.kind == Kind::scatter && o.target == 0) out = o.host_target;
         if (reads) {
-            gpu_.to_host(x, o.source, o.source_bytes, stream);
-            const Outcome outcome = own(wait_for_copy(stream, call.bound));
-            if (outcome != Outcome::done) {
-                sources_.abandon();
-                return outcome;
-            }
+            const Outcome outcome = load(call, x, o.source, o.source_bytes, stream);
+            if (outcome != Outcome::done) return outcome;
             stored_ = false;
         }
         const Outcome outcome = on_host(call, o, x, out);
         if (outcome != Outcome::done) return outcome;
-        if (writes && bytes > 0) {
-            gpu_.to_device(in_place ? o.source : o.target, out, bytes, stream);
+        must_end = must_end || o.source_bytes > Staging::largest;
+        store(in_place ? o.source : o.target, out, writes ? bytes : 0, stream, must_end);
+        return outcome;
+    }
+
+    // Whether this rank's source takes part in an operation, and not only its target.
+    bool is_read(const Operation& o) const noexcept {
+        return (o.kind != Kind::broadcast || o.root == rank()) && o.source_bytes > 0;
+    }
+
+    // Copies an array to the host, into `sources_`.
+    Outcome load(const Call& call, std::byte* to, Address from, std::size_t bytes, void* stream) {
+        if (bytes == 0) return Outcome::done;
+        gpu_.to_host(to, from, bytes, stream);
+        const Outcome outcome = own(wait_for_copy(stream, call.bound));
+        if (outcome != Outcome::done) sources_.abandon();
+        return outcome;
+    }
+
+    // Copies a result to the GPU, from `sources_` or `targets_`.
+    void store(Address to, const std::byte* from, std::size_t bytes, void* stream, bool must_end) {
+        if (bytes > 0) {
+            gpu_.to_device(to, from, bytes, stream);
             gpu_.mark(stream);
             stored_ = true;
             stored_on_ = stream;
         }
-        if (must_end || bytes > Staging::largest || o.source_bytes > Staging::largest) settle();
+        if (must_end || bytes > Staging::largest) settle();
         sources_.trim();
         targets_.trim();
-        return outcome;
     }
 
     // Waits for the copy that was put on a stream last. On a stream of the program's, another thread may put more behind it.
@@ -295,6 +382,7 @@ private:
             case Kind::reduce_scatter:
                 return host_.reduce_scatter(call, x, out, o.target_bytes / item_size(o.how.dtype), o.how);
             case Kind::all_to_all: return host_.all_to_all(call, x, out, o.counts);
+            case Kind::scatter: return host_.scatter(call, x, out, o.counts, o.root);
         }
         return Outcome::aborted;
     }
@@ -329,11 +417,12 @@ private:
     }
 
     Outcome meet(const Call& call, const Operation& o, bool& done) {
-        const bool is_opened = rank() != executor;
-        Places mine{exports_.place_of(o.source, o.source_bytes, is_opened), {}};
-        mine.target = o.target == 0 ? mine.source : exports_.place_of(o.target, o.target_bytes, is_opened);
+        Standing standing;
+        const Places mine = places_of(o, standing);
+        Outcome outcome = own(copy_in(call, o, standing));
+        if (outcome != Outcome::done) return outcome;
         places_.resize(ranks());
-        Outcome outcome = all_gather(call, mine, places_);
+        outcome = all_gather(call, mine, places_);
         if (outcome != Outcome::done) return outcome;
         for (const Places& one : places_)
             if (one.source.buffer == 0 || one.target.buffer == 0) return outcome;  // not to be opened: seen by all
@@ -348,8 +437,52 @@ private:
             if ((outcome = tell(call, report)) != Outcome::done) return outcome;
         }
         done = report.code == Report::done;
-        if (done) pace_.executed(o.largest, report.ns);
+        if (!done) return outcome;
+        pace_.executed(o.largest, report.ns);
+        copy_out(call, o, standing);
         return outcome;
+    }
+
+    // -- arrays that the executor cannot open -------------------------------------------------------------------------------
+
+    // What stands in for the arrays of this rank; 0 for those that take part themselves.
+    struct Standing {
+        Address source = 0, target = 0;
+    };
+
+    // Where the arrays of this rank, or what stands in for them, lie for the executor.
+    Places places_of(const Operation& o, Standing& standing) {
+        const bool may_stand = o.largest > routing_.short_if_closed;
+        Places mine{place_of(o.source, o.source_bytes, o.host_source, may_stand ? &for_source_ : nullptr, standing.source), {}};
+        if (o.target == 0 && o.kind != Kind::scatter)
+            mine.target = mine.source;
+        else
+            mine.target = place_of(o.target, o.target_bytes, o.host_target, may_stand ? &for_target_ : nullptr, standing.target);
+        return mine;
+    }
+
+    Place place_of(Address array, std::size_t bytes, const std::byte* on_host, StandIn* other, Address& stands) {
+        if (on_host != nullptr) return {};
+        const bool is_opened = rank() != executor;
+        const Place found = exports_.place_of(array, bytes, is_opened);
+        if (found.buffer != 0 || !is_opened || other == nullptr) return found;
+        stands = other->memory(bytes);
+        return stands == 0 ? found : exports_.place_of(stands, bytes, is_opened);
+    }
+
+    Outcome copy_in(const Call& call, const Operation& o, const Standing& standing) {
+        if (standing.source == 0 || !is_read(o)) return Outcome::done;
+        gpu_.inside(standing.source, o.source, o.source_bytes);
+        return gpu_.finish(call.bound);
+    }
+
+    void copy_out(const Call& call, const Operation& o, const Standing& standing) {
+        const bool in_place = o.kind == Kind::all_reduce || (o.kind == Kind::reduce && o.root == rank()) ||
+                              (o.kind == Kind::broadcast && o.root != rank());
+        const Address written = in_place ? standing.source : standing.target;
+        if (written == 0) return;
+        gpu_.inside(in_place ? o.source : o.target, written, in_place ? o.source_bytes : o.target_bytes);
+        if (gpu_.finish(patient(call)) != Outcome::done) throw Error("cuStreamQuery", not_ready);
     }
 
     template <class T>
@@ -482,6 +615,7 @@ private:
     Staging sources_, targets_;
     Flight flight_;
     Exports exports_;
+    StandIn for_source_, for_target_;
     std::unique_ptr<Imports> imports_;
     Pace pace_;
     std::vector<Places> places_;  // of all ranks, in the operation under way

@@ -38,11 +38,14 @@ struct Copy2D {
     X(cuCtxPopCurrent_v2, void**)                                                                                     \
     X(cuPointerGetAttribute, void*, int, Address)                                                                     \
     X(cuPointerGetAttributes, unsigned, int*, void**, Address)                                                        \
+    X(cuMemAlloc_v2, Address*, std::size_t)                                                                           \
+    X(cuMemFree_v2, Address)                                                                                          \
     X(cuMemHostRegister_v2, void*, std::size_t, unsigned)                                                             \
     X(cuMemHostUnregister, void*)                                                                                     \
     X(cuMemcpyDtoHAsync_v2, void*, Address, std::size_t, void*)                                                       \
     X(cuMemcpyHtoDAsync_v2, Address, const void*, std::size_t, void*)                                                 \
     X(cuMemcpy2DAsync_v2, const Copy2D*, void*)                                                                       \
+    X(cuMemcpyDtoDAsync_v2, Address, Address, std::size_t, void*)                                                     \
     X(cuStreamQuery, void*)                                                                                           \
     X(cuStreamIsCapturing, void*, int*)                                                                               \
     X(cuEventRecord, void*, void*)                                                                                    \

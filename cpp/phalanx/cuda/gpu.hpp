@@ -77,6 +77,10 @@ public:
         check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync_v2(host, from, bytes, on));
     }
 
+    void inside(Address to, Address from, std::size_t bytes) const {
+        check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync_v2(to, from, bytes, stream));
+    }
+
     // A short copy goes in two rows: plain ones are done by the multiprocessors, for which they would have to wait while
     // another process computes. Those in rows are done by a copy engine.
     void to_device(Address to, const void* host, std::size_t bytes, void* on) const {

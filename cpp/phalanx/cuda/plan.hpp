@@ -15,7 +15,7 @@
 
 namespace phalanx::cuda {
 
-enum class Kind : int { broadcast, all_reduce, reduce, all_gather, gather, reduce_scatter, all_to_all };
+enum class Kind : int { broadcast, all_reduce, reduce, all_gather, gather, reduce_scatter, all_to_all, scatter };
 
 // A collective on arrays of a GPU, as one rank has it. Lengths are in bytes.
 struct Operation {
@@ -26,8 +26,10 @@ struct Operation {
     std::size_t target_bytes = 0;
     Combine how{};  // of a reduction
     int root = -1;
-    Lengths counts{0};       // of each rank's part in a gather; from rank i to rank j in an all_to_all
+    Lengths counts{0};       // of each rank's part in a gather or scatter; from rank i to rank j in an all_to_all
     std::size_t largest = 0;  // the largest array of any rank: all ranks know it
+    // In a scatter, an array of this rank that lies in the memory of the host instead: then all go through that.
+    std::byte *host_source = nullptr, *host_target = nullptr;
 
     bool combines() const noexcept { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter; }
 };
@@ -86,6 +88,12 @@ inline std::vector<Piece> pieces_of(const Operation& o, const std::vector<Addres
         case Kind::reduce: pieces.push_back({sources, {sources[o.root]}, o.source_bytes / item_size(o.how.dtype)}); break;
         case Kind::all_gather: add_moves(targets); break;
         case Kind::gather: add_moves({targets[o.root]}); break;
+        case Kind::scatter:
+            for (int r = 0; r < ranks; ++r) {
+                const Address from = sources[o.root] + o.counts.sum_before(r);
+                if (targets[r] != 0 && targets[r] != from) pieces.push_back({{from}, {targets[r]}, o.counts[r]});
+            }
+            break;
         case Kind::reduce_scatter:
             for (int r = 0; r < ranks; ++r) {
                 Piece piece{sources, {targets[r]}, o.target_bytes / item_size(o.how.dtype)};

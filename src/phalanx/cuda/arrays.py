@@ -18,7 +18,7 @@ from ..errors import UnsupportedArray
 from .driver import CudaError, driver
 from .waiting import Mark, mark
 
-__all__ = ["DeviceArray", "OnDevice", "device_array", "lies_on_gpu", "make_on_device"]
+__all__ = ["DeviceArray", "OnDevice", "device_array", "empty_on_device", "lies_on_gpu", "make_on_device"]
 
 _STORAGE: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16)}
 """How elements that NumPy does not know lie in memory."""
@@ -175,6 +175,19 @@ def make_on_device(library: str, host: Any, dtype: str) -> Any:
         return None
     except (RuntimeError, AssertionError, ValueError, TypeError):  # a build without CUDA, or no GPU
         return None
+
+
+def empty_on_device(library: str, shape: tuple[int, ...], dtype: str) -> OnDevice | None:
+    """The same without values, as the verbs use it."""
+    module = sys.modules.get(library)
+    if module is None or (library, dtype in _TORCH_ONLY) not in (("torch", False), ("torch", True), ("cupy", False)):
+        return None
+    try:
+        name = dtype if dtype in _TORCH_ONLY else np.dtype(dtype).name
+        made = module.empty(shape, dtype=getattr(module, name), **({"device": "cuda"} if library == "torch" else {}))
+    except (RuntimeError, AssertionError, AttributeError):  # as above, or no such dtype
+        return None
+    return device_array(made, write=True)
 
 
 _TORCH_ONLY = frozenset(

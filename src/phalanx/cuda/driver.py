@@ -14,11 +14,11 @@ import contextlib
 import ctypes
 import functools
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BackendUnavailable, PhalanxError
 
-__all__ = ["CudaDriver", "CudaError", "driver", "use_driver"]
+__all__ = ["Allocation", "CudaDriver", "CudaError", "driver", "use_driver"]
 
 _INT, _UINT, _SIZE, _POINTER, _ADDRESS = (
     ctypes.c_int,
@@ -74,9 +74,20 @@ _NON_BLOCKING = 1
 _PORTABLE = 1
 _LAZY_PEER_ACCESS = 1
 _ALREADY_REGISTERED = 712
-_ORDINAL = 9  # of CUpointer_attribute
+_BUFFER_ID, _ORDINAL, _HAS_HANDLE, _RANGE_START, _RANGE_SIZE = 7, 9, 10, 11, 12  # of CUpointer_attribute
 _IN_HOST, _ON_DEVICE = 1, 2
 _SHORT_COPY = 64 << 10
+
+
+class Allocation(NamedTuple):
+    """The memory of a GPU that an address belongs to."""
+
+    buffer: int
+    """A number that no other one has in this process, also none that lies at the same address later."""
+    base: int
+    size: int
+    exports: bool
+    """True if other processes can open it by `export`."""
 
 
 class CudaError(PhalanxError):
@@ -226,6 +237,18 @@ class CudaDriver:
             CudaError: It is not the address of memory that the driver knows.
         """
         return int(self._made(_INT, "cuPointerGetAttribute", _ORDINAL, address))
+
+    def allocation(self, address: int) -> Allocation:
+        """The memory that an address belongs to.
+
+        Raises:
+            CudaError: It is not the address of memory that the driver knows.
+        """
+        wanted = ((_ADDRESS, _BUFFER_ID), (_ADDRESS, _RANGE_START), (_SIZE, _RANGE_SIZE), (_INT, _HAS_HANDLE))
+        buffer, base, size, exports = (
+            self._made(kind, "cuPointerGetAttribute", attribute, address) for kind, attribute in wanted
+        )
+        return Allocation(buffer, base or 0, size, bool(exports))
 
     def allocate(self, size: int) -> int:
         """The address of new memory on the current GPU."""

@@ -28,6 +28,7 @@ from .worker import SHORT, CollectiveWorker, IssuedWork, QueuedWork
 
 if TYPE_CHECKING:
     from .._core import IssuedCollective
+    from ..cuda.lending import Loans
 
 __all__ = ["CollectiveRunner"]
 
@@ -94,6 +95,10 @@ class CollectiveRunner(GroupCore):
             self._device_engine = engine_for_devices(self._engine, self._backend, self._collectives)
             self._closers.append(self._device_engine.close)
         return self._device_engine
+
+    @property
+    def _loans(self) -> Loans | None:
+        return None if self._device_engine is None else self._device_engine.loans
 
     def _use_fast_path(self, fast_path: AnyFastPath | None) -> None:
         if fast_path is None:

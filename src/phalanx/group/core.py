@@ -26,6 +26,7 @@ from .tracking.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
+    from ..cuda.lending import Loans
 
 __all__ = ["GroupCore"]
 
@@ -75,6 +76,11 @@ class GroupCore:
         self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
         # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
         self._release.atexit = False
+
+    @property
+    def _loans(self) -> Loans | None:
+        """Arrays on a GPU that members take from each other where they lie; None unless all can."""
+        return None
 
     # -- members -------------------------------------------------------------------------------------------------------
 

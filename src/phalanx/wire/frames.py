@@ -3,7 +3,7 @@
 ```
 offset  size  field
 0       2     magic "PX"
-2       1     kind: RAW, ARRAY, OBJECT, STEP, GOODBYE, BROKEN or RING
+2       1     kind: RAW, ARRAY, OBJECT, STEP, GOODBYE, BROKEN, RING, LENT or TAKEN
 3       1     0
 4       4     length of the description (u32)
 8       8     tag of a message, fingerprint of a collective's step (u64)
@@ -49,9 +49,19 @@ class FrameKind(enum.IntEnum):
     """The sender found its group broken, the description says why: nothing follows."""
     RING = 7
     """With a description: the sender offers a ring in shared memory. Without: what follows is in that ring."""
+    LENT = 8
+    """An array on a GPU that the receiver can open; the description says dtype, shape, and where it is."""
+    TAKEN = 9
+    """The receiver of such an array is done with it; the tag is above `MAX_TAG`."""
 
 
 _KINDS = {kind.value: kind for kind in FrameKind}
+_WITHOUT_PAYLOAD = {
+    FrameKind.BROKEN: "a last word",
+    FrameKind.RING: "the offer of a ring",
+    FrameKind.LENT: "the offer of an array",
+    FrameKind.TAKEN: "the answer to an offer",
+}
 
 
 class FrameHeader(NamedTuple):
@@ -88,7 +98,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, max_message: int, max_
         raise ProtocolError(f"a frame announces a payload of {payload} bytes (at most {max_message} are allowed)")
     if kind is FrameKind.GOODBYE and (description or payload):
         raise ProtocolError(f"a goodbye announces {description + payload} bytes (expected 0)")
-    if kind in (FrameKind.BROKEN, FrameKind.RING) and payload:
-        word = "a last word" if kind is FrameKind.BROKEN else "the offer of a ring"
+    if kind in _WITHOUT_PAYLOAD and payload:
+        word = _WITHOUT_PAYLOAD[kind]
         raise ProtocolError(f"{word} announces a payload of {payload} bytes (expected 0)")
     return FrameHeader(kind, tag, description, payload)

@@ -69,7 +69,8 @@ def _obstacles(situation: Situation) -> Iterator[Finding]:
             yield warning(
                 topic,
                 f"{name} has expandable_segments: torch's memory cannot be opened by other ranks",
-                "Its tensors go through the memory of the host, which is slower. Leave that option away.",
+                "Its tensors are copied inside the GPU before and after an operation; short ones and messages go "
+                "through the memory of the host, which is slower. Leave that option away.",
             )
     if situation.env.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS.exists():
         yield warning(

@@ -59,6 +59,11 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
         """The dtype that NumPy can hold; those that it lacks travel as integers of their size."""
         return _STORAGE.get(self.dtype) or parse_dtype(self.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of such an array."""
+        return count_bytes(self.shape, self.numpy_dtype().itemsize)
+
     def __str__(self) -> str:
         name = self.dtype if self.dtype in _STORAGE else self.numpy_dtype().name
         return f"{name}{self.shape}"
@@ -154,7 +159,11 @@ def adapt_on_host(x: Any, *, write: bool, read: bool = True) -> Adapted:
     Args:
         read: False if all of its values will be replaced, so that they need not be copied.
     """
-    adapted = adapt(x, write=write)
+    return to_host(adapt(x, write=write), write=write, read=read)
+
+
+def to_host(adapted: Adapted, *, write: bool, read: bool = True) -> Adapted:
+    """The same of an array that was adapted."""
     if adapted.empty is None:
         return adapted
     from ...cuda import host_copies  # most programs have no GPU
@@ -429,6 +438,15 @@ def make(description: Description, array: npt.NDArray[Any]) -> Any:
     if description.library == "jax" and "jax" in sys.modules:
         return sys.modules["jax"].numpy.asarray(_named(description, array))
     return _named(description, array)
+
+
+def empty_on_gpu(description: Description) -> Adapted | None:
+    """Memory for such an array on a GPU, if it lay on one; None if this rank cannot have it there."""
+    library, on_device, _ = description.library.partition(ON_GPU)
+    if not on_device or library not in sys.modules:
+        return None
+    found = _device_arrays().empty_on_device(library, tuple(description.shape), description.dtype)
+    return None if found is None else _adapted(found)
 
 
 def _make_torch(description: Description, array: npt.NDArray[Any]) -> Any:

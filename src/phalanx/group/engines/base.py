@@ -28,6 +28,7 @@ from ..tracking.fingerprint import kind_of
 
 if TYPE_CHECKING:
     from ..._core import Segment
+    from ...cuda.lending import Loans
 
 __all__ = ["Engine", "EngineSetup", "Flat", "Parts", "Receive", "RunCollective", "split"]
 
@@ -117,6 +118,11 @@ class Engine(ABC):
     def for_host(self) -> Engine:
         """The engine of arrays in the memory of the host, which this may be itself."""
         return self
+
+    @property
+    def loans(self) -> Loans | None:
+        """Arrays on a GPU that members take from each other where they lie; None unless all can."""
+        return None
 
     # -- the fast path, where the engine has one -----------------------------------------------------------------------
 

@@ -156,13 +156,34 @@ class SegmentEngine(Engine):
         self._do(running, self.segment.scatter, everything, memory_of(target), sizes, src)
 
     def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        if self.scatter_and_ask(running, parts, src, receive, asks=False):
+            self.tell_all(running, bytes(1))
+
+    def scatter_and_ask(
+        self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive, *, asks: bool
+    ) -> bool:
+        """As `scatter_equal`. True if the root asks whether each rank could take its part on a GPU.
+
+        Then each answers, by `tell_all`.
+
+        Args:
+            asks: On the root.
+        """
         if parts is None:
             source, kind, words = None, 0, b""
         else:
             source, kind, words = memory_of(parts.flat), kind_of("scatter", parts.dtype, ""), parts.description
-        outcome, told = self.segment.tell_parts(source, kind, words, src, running.fingerprint, running.deadline.at)
+        fingerprint, deadline = running.fingerprint, running.deadline.at
+        outcome, told, asked = self.segment.tell_parts(source, kind, words, src, asks, fingerprint, deadline)
         self._check(outcome)
         self._do(running, self.segment.take_part, source, memory_of(receive(told)))
+        return asked
+
+    def tell_all(self, running: RunningCollective, word: bytes) -> list[bytes]:
+        """The words of all ranks, which have one length."""
+        words = np.zeros(self.size * len(word), np.uint8)
+        self.all_gather(running, np.frombuffer(word, np.uint8), words, [len(word)] * self.size)
+        return [words[at : at + len(word)].tobytes() for at in range(0, words.size, len(word))]
 
     def all_to_all(self, running: RunningCollective, source: Flat, target: Flat, sizes: npt.NDArray[np.int64]) -> None:
         matrix = (sizes * source.itemsize).reshape(-1).tolist()

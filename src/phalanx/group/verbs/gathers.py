@@ -13,7 +13,7 @@ from ...arguments import as_counts
 from ...errors import UsageError
 from ...frames import hide_frames
 from ...types import AnyArray, ArrayT, Counts, OutT, TensorT
-from ..data.arrays import Adapted, Description, adapt, adapt_out, copy_values, make
+from ..data.arrays import Adapted, Description, adapt, adapt_out, copy_values, empty_on_gpu, make
 from ..data.overlap import check_gathered, check_parts, exchanged
 from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
 from ..engines.base import Engine, Parts
@@ -424,8 +424,11 @@ class Gathers(UnevenGathers):
                     words = Description(source.dtype, list(shape), source.library).pack()
                     parts = Parts(source.array.reshape(-1), source.dtype, words)
                 told: list[tuple[Description, Any]] = []
+                made: Adapted | None = None
+                takes_gpus = engine.for_host is not engine
 
                 def receive(words: bytes) -> Any:
+                    nonlocal made
                     description = Description.parse(words, None)
                     kind, size = description.dtype, math.prod(description.shape)
                     part: Any = np.empty(description.shape, description.numpy_dtype())
@@ -436,13 +439,16 @@ class Gathers(UnevenGathers):
                         and place in (None, self.rank)
                     ):
                         part = target.array
+                    elif target is None and takes_gpus:
+                        made = empty_on_gpu(description)
+                        part = part if made is None else made.array
                     told.append((description, part))
                     return part.reshape(-1)
 
                 engine.scatter_equal(running, parts, src, receive)
                 ((description, part),) = told
                 if target is None:
-                    return make(description, part)
+                    return make(description, part) if made is None else made.finish()
                 if target.dtype != description.dtype or target.array.size != part.size:
                     raise misfit(target.description, description, src)
                 if part is not target.array:
@@ -586,30 +592,6 @@ class Gathers(UnevenGathers):
         except BaseException as error:
             hide_frames(error)
             raise
-
-    def _scatter_on_gpu(self, x: Any, src: int, out: Any, timeout: float | None) -> None:
-        """`scatter` for callers that know that all ranks have a GPU's memory for their parts, of the same length.
-
-        The root's array then goes where the parts are as in `all_to_all`: `scatter` itself goes through the memory of
-        the host, because there only the root says what it hands out, and others may have no array at all.
-
-        Args:
-            x: On `src`, flat, apart from `out`.
-            out: Flat.
-        """
-        self._check()
-        target = adapt(out, write=True)
-        source = adapt(x, write=False) if self.rank == src else None
-
-        def body(engine: Engine, running: RunningCollective) -> None:
-            sizes = np.zeros((self.world_size, self.world_size), np.int64)
-            sizes[src] = target.array.size
-            given = target.array.part(0, 0) if source is None else source.array
-            engine.all_to_all(running, given, target.array, sizes)
-            target.finish()
-
-        call = CollectiveCall("scatter", dtype=target.kind, shape=target.shape, root=src)
-        self._run(call, body, timeout, False)
 
     def _exchange_counts(
         self, engine: Engine, running: RunningCollective, sending: Sequence[int], receiving: Sequence[int] | None

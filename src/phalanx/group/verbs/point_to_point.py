@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, overload
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import msgspec
 
 from ...arguments import as_index, in_units
 from ...backends.lane import payload_size
 from ...deadline import Deadline
-from ...errors import ChannelClosed, PeerLost, Timeout, UsageError, copy_for_raise
+from ...errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout, UsageError, copy_for_raise
 from ...frames import hide_frames, hides_frames
 from ...system_limits import naming_limits
 from ...transports.channel import OutgoingFrame
-from ...transports.mailbox import Envelope, PendingTransfer, Receive
+from ...transports.mailbox import BufferSink, Envelope, PendingTransfer, Receive
 from ...transports.ring_channel import last_handed_over
 from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
-from ..data.arrays import adapt_on_host, adapt_out
+from ..data.arrays import Adapted, adapt, adapt_out, share_memory, to_host
 from ..data.overlap import exchanged
 from ..data.typed import ObjectType
 from ..members import as_member
 from ..tracking.journal import Entry
 from ..work import Work
-from .sinks import ArraySink, NewArraySink, ObjectSink
+from .sinks import ArraySink, Lent, NewArraySink, ObjectSink
+
+if TYPE_CHECKING:
+    from ...cuda.lending import Loan
 
 __all__ = ["PointToPoint"]
 
+LENT_FROM = 512 << 10
+"""Bytes above which an array on a GPU is lent to a receiver that shares the GPU, and does not go through the host. Two
+ranks of an H200 exchange arrays in 700 to 800 µs so, whatever their length; through the host they need 430 for 64 KiB
+and 1,130 for 1 MiB."""
+AGREED_WAIT = 0.001
+"""Seconds between two looks whether this rank, too, has agreed on how the group shares a GPU."""
+CAUSE_WAIT = 1.0
+"""Seconds to wait for the reason why the memory of another rank is gone."""
 LOOK = 1.0
 """Seconds after which a wait looks whether it can ever end."""
 T = TypeVar("T")
@@ -55,7 +71,8 @@ class PointToPoint(GroupCore):
         """Sends an array; returns once its memory may be changed again.
 
         Args:
-            x: NumPy, torch, JAX, CuPy, bytes, bytearray or memoryview. On a GPU it goes by the memory of the host.
+            x: NumPy, torch, JAX, CuPy, bytes, bytearray or memoryview. On a GPU it goes by the memory of the host,
+                unless it is long and the ranks share that GPU.
             dst: The receiver.
             tag: The receiver gets messages of one tag in the order in which they were sent.
             async_op: Return a `Work` at once; leave `x` alone until it is done.
@@ -251,19 +268,25 @@ class PointToPoint(GroupCore):
         """
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
-        adapted = adapt_on_host(x, write=False)
+        adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
-        sink: NewArraySink | ArraySink = NewArraySink(self._naming)
+        sink: NewArraySink | ArraySink = self._new_sink()
+        may_lend = True
         if out is not None:
-            target = adapt_out(out, on_host=True)
-            adapted = exchanged("sendrecv", adapted, target.array)
-            sink = ArraySink(target, self._naming)
+            target = adapt_out(out)
+            may_lend = not share_memory(adapted.array, target.array)  # else what is read would change meanwhile
+            adapted = exchanged("sendrecv", adapted, target.array) if adapted.empty is None else adapted
+            sink = self._sink_for(target)
         deadline = self._deadline(timeout)
+        loan = self._lend(adapted, dst, deadline) if may_lend else None
         source = "any" if src is None else src
         entry = self._journal.begin(f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})", src)
-        description, payload = adapted.description.pack(), [adapted.bytes]
         try:
             receive = self._messages.post(src, tag, sink)
+            if loan is not None:
+                return self._exchange_lent(entry, adapted, loan, dst, tag, receive, sink, src, deadline)
+            host = to_host(adapted, write=False)
+            description, payload = host.description.pack(), [host.bytes]
             with naming_limits():
                 outgoing = self._messages.start_send(dst, FrameKind.ARRAY, tag, description, payload, deadline)
             self._complete(entry, [outgoing, receive], deadline, self._sources(src))
@@ -470,14 +493,137 @@ class PointToPoint(GroupCore):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work[None] | None:
-        adapted = adapt_on_host(x, write=False)
+        adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
+        loan = self._lend(adapted, dst, deadline)
+        if loan is not None:
+            return self._send_lent(adapted, loan, dst, tag, deadline, async_op)
+        adapted = to_host(adapted, write=False)
         description, payload = adapted.description.pack(), [adapted.bytes]
         return self._send(_to("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op)
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
-        sink = NewArraySink(self._naming) if out is None else ArraySink(adapt_out(out, on_host=True), self._naming)
+        sink = self._new_sink() if out is None else self._sink_for(adapt_out(out))
         return self._receive(_describe("recv", src, tag), src, tag, sink, deadline, async_op)
+
+    def _new_sink(self) -> NewArraySink:
+        return NewArraySink(self._naming, self._borrow, self._backend.options.max_message)
+
+    def _sink_for(self, target: Adapted) -> ArraySink:
+        """The sink of an array that is filled. A short one on a GPU has memory of the host from the beginning."""
+        if target.array.nbytes <= LENT_FROM:
+            target = to_host(target, write=True, read=False)
+        return ArraySink(target, self._naming, self._borrow)
+
+    # -- arrays on a GPU that the receiver shares ----------------------------------------------------------------------
+
+    def _lend(self, adapted: Adapted, dst: int, deadline: Deadline) -> Loan | None:
+        """Offers an array to the rank that it is sent to; None if it has to go through the host."""
+        loans = self._loans
+        if adapted.empty is None or loans is None or dst == self.rank or adapted.array.nbytes <= LENT_FROM:
+            return None
+        return loans.offer(adapted.array) if adapted.array.ready.wait(deadline) else None
+
+    def _start_lending(
+        self, adapted: Adapted, loan: Loan, dst: int, tag: int, deadline: Deadline
+    ) -> tuple[PendingTransfer, Receive]:
+        """Sends the offer. Returns that, and the receive of the answer."""
+        number = loan.offer.word
+        description = Lent(adapted.description.pack(), number, msgspec.msgpack.encode(loan.offer)).pack()
+        taken = self._messages.post(dst, MAX_TAG + 1 + number, BufferSink(memoryview(bytearray())))
+        try:
+            with naming_limits():
+                outgoing = self._messages.start_send(dst, FrameKind.LENT, tag, description, [], deadline)
+        except BaseException:
+            self._messages.withdraw(taken)
+            raise
+        return outgoing, taken
+
+    def _send_lent(
+        self, adapted: Adapted, loan: Loan, dst: int, tag: int, deadline: Deadline, async_op: bool
+    ) -> Work[None] | None:
+        entry = self._journal.begin(_to("send", dst, tag), dst, adapted.array.nbytes, posted=async_op)
+        try:
+            outgoing, taken = self._start_lending(adapted, loan, dst, tag, deadline)
+            if async_op:
+                return self._in_background(entry, taken, deadline, [dst], loan.end, loan.revoke, first=outgoing)
+            self._complete(entry, [outgoing, taken], deadline, [dst])
+        except BaseException:
+            loan.revoke()
+            entry.end(failed=True)
+            raise
+        loan.end()
+        return None
+
+    def _exchange_lent(
+        self,
+        entry: Entry,
+        adapted: Adapted,
+        loan: Loan,
+        dst: int,
+        tag: int,
+        receive: Receive,
+        sink: AnySink,
+        src: int | None,
+        deadline: Deadline,
+    ) -> Any:
+        """`sendrecv` of an array that is lent: what comes is taken before the answer is waited for, as others do."""
+        lane, taken = self._messages, None
+        try:
+            outgoing, taken = self._start_lending(adapted, loan, dst, tag, deadline)
+            self._complete(entry, [outgoing, receive], deadline, self._sources(src), ends=False)
+            result = self._received(receive, sink, src)
+            self._complete(entry, [taken], deadline, [dst])
+        except BaseException as error:
+            # What came does not fit, which is no reason to cut short what is sent.
+            if taken is not None and isinstance(error, UsageError):
+                lane.wait([taken], deadline)
+            if taken is None or lane.withdraw(taken) or taken.error is not None:
+                loan.revoke()
+            raise
+        loan.end()
+        return result
+
+    def _borrow(self, envelope: Envelope, lent: Lent, target: Any) -> None:
+        """Takes an array that was lent. The sender hears of it, however it ends.
+
+        Raises:
+            ChannelClosed: The sender has given it up.
+            PeerLost: It has ended, and its memory with it.
+            CudaError: Its memory cannot be opened.
+        """
+        from ...cuda.driver import CudaError  # most programs have no GPU
+        from ...cuda.lending import ArrayOffer, Revoked
+
+        try:
+            loans = self._loans
+            while loans is None:  # the sender's collective, in which all agreed, has ended before this rank's
+                self._check()
+                time.sleep(AGREED_WAIT)
+                loans = self._loans
+            loans.take(msgspec.msgpack.decode(lent.offer, type=ArrayOffer), target, target.nbytes)
+        except Revoked:
+            raise ChannelClosed(self._naming(envelope), "it gave up sending this array before it was taken") from None
+        except CudaError as error:  # it may have ended, and its memory with it
+            raise self._messages.await_error(CAUSE_WAIT) or error from None
+        finally:
+            self._say_taken(envelope, lent)
+
+    def _say_taken(self, envelope: Envelope, lent: Lent) -> None:
+        lane, deadline = self._messages, Deadline(self._timeout)
+        with contextlib.suppress(PhalanxError):  # the sender is gone, and waits for no answer
+            src = lane.source_of(envelope)
+            answer = lane.start_send(src, FrameKind.TAKEN, MAX_TAG + 1 + lent.number, b"", [], deadline)
+            lane.move_in_background(answer, deadline, lambda: None)
+
+    def _dismiss(self, operation: PendingTransfer) -> None:
+        """Answers the sender of an array that was lent to a receive that does not take it."""
+        envelope = operation.envelope if isinstance(operation, Receive) and operation.error is not None else None
+        if envelope is not None and envelope.kind is FrameKind.LENT:
+            with contextlib.suppress(ProtocolError):
+                self._say_taken(envelope, Lent.parse(envelope.description))
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _check_target(self, dst: int, tag: int) -> tuple[int, int]:
         self._check()
@@ -565,9 +711,19 @@ class PointToPoint(GroupCore):
         return Received(data, self._messages.source_of(receive.envelope), receive.envelope.tag)
 
     def _complete(
-        self, entry: Entry, operations: list[PendingTransfer], deadline: Deadline, waiting: list[int]
+        self,
+        entry: Entry,
+        operations: list[PendingTransfer],
+        deadline: Deadline,
+        waiting: list[int],
+        *,
+        ends: bool = True,
     ) -> None:
-        """Waits in the caller's thread. Whatever is not done at the end is taken back."""
+        """Waits in the caller's thread. Whatever is not done at the end is taken back.
+
+        Args:
+            ends: False if the call goes on if all goes well.
+        """
         lane = self._messages
         done = False
         try:
@@ -580,6 +736,8 @@ class PointToPoint(GroupCore):
                         self._wait(rest, deadline, waiting)
             finally:  # also after Ctrl-C: nothing may be written to the caller's memory later
                 expired = [operation for operation in operations if lane.withdraw(operation)]
+            for operation in operations:
+                self._dismiss(operation)
             failed = next((operation.error for operation in operations if operation.error is not None), None)
             if failed is not None:
                 raise self._failure(failed, entry)
@@ -587,7 +745,8 @@ class PointToPoint(GroupCore):
                 raise self._message_timed_out(entry, expired[0], deadline, waiting)
             done = True
         finally:
-            entry.end(failed=not done)
+            if ends or not done:
+                entry.end(failed=not done)
 
     def _wait(self, operations: list[PendingTransfer], deadline: Deadline, waiting: list[int]) -> None:
         """Waits until all are done, one has failed, or the deadline has passed.
@@ -602,20 +761,35 @@ class PointToPoint(GroupCore):
                 raise trouble
 
     def _in_background(
-        self, entry: Entry, operation: PendingTransfer, deadline: Deadline, waiting: list[int], result: Any
+        self,
+        entry: Entry,
+        operation: PendingTransfer,
+        deadline: Deadline,
+        waiting: list[int],
+        result: Callable[[], Any],
+        on_failure: Callable[[], None] = lambda: None,
+        first: PendingTransfer | None = None,
     ) -> Work[Any]:
-        """Returns at once; the lane's own thread goes on unless the caller waits."""
+        """Returns at once; the lane's own thread goes on unless the caller waits.
+
+        Args:
+            on_failure: Called before the program hears of a failure.
+            first: What has to be done before the operation can be.
+        """
         lane = self._messages
+        operations = [operation] if first is None else [first, operation]
 
         def wait(until: Deadline) -> None:
             entry.show_message()
-            lane.wait([operation], until)
+            lane.wait(operations, until)
 
         work: Work[Any] = Work(entry.name, deadline, drive=wait)
 
         def finished() -> None:
             entry.end(failed=operation.error is not None)
             if operation.error is not None:
+                self._dismiss(operation)
+                on_failure()
                 work._finish(error=self._failure(operation.error, entry))
                 return
             try:
@@ -627,12 +801,20 @@ class PointToPoint(GroupCore):
             if lane.withdraw(operation):
                 operation.complete(self._message_timed_out(entry, operation, deadline, waiting))
 
+        def first_done() -> None:
+            if first is not None and first.error is not None and lane.withdraw(operation):
+                operation.complete(first.error)
+
         operation.on_done(finished)
         try:
             with naming_limits():
+                if first is not None:
+                    first.on_done(first_done)
+                    lane.move_in_background(first, deadline, lambda: None)
                 lane.move_in_background(operation, deadline, expire)
         except BaseException:  # Ctrl-C, or no more threads: no caller will ever wait for this operation
-            lane.withdraw(operation)
+            for one in operations:
+                lane.withdraw(one)
             raise
         return work
 

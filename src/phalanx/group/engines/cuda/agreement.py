@@ -44,6 +44,7 @@ class DeviceSharing:
         self, known: CudaDriver, device: int, host: SegmentEngine, *, executes: bool, word: int, process: int
     ) -> None:
         assert core is not None
+        self.executes = executes
         self._driver = known
         self._device = device
         self._word = word
@@ -63,6 +64,7 @@ class DeviceSharing:
             closed=word,
             short_bytes=routing.SHORT,
             short_if_busy=routing.SHORT_IF_BUSY,
+            short_if_closed=routing.SHORT_IF_CLOSED,
             slice_seconds=routing.SLICE,
             load_kernels=lambda: kernels_of(known, device),
             error_of=lambda function, code: _error_of(known, function, code),
@@ -87,13 +89,13 @@ def agree(running: RunningCollective, host: SegmentEngine, device: int) -> Devic
     word, handle = _new_word(known, device, running) if host.rank == EXECUTOR else (0, b"")
     try:
         hello = _HELLO.pack(known.device_uuid(device), os.getpid(), handle)
-        everyone = [_HELLO.unpack(words) for words in _tell_all(running, host, hello)]
+        everyone = [_HELLO.unpack(words) for words in host.tell_all(running, hello)]
         _, process, handle = everyone[EXECUTOR]
         one_gpu = len({uuid for uuid, _, _ in everyone}) == 1 and bool(handle.strip(b"\0"))
         if one_gpu and host.rank != EXECUTOR:
             with contextlib.suppress(CudaError), known.using(device):
                 word = known.open(handle)
-        executes = b"\0" not in _tell_all(running, host, bytes([one_gpu and bool(word)]))
+        executes = b"\0" not in host.tell_all(running, bytes([one_gpu and bool(word)]))
         made = DeviceSharing(known, device, host, executes=executes, word=word, process=process)
     except BaseException:
         _release(known, device, word, own=host.rank == EXECUTOR)
@@ -128,9 +130,3 @@ def _error_of(known: CudaDriver, function: str, code: int) -> PhalanxError:
     if not function:
         return PhalanxError("another rank has given up a collective of this group")
     return known.error_of(function, code)
-
-
-def _tell_all(running: RunningCollective, host: SegmentEngine, word: bytes) -> list[bytes]:
-    words = np.zeros(host.size * len(word), np.uint8)
-    host.all_gather(running, np.frombuffer(word, np.uint8), words, [len(word)] * host.size)
-    return [words[at : at + len(word)].tobytes() for at in range(0, words.size, len(word))]

@@ -19,13 +19,15 @@ from ....backends.base import GpuChoice
 from ....backends.lane import Lane
 from ....cuda.arrays import DeviceArray
 from ....cuda.driver import driver
-from ....cuda.host_copies import host_copies
+from ....cuda.host_copies import host_address, host_copies
+from ....cuda.lending import Loans
 from ....cuda.nccl import nccl
 from ....errors import UnsupportedOp
 from ...data.reduction import Reduction
 from ...fast_path import AnyFastPath, FastPathMaker
 from ...outcomes import DeadlinePassed
 from ...running_collective import RunningCollective
+from ...tracking.fingerprint import kind_of
 from ..base import Engine, Flat, Parts, Receive
 from ..segment import DONE, SegmentEngine
 from .agreement import DeviceSharing, agree
@@ -60,11 +62,20 @@ class DeviceEngine(Engine):
         self._choice = choice
         self._placement = Placement(1, False) if self.size == 1 and choice in ("auto", "ucc") else None
         self._sharing: DeviceSharing | None = None
+        self._loans: Loans | None = None
+        self._takes_all = False
+        """True if the core takes all arrays on a GPU, also from the fast path."""
+        self._asked = False
+        """True once this rank, as the root of a scatter, has asked whether the others could share a GPU."""
         self._nccl: NcclCollectives | None = None
 
     @property
     def for_host(self) -> Engine:
         return self._host
+
+    @property
+    def loans(self) -> Loans | None:
+        return self._loans if self._sharing is not None and self._sharing.executes else None
 
     def open_fast_path(self, maker: FastPathMaker) -> AnyFastPath | None:
         return self._host.open_fast_path(maker)
@@ -80,6 +91,8 @@ class DeviceEngine(Engine):
         self._staging.close()
         if self._nccl is not None:
             self._nccl.close()
+        if self._loans is not None:
+            self._loans.close()
         if self._sharing is not None:
             if isinstance(self._host, SegmentEngine):
                 self._host.use_device(None)
@@ -146,17 +159,34 @@ class DeviceEngine(Engine):
             self._move(running, source, source if target is None else target)
             return
         assert isinstance(self._host, SegmentEngine), "the ranks share memory"
-        for array in (source,) if target is None else (source, target):
-            if not array.ready.wait(running.deadline):
-                raise DeadlinePassed([self.rank])
-        if self._sharing is None:
-            self._sharing = agree(running, self._host, source.device)
-            if self._placement is None or nccl_obstacle(self._placement) is not None:
-                self._host.use_device(self._sharing.collectives)  # it takes all arrays from then on
-        core = self._sharing.collectives
+        self._wait_for(running, source, target)
+        core = self._shared(running, self._host, source.device).collectives
         outcome = operation(core)(*arguments, running.fingerprint, running.deadline.at)
+        self._check(core, outcome)
+
+    def _wait_for(self, running: RunningCollective, *arrays: Any) -> None:
+        """Waits until those of the arrays that lie on a GPU are computed.
+
+        Raises:
+            DeadlinePassed: They were not, in time.
+        """
+        for array in arrays:
+            if isinstance(array, DeviceArray) and not array.ready.wait(running.deadline):
+                raise DeadlinePassed([self.rank])
+
+    def _check(self, core: DeviceCollectives, outcome: int) -> None:
         if outcome != DONE:
             self._host.raise_failure(outcome, core.blamed(outcome), None)
+
+    def _shared(self, running: RunningCollective, host: SegmentEngine, device: int) -> DeviceSharing:
+        """How the ranks share a GPU; the first operation there finds it out."""
+        if self._sharing is None:
+            self._sharing = agree(running, host, device)
+            self._takes_all = self._placement is None or nccl_obstacle(self._placement) is not None
+            if self._takes_all:
+                host.use_device(self._sharing.collectives)
+            self._loans = Loans(device)
+        return self._sharing
 
     def _move(self, running: RunningCollective, source: DeviceArray, target: DeviceArray) -> None:
         """Any of these operations of a rank that is alone.
@@ -280,7 +310,16 @@ class DeviceEngine(Engine):
             self._staging.store(running, everyone)
 
     def scatter(self, running: RunningCollective, source: Any, target: Any, src: int, counts: Sequence[int]) -> None:
-        whole = self._staging.load(running, source).flat if isinstance(source, DeviceArray) else source
+        if self._sharing is not None and self._takes_all:
+            core = self._sharing.collectives
+            self._wait_for(running, source, target)
+            sizes = [count * target.itemsize for count in counts]
+            arrays = _either(source), _either(target)
+            outcome = core.scatter(*arrays, sizes, src, running.fingerprint, running.deadline.at)
+            self._check(core, outcome)
+            return
+        staged = self._staging.load(running, source) if isinstance(source, DeviceArray) else None  # kept to the end
+        whole = source if staged is None else staged.flat
         if not isinstance(target, DeviceArray):
             self._host.scatter(running, whole, target, src, counts)
             return
@@ -289,6 +328,45 @@ class DeviceEngine(Engine):
         self._staging.store(running, part)
 
     def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        if self._sharing is not None and self._takes_all:
+            self._scatter_in_core(running, self._sharing.collectives, parts, src, receive)
+            return
+        may_ask = self._choice in ("auto", "ucc") and isinstance(self._host, SegmentEngine)
+        asks = may_ask and parts is not None and isinstance(parts.flat, DeviceArray) and not self._asked
+        self._asked = self._asked or asks
+        mine: list[Any] = [] if parts is None else [parts.flat]
+
+        def received(words: bytes) -> Any:
+            mine.append(receive(words))
+            return mine[-1]
+
+        asked = self._scatter_staged(running, parts, src, received, asks=asks)
+        if not asked:
+            return
+        assert isinstance(self._host, SegmentEngine), "others are not asked"
+        devices = [array.device for array in mine if isinstance(array, DeviceArray)]
+        answers = self._host.tell_all(running, bytes([may_ask and len(devices) == len(mine)]))
+        if bytes(1) not in answers and self._way(running, "scatter", mine[0]) in (Way.EXECUTOR, Way.BOUNCE):
+            self._shared(running, self._host, devices[0])
+
+    def _scatter_in_core(
+        self, running: RunningCollective, core: DeviceCollectives, parts: Parts | None, src: int, receive: Receive
+    ) -> None:
+        source: Any = None if parts is None else parts.flat
+        self._wait_for(running, source)
+        kind, words = (0, b"") if parts is None else (kind_of("scatter", parts.dtype, ""), parts.description)
+        fingerprint, deadline = running.fingerprint, running.deadline.at
+        outcome, told = core.tell_parts(_either(source), kind, words, src, fingerprint, deadline)
+        self._check(core, outcome)
+        target = receive(told)
+        self._wait_for(running, target)
+        outcome = core.take_part(_either(source), _either(target), src, fingerprint, deadline)
+        self._check(core, outcome)
+
+    def _scatter_staged(
+        self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive, *, asks: bool
+    ) -> bool:
+        """Through the memory of the host. True if the root asks whether the ranks could share a GPU."""
         targets = []
         whole = None
         if parts is not None and isinstance(parts.flat, DeviceArray):
@@ -303,9 +381,14 @@ class DeviceEngine(Engine):
             targets.append(self._staging.empty(target))
             return targets[0].flat
 
-        self._host.scatter_equal(running, parts, src, receive_on_host)
+        asked = False
+        if isinstance(self._host, SegmentEngine):
+            asked = self._host.scatter_and_ask(running, parts, src, receive_on_host, asks=asks)
+        else:
+            self._host.scatter_equal(running, parts, src, receive_on_host)
         for staged in targets:
             self._staging.store(running, staged)
+        return asked
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
         self._host.scan(running, flat, reduction, exclusive=exclusive)
@@ -327,3 +410,12 @@ class DeviceEngine(Engine):
         staged, received = self._staging.load(running, source), self._staging.empty(target)
         self._host.all_to_all(running, staged.flat, received.flat, sizes)
         self._staging.store(running, received)
+
+
+def _either(array: Any) -> tuple[int, int, int]:
+    """An array as the core takes those of a scatter: where it lies on a GPU, or else on the host, and its bytes."""
+    if array is None:
+        return 0, 0, 0
+    if isinstance(array, DeviceArray):
+        return array.address, 0, array.nbytes
+    return 0, host_address(array), array.nbytes
