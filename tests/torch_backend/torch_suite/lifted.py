@@ -8,6 +8,7 @@ nothing here may begin to use CUDA.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import inspect
@@ -35,10 +36,11 @@ ON_ONE_GPU = [
     (rf"\bdevice(_id)? = {RANK}$", r"device\1 = 0"),
     (rf"\bdevice_ids=\[{RANK}\]", "device_ids=[0]"),
     (rf"\boutput_device={RANK}\b", "output_device=0"),
-    (rf"\b(set_device|Stream|torch\.device|ToyModel)\({RANK}\)", r"\1(0)"),
+    (rf"\b(set_device|Stream|torch\.device|MyModel)\({RANK}\)", r"\1(0)"),
     (rf'f"cuda:\{{{RANK}:d\}}"', '"cuda:0"'),
     (r"\bgpus = \[rank\]", "gpus = [0]"),
     (r"\bnew_group\(gpus\)", "new_group(list(range(world_size)))"),
+    (r'\bnew_group\(ranks=\[0, 1\], backend="nccl"\)', "new_group(ranks=[0, 1])"),
     (rf"\.device\.index, {RANK}\)", ".device.index, 0)"),
     (r'get\("device_ids"\), str\(rank\)', 'get("device_ids"), "0"'),
     (r'get\("output_device"\), rank\)', 'get("output_device"), 0)'),
@@ -50,6 +52,10 @@ LIFTED = re.compile(
 )
 """Why torch skips a test for all backends but some, where others may be able to do it."""
 _IS_AVAILABLE, _DEVICE_COUNT = torch.cuda.is_available, torch.cuda.device_count
+NOT_INITIALIZED = 3
+"""The driver's answer before its first use."""
+TO_SAY_SO = 8.0
+"""Seconds in which the ranks of a test that hangs say where they are."""
 MANY = 4
 """Ranks of a test that is for more than two."""
 
@@ -68,18 +74,24 @@ class LikeGloo(str):
     __hash__ = str.__hash__
 
 
-def load(backend: str, device: str) -> type[unittest.TestCase]:
-    """The suite for a backend and a device: a class whose tests start their ranks themselves."""
+def load(backend: str, device: str, limit: float = 60.0) -> type[unittest.TestCase]:
+    """The suite for a backend and a device: a class whose tests start their ranks themselves.
+
+    Args:
+        limit: Seconds for a test; a little earlier it says where its ranks are.
+    """
     # The decorators see the name of Gloo, and two ranks; each test gets its own number later.
     os.environ.update(BACKEND="gloo", WORLD_SIZE="2")
     # To ask CUDA makes it unusable in processes that are forked then: torch's modules find none, the ranks do.
     torch.cuda.is_available, torch.cuda.device_count = lambda: False, lambda: 0
     common = importlib.import_module("torch.testing._internal.common_distributed")
-    importlib.import_module("torch.testing._internal.common_device_type")  # each test would, which takes a second
     _lift(common)
     for backends in common.DistTestCases.backend_feature.values():
         backends.add(backend)
+    common.TIMEOUT_DEFAULT = max(5.0, limit - TO_SAY_SO)
     suite = _rewritten()
+    if device == "cuda":
+        _check_driver()
     suite.BACKEND = LikeGloo(backend)
     os.environ["BACKEND"] = backend
     if backend != "gloo":
@@ -128,6 +140,7 @@ def _lift(common: Any) -> None:
     utils = common.common_utils
     skip_if = utils.skip_but_pass_in_sandcastle_if
     utils.skip_but_pass_in_sandcastle_if = lambda skipped, reason: skip_if(skipped and not LIFTED.match(reason), reason)
+    utils.check_if_enable = lambda _test: None  # to read a list of torch's, it would begin with CUDA
     common.skip_if_no_gpu = lambda test: test
     common.skip_if_small_worldsize = _for_ranks(MANY)
     common.skip_if_lt_x_gpu = lambda count, **_: _for_ranks(MANY if count > 2 else 2)
@@ -167,8 +180,18 @@ def _rewritten() -> Any:
     module.__file__ = spec.origin
     module.require_world_size = module.require_exact_world_size = _for_ranks
     sys.modules[MODULE] = module
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def _check_driver() -> None:
+    """Makes sure that this process has not begun to use CUDA.
+
+    Raises:
+        RuntimeError: It has, through a module that was imported.
+    """
+    if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED:
+        raise RuntimeError("what was imported has begun to use CUDA, so no rank can be forked from here")
 
 
 def _check_values(suite: Any) -> None:

@@ -65,7 +65,7 @@ def main() -> None:
     folder, order = Path(given["folder"]), Order(**given["order"])
     from .lifted import is_for_gpu, load
 
-    suite = load(order.backend, order.device)
+    suite = load(order.backend, order.device, order.limit)
     names = [name for name in unittest.TestLoader().getTestCaseNames(suite) if re.search(order.only, name)]
     for_gpu = {name for name in names if is_for_gpu(getattr(suite, name))}
     if order.device == "cpu":
