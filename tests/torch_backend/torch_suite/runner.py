@@ -65,6 +65,7 @@ def main() -> None:
     folder, order = Path(given["folder"]), Order(**given["order"])
     from .lifted import is_for_gpu, load
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no test outlives this process
     suite = load(order.backend, order.device, order.limit)
     names = [name for name in unittest.TestLoader().getTestCaseNames(suite) if re.search(order.only, name)]
     for_gpu = {name for name in names if is_for_gpu(getattr(suite, name))}
@@ -78,23 +79,28 @@ def _run_all(suite: Any, names: list[str], order: Order, folder: Path) -> dict[s
     found: dict[str, dict[str, Any]] = {}
     running: dict[int, tuple[str, float]] = {}
     begun, waiting = time.monotonic(), names[::-1]
-    while waiting or running:
-        while waiting and len(running) < order.jobs and time.monotonic() - begun < order.seconds:
-            name = waiting.pop()
-            running[_fork(suite, name, folder)] = name, time.monotonic()
-        if not running:
-            break
-        for pid, (name, start) in list(running.items()):
-            late = time.monotonic() - start > order.limit
-            if not late and os.waitpid(pid, os.WNOHANG) == (0, 0):
-                continue
+    try:
+        while waiting or running:
+            while waiting and len(running) < order.jobs and time.monotonic() - begun < order.seconds:
+                name = waiting.pop()
+                running[_fork(suite, name, folder)] = name, time.monotonic()
+            if not running:
+                break
+            for pid, (name, start) in list(running.items()):
+                late = time.monotonic() - start > order.limit
+                if not late and os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # also ranks that are left
+                if late:
+                    os.waitpid(pid, 0)
+                del running[pid]
+                found[name] = {**_outcome(name, folder, late), "seconds": round(time.monotonic() - start, 1)}
+            time.sleep(0.02)
+    finally:
+        for pid in running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # also ranks that are left
-            if late:
-                os.waitpid(pid, 0)
-            del running[pid]
-            found[name] = {**_outcome(name, folder, late), "seconds": round(time.monotonic() - start, 1)}
-        time.sleep(0.02)
+                os.killpg(pid, signal.SIGKILL)
     return found
 
 
@@ -107,6 +113,7 @@ def _fork(suite: Any, name: str, folder: Path) -> int:
         return pid
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         out = os.open(folder / f"{name}.told", os.O_WRONLY | os.O_CREAT)
         os.dup2(out, 1)
         os.dup2(out, 2)
