@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from .runner import Order, run
 
+LOGGED = re.compile(r"^\[rank\d+\]:\S+ \S+ \d+ \S+\] ?")
+"""What torch's log puts before each line of a rank."""
 MEANT = {"failed", "crashed", "late"}
 
 
@@ -41,7 +44,9 @@ def main() -> int:
         theirs = found[args.baseline] = run(order._replace(backend=args.baseline, first=first))
         _tell(args.baseline, theirs)
         worse = [name for name in first if theirs.get(name, {}).get("outcome") == "passed"]
-        print(f"{len(worse)} tests pass on {args.baseline} and not on {args.backend}", *worse, sep="\n  ")
+        both = [name for name in found[args.backend] if theirs.get(name, {}).get("outcome") == "passed"]
+        run_on_both = f"{len(both)} tests that pass on {args.baseline} were run on {args.backend}"
+        print(f"{run_on_both}; not passed: {len(worse)}", *worse, sep="\n  ")
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1))
     return bool(worse)
@@ -57,7 +62,7 @@ def _tell(backend: str, results: dict[str, dict[str, Any]]) -> None:
 
 def _last_words(told: str) -> str:
     """The line that most likely says what went wrong."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    lines = [LOGGED.sub("", line).strip() for line in told.splitlines() if LOGGED.sub("", line).strip()]
     errors = [line for line in lines if line.split(":")[0].split(" ")[0].endswith(("Error", "Exception"))]
     return (errors or lines or ["nothing"])[-1][:200]
 
