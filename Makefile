@@ -173,6 +173,11 @@ elastic-soak: elastic
 chaos hostile fuzz scale groups calls saves elastic:
 	@$(PY) -m tests.soak.$@ $(ARGS)
 
+# On a GPU: DEVICE=cuda, with the environment's own torch, a CUDA build.
+.PHONY: torch-suite
+torch-suite: $(VENV)/.suite ## torch's own tests of a backend: does all that passes on Gloo pass on Phalanx? Minutes
+	@$(PY) -W ignore -m tests.torch_backend.torch_suite --device $(or $(DEVICE),cpu) $(ARGS)
+
 .PHONY: parallelisms
 parallelisms: $(VENV)/.torch ## everything that torch builds on a process group, with 4 ranks: the same losses as on Gloo?
 	@mkdir -p build
@@ -324,6 +329,11 @@ $(VENV)/.jax: | $(VENV)/.test
 	$(SAY) "JAX"
 	@$(INSTALL) --only-binary :all: jax \
 	    || echo "note: there is no JAX for this Python; tests that need it are skipped"
+	@touch $@
+
+$(VENV)/.suite: | $(VENV)/.torch
+	$(SAY) "what torch's own tests need"
+	@$(INSTALL) expecttest
 	@touch $@
 
 $(VENV)/.notebook: | $(VENV)/.test

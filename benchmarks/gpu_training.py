@@ -85,7 +85,9 @@ def torch_pipeline(stage: Stage, rank: int, ranks: int) -> Any:
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = []
         last = rank == ranks - 1
-        schedule.step(*([inputs] if rank == 0 else []), **({"target": targets, "losses": losses} if last else {}))
+        # torch finds out what the inputs are like on no device, where views lose their gaps, and wants the same here.
+        first = [inputs.contiguous()] if rank == 0 else []
+        schedule.step(*first, **({"target": targets, "losses": losses} if last else {}))
         return torch.stack(losses).mean() * ranks if last else torch.zeros((), device="cuda")
 
     return step

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
 from .base import SLICE, GroupBase
@@ -31,9 +32,11 @@ class TorchAllToAll(GroupBase):
         timeout: Any = None,
     ) -> Any:
         """Sends the j-th part of a tensor to rank j. The parts may be of any size."""
-        if not output.is_cpu:
-            return self._on(output, "all_to_all_single")(output, input, output_split_sizes, input_split_sizes, opts)
         request = OperationRequest(opts, timeout=timeout)
+        if not output.is_cpu:
+            return self._on(output, "all_to_all_single")(
+                output, input, output_split_sizes, input_split_sizes, request.options(c10d.AllToAllOptions)
+            )
         check_alike("all_to_all", [output, input])
         sending, receiving = list(input_split_sizes), list(output_split_sizes)
         group = self.group
@@ -67,9 +70,9 @@ class TorchAllToAll(GroupBase):
     @visible
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Sends the j-th tensor to rank j. They may be of any size."""
-        if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0], "alltoall")(outputs, inputs, opts)
         request = OperationRequest(opts, timeout=timeout)
+        if outputs and not outputs[0].is_cpu:
+            return self._on(outputs[0], "alltoall")(outputs, inputs, request.options(c10d.AllToAllOptions))
         group = self.group
         for tensors in (outputs, inputs):
             check_alike("all_to_all", tensors, count=group.world_size)

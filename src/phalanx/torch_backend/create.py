@@ -21,7 +21,7 @@ from ..frames import hides_frames
 from ..group import Group
 from ..group.tracking import call_site
 from ..world import close_at_exit
-from . import functional, rendezvous, shrinking
+from . import functional, joining, rendezvous, shrinking
 from .errors import translated
 from .process_group import PhalanxProcessGroup, part_of
 
@@ -54,6 +54,7 @@ def create(options: Any, backend_options: Any = None) -> PhalanxProcessGroup:
         ConfigError: It cannot, as it was asked for.
     """
     functional.register()
+    joining.register()
     shrinking.register()
     rank, size = options.group_rank, options.group_size
     try:

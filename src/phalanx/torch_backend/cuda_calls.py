@@ -22,8 +22,9 @@ from ..errors import UsageError
 from .message_work import MessageWork
 from .reduce_ops import Combining, combining
 from .request import OperationRequest, only
+from .sparse import all_reduce_sparse
 from .tensor_lists import check_alike
-from .tensors import OTHER_DTYPES, in_place
+from .tensors import OTHER_DTYPES, in_place, is_sparse
 from .visible import OLDER_NAMES
 from .work import Job
 
@@ -58,6 +59,8 @@ class CudaCalls:
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         tensor, request = only(tensors, "all_reduce"), OperationRequest(opts)
+        if is_sparse(tensor):
+            return self._issue(lambda seconds: self._all_reduce_sparse(tensor, request, seconds), request, [tensor])
         how = self._combining(request, tensor)
         return self._issue(lambda seconds: self._all_reduce(tensor, how, seconds), request, [tensor])
 
@@ -333,6 +336,13 @@ class CudaCalls:
         with _flattened(target, write=True) as flat:
             self._group.all_reduce(flat, how.name, timeout=seconds)
         _divide(target, how)
+
+    def _all_reduce_sparse(self, tensor: Any, request: OperationRequest, seconds: float | None) -> None:
+        """Through the memory of the host: how many entries there are is known by then only."""
+        host = tensor.detach().cpu()
+        all_reduce_sparse(self._group, host, request.op, seconds)
+        with torch.no_grad():  # as on the CPU
+            tensor.copy_(host)
 
     def _reduce_scatter(self, output: Any, values: Any, how: Combining, seconds: float | None) -> None:
         if how.factor is not None:

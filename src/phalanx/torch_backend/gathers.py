@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
 from .base import SLICE
@@ -37,7 +38,7 @@ class TorchGathers(TorchReductions):
         if array is not None:
             return self._issue(lambda seconds: group.broadcast(array, src, timeout=seconds), request, [tensor])
         if not tensor.is_cpu:
-            return self._on(tensor, "broadcast")(tensors, opts)
+            return self._on(tensor, "broadcast")(tensors, request.options(c10d.BroadcastOptions))
 
         def job(seconds: float | None) -> None:
             memory = in_place(tensor)
@@ -51,9 +52,9 @@ class TorchGathers(TorchReductions):
     @visible
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Any:  # noqa: A002
         """The tensors of all ranks in one tensor, on every rank."""
-        if not output.is_cpu:
-            return self._on(output, "all_gather_single")(output, input, opts)
         request = OperationRequest(opts, timeout=timeout)
+        if not output.is_cpu:
+            return self._on(output, "all_gather_single")(output, input, request.options(c10d.AllgatherOptions))
         self._check_parts("all_gather", output, input)
         return self._issue(self._all_gather_job(output, input), request, [output], output.nbytes)
 
@@ -62,7 +63,9 @@ class TorchGathers(TorchReductions):
         """`all_gather_single` of many tensors."""
         request = OperationRequest(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0], "all_gather_single_coalesced")(outputs, inputs, opts)
+            return self._on(outputs[0], "all_gather_single_coalesced")(
+                outputs, inputs, request.options(c10d.AllgatherOptions)
+            )
         jobs = []
         for output, part in zip(outputs, inputs, strict=True):
             self._check_parts("all_gather", output, part)
@@ -74,9 +77,9 @@ class TorchGathers(TorchReductions):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """The tensors of all ranks, each in a tensor of its own, on every rank. They may differ in size."""
         tensor = only(inputs, "all_gather")
-        if not tensor.is_cpu:
-            return self._on(tensor, "allgather")(outputs, inputs, opts)
         request = OperationRequest(opts, timeout=timeout)
+        if not tensor.is_cpu:
+            return self._on(tensor, "allgather")(outputs, inputs, request.options(c10d.AllgatherOptions))
         targets = only(outputs, "all_gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
         return self._issue(self._all_gather_list_job(targets, tensor), request, list(targets), tensor.nbytes)
 
@@ -85,7 +88,7 @@ class TorchGathers(TorchReductions):
         """`allgather` of many tensors: `outputs[r][i]` is the i-th of rank r."""
         request = OperationRequest(opts, timeout=timeout)
         if inputs and not inputs[0].is_cpu:
-            return self._on(inputs[0], "allgather_coalesced")(outputs, inputs, opts)
+            return self._on(inputs[0], "allgather_coalesced")(outputs, inputs, request.options(c10d.AllgatherOptions))
         if len(outputs) != self.group.world_size:
             raise UsageError(
                 f"all_gather_coalesced: got {len(outputs)} lists of outputs (expected "
@@ -160,9 +163,9 @@ class TorchGathers(TorchReductions):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The tensors of all ranks, each in a tensor of its own, on one rank."""
         tensor = only(inputs, "gather")
-        if not tensor.is_cpu:
-            return self._on(tensor, "gather")(outputs, inputs, opts)
         request = OperationRequest(opts, timeout=timeout, root=root)
+        if not tensor.is_cpu:
+            return self._on(tensor, "gather")(outputs, inputs, request.options(c10d.GatherOptions))
         targets: Any = []
         if request.root == self.group.rank:
             targets = only(outputs, "gather") if outputs and isinstance(outputs[0], (list, tuple)) else outputs
@@ -193,9 +196,9 @@ class TorchGathers(TorchReductions):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The r-th tensor of one rank to rank r."""
         output = only(outputs, "scatter")
-        if not output.is_cpu:
-            return self._on(output, "scatter")(outputs, inputs, opts)
         request = OperationRequest(opts, timeout=timeout, root=root)
+        if not output.is_cpu:
+            return self._on(output, "scatter")(outputs, inputs, request.options(c10d.ScatterOptions))
         parts: Any = []
         if request.root == self.group.rank:
             parts = only(inputs, "scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs

@@ -86,7 +86,10 @@ class TorchMessages(GroupBase):
         Raises:
             As `send`.
         """
-        return self._noted(self._receive(only(tensors, "recv"), None, tag))
+        tensor = only(tensors, "recv")
+        if not tensor.is_cpu:
+            return self._on(tensor, "recv_anysource")(tensors, tag)
+        return self._noted(self._receive(tensor, None, tag))
 
     def shutdown(self) -> None:
         """Begins what is still in line, and ends the threads for messages."""

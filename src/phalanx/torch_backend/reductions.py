@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
 from ..types import Op
@@ -40,7 +41,7 @@ class TorchReductions(GroupBase):
             size = array.nbytes
             return self._issue(lambda seconds: group.all_reduce(array, name, timeout=seconds), request, [tensor], size)
         if not tensor.is_cpu:
-            return self._on(tensor, "allreduce")(tensors, opts)
+            return self._on(tensor, "allreduce")(tensors, request.options(c10d.AllreduceOptions))
         if is_sparse(tensor):
             return self._issue(lambda seconds: all_reduce_sparse(group, tensor, request.op, seconds), request, [tensor])
         return self._issue(lambda seconds: self._all_reduce(tensor, how, seconds), request, [tensor])
@@ -59,7 +60,7 @@ class TorchReductions(GroupBase):
         if not tensors:
             raise UsageError("all_reduce_coalesced: there are no tensors")
         if not tensors[0].is_cpu:
-            return self._on(tensors[0], "allreduce_coalesced")(tensors, opts)
+            return self._on(tensors[0], "allreduce_coalesced")(tensors, request.options(c10d.AllreduceCoalescedOptions))
         hows = [combining(request.op, tensor.dtype, self.group.world_size) for tensor in tensors]
 
         def job(seconds: float | None) -> None:
@@ -82,9 +83,9 @@ class TorchReductions(GroupBase):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int = 0) -> Any:
         """The reduction of all ranks' tensors, on one rank; the others' stay as they are."""
         tensor = only(tensors, "reduce")
-        if not tensor.is_cpu:
-            return self._on(tensor, "reduce")(tensors, opts)
         request = OperationRequest(opts, timeout=timeout, op=op, root=root)
+        if not tensor.is_cpu:
+            return self._on(tensor, "reduce")(tensors, request.options(c10d.ReduceOptions))
         dst, mine = request.root, request.root == self.group.rank
         how = combining(request.op, tensor.dtype, self.group.world_size)
 
@@ -109,10 +110,10 @@ class TorchReductions(GroupBase):
     ) -> Any:
         """Rank r gets the reduction of all ranks' r-th tensors, which may differ in size."""
         output = only(outputs, "reduce_scatter")
-        if not output.is_cpu:
-            return self._on(output, "reduce_scatter")(outputs, inputs, opts)
-        parts = only(inputs, "reduce_scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs
         request = OperationRequest(opts, timeout=timeout, op=op)
+        if not output.is_cpu:
+            return self._on(output, "reduce_scatter")(outputs, inputs, request.options(c10d.ReduceScatterOptions))
+        parts = only(inputs, "reduce_scatter") if inputs and isinstance(inputs[0], (list, tuple)) else inputs
         check_alike("reduce_scatter", parts, count=self.group.world_size)
         check_alike("reduce_scatter", [output, *parts])
         if parts[self.group.rank].numel() != output.numel():
@@ -175,9 +176,9 @@ class TorchReductions(GroupBase):
         op: Any = None,
     ) -> Any:
         """The same with the inputs in one tensor."""
-        if not output.is_cpu:
-            return self._on(output, "reduce_scatter_single")(output, input, opts)
         request = OperationRequest(opts, timeout=timeout, op=op)
+        if not output.is_cpu:
+            return self._on(output, "reduce_scatter_single")(output, input, request.options(c10d.ReduceScatterOptions))
         self._check_parts("reduce_scatter", input, output)
         how = combining(request.op, input.dtype, self.group.world_size)
         job = self._reduce_scatter_job(output, input, how)
@@ -188,7 +189,9 @@ class TorchReductions(GroupBase):
         """`reduce_scatter_single` of many tensors."""
         request = OperationRequest(opts, timeout=timeout)
         if outputs and not outputs[0].is_cpu:
-            return self._on(outputs[0], "reduce_scatter_single_coalesced")(outputs, inputs, opts)
+            return self._on(outputs[0], "reduce_scatter_single_coalesced")(
+                outputs, inputs, request.options(c10d.ReduceScatterOptions)
+            )
         jobs = []
         for output, part in zip(outputs, inputs, strict=True):
             self._check_parts("reduce_scatter", part, output)

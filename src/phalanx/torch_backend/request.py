@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -32,11 +33,12 @@ _SAYS_WHEN = hasattr(c10d.AllreduceOptions(), "asyncOp")
 class OperationRequest:
     """The arguments of an operation, which torch gives in an options object or one by one."""
 
-    __slots__ = ("later", "op", "root", "seconds")
+    __slots__ = ("_given", "later", "op", "root", "seconds")
 
     def __init__(self, options: Any = None, *, timeout: Any = None, op: Any = None, root: int = 0) -> None:
         kind = _KINDS.get(type(options))
         self.root = root
+        self._given = options if kind is not None else None
         if kind is not None:
             says_op, says_root = kind
             self.later = options.asyncOp if _SAYS_WHEN else True
@@ -55,6 +57,20 @@ class OperationRequest:
             self.op = options
         if self.op is None:
             self.op = dist.ReduceOp.SUM
+
+    def options(self, kind: type) -> Any:
+        """The same as an options object of torch, for the group of another device."""
+        if self._given is not None:
+            return self._given
+        options = kind()
+        says_op, says_root = _KINDS[kind]
+        if self.seconds is not None:
+            options.timeout = timedelta(seconds=self.seconds)
+        if says_op:
+            options.reduceOp = self.op
+        if says_root:
+            options.rootRank = self.root
+        return options
 
 
 def only(tensors: Any, what: str) -> Any:

@@ -46,6 +46,8 @@ class Runner:
         self._away = False
         """Whether the thread runs callbacks, and so cannot serve the line."""
         self._thread: BackgroundThread | None = None
+        self._newest: BackgroundThread | None = None
+        """The last thread that was started: those before it have no part in the line any more."""
         self._starting = threading.Lock()
 
     def issue(self, job: Job, seconds: float | None, tensors: Any, *, later: bool, size: int) -> Any:
@@ -159,7 +161,7 @@ class Runner:
                 self._start_another()
 
     def _start_another(self) -> None:
-        self._thread = BackgroundThread(self._serve, "phalanx-torch")
+        self._thread = self._newest = BackgroundThread(self._serve, "phalanx-torch")
         self._thread.start()
 
     def _call_back(self, operation: InLine) -> bool:
@@ -167,7 +169,7 @@ class Runner:
         self._away = True
         operation.call_back()
         with self._starting:
-            if self._thread is not None and not self._thread.is_current:
+            if self._newest is None or not self._newest.is_current:  # also while `stop` waits for the other one
                 return False
             self._away = False
         return True
