@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...._native import core
 from ....algorithms import bruck, chunk_bounds, select
 from ....transports.channel import Inbound, Outbound
-from ..base import DESCRIPTION_SLOT
+from ..base import DESCRIPTION_SLOT, SHORT_PART
 from .fast_path import FastRun, Prepared
 from .transfers import Job
 
@@ -102,9 +102,13 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     if verb == "scatter":
         if rank != root:
             return Cut({rank: Chunk(part, OUT, 0)})
+        mine = (part, X, rank * part, OUT, 0)
+        if part <= SHORT_PART:  # every part inside a slot of its own
+            slots = {n: Chunk(DESCRIPTION_SLOT, SCRATCH, n * DESCRIPTION_SLOT) for n in range(size)}
+            return Cut(slots, [mine], size * DESCRIPTION_SLOT)
         chunks = {n: Chunk(part, X, n * part) for n in range(size)}
         chunks[size] = Chunk(DESCRIPTION_SLOT, SCRATCH, 0)
-        return Cut(chunks, [(part, X, rank * part, OUT, 0)], DESCRIPTION_SLOT)
+        return Cut(chunks, [mine], DESCRIPTION_SLOT)
     assert verb == "all_to_all"
     chunks = {rank * size + j: Chunk(part, X, j * part) for j in range(size) if j != rank}
     chunks |= {i * size + rank: Chunk(part, OUT, i * part) for i in range(size) if i != rank}
