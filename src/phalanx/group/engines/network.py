@@ -124,7 +124,7 @@ class NetworkEngine(Engine):
             raise misfit(target.description, told, root)
 
     def _run_whole(self, running: RunningCollective, verb: str, x: Any, out: Any, root: int, op: str) -> None:
-        """Runs a collective on plain arrays that the fast path has issued, but cannot begin: its channels are not at rest.
+        """Runs a collective on plain arrays that the fast path has issued, but cannot begin.
 
         Args:
             verb: Any but a scatter.
@@ -132,10 +132,8 @@ class NetworkEngine(Engine):
         if verb == "barrier":
             self.barrier(running)
             return
-        writes = verb == "all_reduce" or (
-            root == self.rank if verb == "reduce" else verb == "broadcast" and root != self.rank
-        )
-        given = adapt(x, write=writes)
+        written = {"all_reduce": True, "broadcast": self.rank != root, "reduce": self.rank == root}
+        given = adapt(x, write=written.get(verb, False))
         flat = given.array.reshape(-1)
         target = None if out is None else adapt(out, write=True).array.reshape(-1)
         counts = [flat.size] * self.size
@@ -207,7 +205,7 @@ class NetworkEngine(Engine):
         if name != "chain":
             self._run(running, "broadcast", name, (flat,), root=src)
             return
-        parts = select.broadcast_pieces(flat.nbytes)
+        parts = select.chain_pieces(flat.nbytes)
         chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, parts)]
         self._run(running, "broadcast", name, chunks, root=src, nbytes=flat.nbytes)
 
@@ -222,13 +220,17 @@ class NetworkEngine(Engine):
 
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         name = self._choose("reduce", flat.nbytes)
+        bounds = list(chunk_bounds(flat.size, select.chain_pieces(flat.nbytes) if name == "chain" else 1))
+        target, sources = flat, {}
         if self.rank == dst:
             reduction.begin_in_place(flat, self.size)
-            self._run(running, "reduce", name, (flat,), root=dst, reduction=reduction)
-            reduction.finish(flat, self.size)
         else:
-            partial, own = np.empty_like(flat), reduction.begin(flat, self.size)
-            self._run(running, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: own})
+            target, own = np.empty_like(flat), reduction.begin(flat, self.size)
+            sources = {number: own[start:stop] for number, (start, stop) in enumerate(bounds)}
+        chunks = [target[start:stop] for start, stop in bounds]
+        self._run(running, "reduce", name, chunks, root=dst, nbytes=flat.nbytes, reduction=reduction, sources=sources)
+        if self.rank == dst:
+            reduction.finish(flat, self.size)
 
     def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         self.reduce_scatter_parts(running, list(source.reshape(self.size, target.size)), target, reduction)

@@ -76,15 +76,16 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     if verb == "barrier":
         return Cut({0: Chunk(0, SCRATCH, 0)}, scratch=1)
     if verb == "broadcast":
-        count = select.broadcast_pieces(nbytes) if name == "chain" else 1
+        count = select.chain_pieces(nbytes) if name == "chain" else 1
         return Cut({n: Chunk(length, X, at) for n, (length, at) in enumerate(_parts(items, item, count))})
     if verb == "all_reduce":
         count = 1 if name in ("doubling", "star") else size
         return Cut({n: Chunk(length, X, at) for n, (length, at) in enumerate(_parts(items, item, count))})
     if verb == "reduce":
+        parts = list(enumerate(_parts(items, item, select.chain_pieces(nbytes) if name == "chain" else 1)))
         if rank == root:
-            return Cut({0: Chunk(nbytes, X, 0)})
-        return Cut({0: Chunk(nbytes, SCRATCH, 0, (X, 0))}, scratch=nbytes)
+            return Cut({n: Chunk(length, X, at) for n, (length, at) in parts})
+        return Cut({n: Chunk(length, SCRATCH, at, (X, at)) for n, (length, at) in parts}, scratch=nbytes)
     part = nbytes // size
     if verb == "reduce_scatter":
         chunks = {n: Chunk(part, SCRATCH, n * part, (X, n * part)) for n in range(size)}
