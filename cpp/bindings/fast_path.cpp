@@ -393,7 +393,8 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def_prop_ro("remaining", &IssuedCollective::remaining)
         .def_prop_ro("result", &IssuedCollective::result)
         .def_prop_ro("error", &IssuedCollective::error)
-        .def("run", &IssuedCollective::run);
+        .def("run", &IssuedCollective::run)
+        .def("run_to_end", &IssuedCollective::run);  // any thread can
     nb::class_<FastPath> path(m, "FastPath", "The fast path of a group's collectives; see phalanx.group.collective_runner.");
     path.def(nb::init<SharedSegment&, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, double,
                       nb::object>(),

@@ -1,7 +1,10 @@
-// The fast path of a group's collectives over TCP: a synchronous call on plain contiguous arrays of NumPy or torch, from the
-// Group's method to the sockets without any Python in between. What is not as simple is declined with None, before anything
-// has happened. What lasts, or goes wrong, is handed over where it stands: the general way
-// (phalanx/group/engines/steps/run.py) knows about deadlines, lost ranks and interrupts.
+// The fast path of a group's collectives over TCP: a call on plain contiguous arrays of NumPy or torch, from the Group's method
+// to the sockets without any Python in between. What is not as simple is declined with None, before anything has happened.
+// What lasts, or goes wrong, is handed over where it stands: the general way (phalanx/group/engines/steps/run.py) knows about
+// deadlines, lost ranks and interrupts.
+//
+// An asynchronous call is only issued here. The thread that waits for it does its steps as far as they go at once; all else
+// is left to the group's own thread (phalanx/group/worker.py), because an interrupt of the waiting thread must not end it.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
@@ -169,16 +172,18 @@ private:
 class FastSteps : public CollectiveCalls {
 public:
     // `lay_out(verb, root, items, itemsize)` makes a StepsLayout, or None where the general way has to do it. `go_on(run, origin,
-    // outcome, sequence, interrupt, seconds)` finishes what lasts, or raises. `take_part(out, slot, root, sequence, seconds)`
-    // takes a rank's part of a scatter, of which the root has told what is in the slot, and raises if it does not fit.
-    // `ahead` counts the messages that wait on the lane.
+    // outcome, sequence, interrupt, seconds, ends)` finishes what lasts, or raises; `ends`: when the time of an asynchronous
+    // one is over, else None. `take_part(out, slot, root, sequence, seconds)` takes a rank's part of a scatter, of which the
+    // root has told what is in the slot, and raises if it does not fit. `do_all(verb, x, out, root, op, sequence, seconds,
+    // ends)` does all of an asynchronous one the general way. `ahead` counts the messages that wait on the lane.
     FastSteps(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
-              nb::object describe, nb::object lay_out, nb::object go_on, nb::object take_part, nb::dict ahead, double timeout,
-              WaitPolicy& policy, std::size_t piece)
+              nb::object describe, nb::object lay_out, nb::object go_on, nb::object take_part, nb::object do_all,
+              nb::dict ahead, double timeout, WaitPolicy& policy, std::size_t piece)
         : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), std::move(describe), timeout),
           lay_out_(std::move(lay_out)),
           go_on_(std::move(go_on)),
           take_part_(std::move(take_part)),
+          do_all_(std::move(do_all)),
           ahead_(std::move(ahead)),
           policy_(policy),
           piece_(piece) {
@@ -186,14 +191,80 @@ public:
         slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AsString(slot_owner_.ptr()));
     }
 
+    // Steps that are not done, and the scratch memory that they use.
+    struct Rest {
+        std::unique_ptr<Steps> steps;
+        std::unique_ptr<std::byte[]> scratch;
+        Steps::Outcome outcome;
+    };
+
+    // A collective that has its number, and where it was noted.
+    struct Begun {
+        const Operation& o;
+        const CallSite& site;
+        Record* record;
+        std::int64_t began_ns;
+        SlateWriter::Place place;
+        Recorder& recorder;
+
+        void end(bool failed = false) const {
+            if (record->sequence == o.sequence)
+                recorder.end(*record, monotonic_ns(), failed);
+            else
+                recorder.end(place, monotonic_ns(), failed);
+        }
+    };
+
+    Begun begin(const Operation& o, const CallSite& site) {
+        Record& record = note(o, site);
+        return {o, site, &record, record.began_ns, record.place, recorder_};
+    }
+
+    // Begins an asynchronous collective and does its steps as far as they go now: true if that is to the end. Otherwise
+    // `begun` and `rest` say where it stands; without `begun` nothing has happened, because its channels are not at rest.
+    bool try_issued(const Operation& o, StepsLayout& layout, const CallSite& site, std::optional<Begun>& begun,
+                    std::optional<Rest>& rest) {
+        if (ahead_.size() != 0) return false;
+        Held held(layout, ended_, resting_);
+        if (!held.all) return false;
+        begun.emplace(begin(o, site));
+        rest = advance(*begun, layout, held, o.x, o.out, scratch_for(layout));
+        if (rest.has_value()) return false;
+        make_mean(o);
+        begun->end();
+        return true;
+    }
+
+    // Ends what `try_issued` could not, or raises.
+    void finish_issued(const Operation& o, const StepsLayout& layout, const CallSite& site, std::optional<Begun>& begun,
+                       std::optional<Rest>& rest) {
+        const nb::object ends = nb::float_(static_cast<double>(o.deadline_ns) * 1e-9);
+        if (begun.has_value()) {
+            keep_noted(*begun);
+            go_on(*begun, std::move(*rest), layout, ends, o.x, o.out);
+            make_mean(o);
+        } else {
+            begun.emplace(begin(o, site));
+            const char* const op = o.op >= 0 ? op_names[o.op] : "";
+            const auto array = [](const Array& of) { return of.object.is_valid() ? nb::borrow(of.object) : nb::none(); };
+            telling_failure(*begun, [&] {
+                return do_all_(verb_names[static_cast<int>(o.verb)], array(o.x), array(o.out), o.root, op, o.sequence,
+                               o.seconds(), ends);
+            });
+        }
+        begun->end();
+    }
+
 protected:
+    nb::object issue(Operation& o) override;
+
     bool run(Operation& o) override {
         if (paused != 0) return false;
         const bool tells = o.verb == Verb::scatter && rank() == o.root;
         const bool is_told = o.verb == Verb::scatter && !tells;
         // All that may run Python, before the turn is taken.
         const Told telling = tells ? telling_of(o) : Told{};
-        if (tells && telling.words.size() > slot_bytes - sizeof(PartsHead)) return false;
+        if (tells && sizeof(PartsHead) + telling.words.size() > slot_bytes - (o.out.bytes <= short_part ? short_part : 0)) return false;
         const nb::object layout_object = layout_of(o);
         const nb::object told_object = is_told ? layout_of_slot(o.root) : nb::none();
         if (layout_object.is_none() || (is_told && told_object.is_none())) return false;
@@ -205,8 +276,7 @@ protected:
         if (!held.all) return false;
         give_number(o);
         const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
-        Record& record = note(o, site);
-        Begun begun{o, site, &record, record.began_ns, record.place, recorder_};
+        Begun begun = begin(o, site);
         if (is_told) {
             StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
             const bool at_once = follow(begun, told, held, slot_, Array{}, nullptr);
@@ -215,36 +285,21 @@ protected:
                 take_part(begun);
                 return true;
             }
+            if (is_inside(head_of_slot())) {
+                std::memcpy(o.out.data, slot_.data + slot_bytes - short_part, o.out.bytes);
+                begun.end();
+                return true;
+            }
         }
-        std::unique_ptr<std::byte[]> scratch;
-        if (layout.scratch > 0) scratch = std::make_unique_for_overwrite<std::byte[]>(layout.scratch);
+        std::unique_ptr<std::byte[]> scratch = scratch_for(layout);
         if (tells) fill(scratch.get(), telling, o);
         follow(begun, layout, held, o.x, o.out, std::move(scratch));
-        if (o.how.divisor > 1 && (o.root < 0 || rank() == o.root)) {
-            const Array& target = o.verb == Verb::reduce_scatter ? o.out : o.x;
-            divide(target.data, target.items, o.how.divisor, o.how.dtype);
-        }
+        make_mean(o);
         begun.end();
         return true;
     }
 
 private:
-    // A collective that has its number.
-    struct Begun {
-        const Operation& o;
-        const CallSite& site;
-        Record* record;
-        const std::int64_t began_ns;
-        const SlateWriter::Place place;
-        Recorder& recorder;
-
-        void end(bool failed = false) const {
-            if (record->sequence == o.sequence)
-                recorder.end(*record, monotonic_ns(), failed);
-            else
-                recorder.end(place, monotonic_ns(), failed);
-        }
-    };
 
     // What the root of a scatter tells first: the head, and the words behind it. The rest of the slot is not looked at, but
     // sent: nothing of this process's memory must be in it.
@@ -256,29 +311,66 @@ private:
         std::string words{};
     };
     static constexpr std::size_t slot_bytes = 1024;  // DESCRIPTION_SLOT in phalanx/group/engines/base.py
+    static constexpr std::size_t short_part = 512;   // SHORT_PART there
 
     Told telling_of(const Operation& o) {
         return {kind_of(Verb::scatter, static_cast<int>(o.x.dtype), -1), words_of(o.x)};
     }
 
-    static void fill(std::byte* slot, const Told& telling, const Operation& o) noexcept {
+    // One slot for all, or one for each rank with its part inside.
+    void fill(std::byte* slot, const Told& telling, const Operation& o) const noexcept {
         const PartsHead head{o.out.bytes, telling.kind, telling.words.size()};
-        std::memset(slot, 0, slot_bytes);
-        std::memcpy(slot, &head, sizeof head);
-        std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
+        const int slots = is_inside(head) ? ranks() : 1;
+        for (int i = 0; i < slots; ++i, slot += slot_bytes) {
+            std::memset(slot, 0, slot_bytes);
+            std::memcpy(slot, &head, sizeof head);
+            std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
+            if (slots > 1) std::memcpy(slot + slot_bytes - short_part, o.x.data + i * o.out.bytes, o.out.bytes);
+        }
+    }
+
+    // As `place_in_slot` in phalanx/group/engines/base.py.
+    static bool is_inside(const PartsHead& head) noexcept {
+        return head.bytes <= short_part && head.words <= slot_bytes - short_part - sizeof head;
+    }
+
+    PartsHead head_of_slot() const noexcept {
+        PartsHead head;
+        std::memcpy(&head, slot_.data, sizeof head);
+        return head;
     }
 
     // Whether the part that the root has told of is what this rank takes.
     bool fits(const Operation& o) {
-        PartsHead head;
-        std::memcpy(&head, slot_.data, sizeof head);
+        const PartsHead head = head_of_slot();
         return head.bytes == o.out.bytes && head.kind == kind_of(Verb::scatter, static_cast<int>(o.out.dtype), -1);
+    }
+
+    static std::unique_ptr<std::byte[]> scratch_for(const StepsLayout& layout) {
+        return layout.scratch > 0 ? std::make_unique_for_overwrite<std::byte[]>(layout.scratch) : nullptr;
+    }
+
+    // Of a sum, where a mean was asked for.
+    void make_mean(const Operation& o) const noexcept {
+        if (o.how.divisor <= 1 || (o.root >= 0 && rank() != o.root)) return;
+        const Array& target = o.verb == Verb::reduce_scatter ? o.out : o.x;
+        divide(target.data, target.items, o.how.divisor, o.how.dtype);
     }
 
     // Does the steps of a layout on these arrays. False if they lasted, and were finished in Python: then the channels are not
     // held any more.
     bool follow(Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
                 std::unique_ptr<std::byte[]> scratch) {
+        std::optional<Rest> rest = advance(begun, layout, held, x, out, std::move(scratch));
+        if (!rest.has_value()) return true;
+        keep_noted(begun);
+        go_on(begun, std::move(*rest), layout, nb::none(), x, out);
+        return false;
+    }
+
+    // The same as far as it goes now. If there is a rest, the channels are not held any more.
+    std::optional<Rest> advance(const Begun& begun, StepsLayout& layout, Held& held, const Array& x, const Array& out,
+                                std::unique_ptr<std::byte[]> scratch) {
         const Operation& o = begun.o;
         const std::array<std::byte*, 3> memory{x.data, out.data, scratch.get()};
         std::unique_ptr<Steps> steps = layout.start(memory, o.fingerprint ^ layout.salt, o.how);
@@ -290,15 +382,12 @@ private:
         }
         if (outcome == Steps::Outcome::done) {
             if (o.bytes <= short_bytes) layout.keep(std::move(steps));
-            return true;
+            return std::nullopt;
         }
         for (std::size_t i = 0; i < layout.out.size(); ++i)
             if (steps->halfway(i)) layout.out[i].channel.attr("halfway") = true;
         held.release();
-        keep_noted(begun);
-        auto rest = std::make_unique<Run>(std::move(steps), std::move(scratch), kept(x), kept(out), policy_);
-        go_on(begun, std::move(rest), layout, outcome);
-        return false;
+        return Rest{std::move(steps), std::move(scratch), outcome};
     }
 
     void keep_noted(Begun& begun) {
@@ -372,14 +461,21 @@ private:
         }
     }
 
-    void go_on(const Begun& begun, std::unique_ptr<Run> run, const StepsLayout& layout, Steps::Outcome outcome) {
+    void go_on(const Begun& begun, Rest rest, const StepsLayout& layout, const nb::object& ends, const Array& x, const Array& out) {
         const Operation& o = begun.o;
         nb::object interrupt = nb::none();
         if (PyErr_CheckSignals() != 0) interrupt = nb::borrow(nb::python_error().value());
+        const int outcome = static_cast<int>(rest.outcome);
+        auto run = std::make_unique<Run>(std::move(rest.steps), std::move(rest.scratch), kept(x), kept(out), policy_);
         const nb::object held = nb::cast(run.release(), nb::rv_policy::take_ownership);
+        telling_failure(
+            begun, [&] { return go_on_(held, layout.origin, outcome, o.sequence, interrupt, o.seconds(), ends); });
+    }
+
+    template <class Job>
+    static void telling_failure(const Begun& begun, const Job& job) {
         try {
-            in_interpreter(
-                [&] { return go_on_(held, layout.origin, static_cast<int>(outcome), o.sequence, interrupt, o.seconds()); });
+            in_interpreter(job);
         } catch (const nb::python_error&) {
             begun.end(true);
             throw;
@@ -390,18 +486,13 @@ private:
     void take_part(Begun& begun) {
         const Operation& o = begun.o;
         keep_noted(begun);
-        try {
-            in_interpreter([&] {
-                return take_part_(o.out.object, nb::bytes(slot_.data, slot_bytes), o.root, o.sequence, o.seconds());
-            });
-        } catch (const nb::python_error&) {
-            begun.end(true);
-            throw;
-        }
+        telling_failure(begun, [&] {
+            return take_part_(o.out.object, nb::bytes(slot_.data, slot_bytes), o.root, o.sequence, o.seconds());
+        });
         begun.end();
     }
 
-    nb::object lay_out_, go_on_, take_part_;
+    nb::object lay_out_, go_on_, take_part_, do_all_;
     nb::object slot_owner_ = nb::steal(PyByteArray_FromStringAndSize(nullptr, slot_bytes));
     Array slot_;  // what the root of a scatter tells
     nb::dict ahead_;
@@ -411,6 +502,92 @@ private:
     nb::object resting_ = nb::steal(PyUnicode_InternFromString("resting"));
     std::unordered_map<Key, nb::object, KeyHash> layouts_;
 };
+
+// An asynchronous collective: it has its number and its deadline, and runs when those that were issued before have ended.
+class IssuedSteps {
+public:
+    IssuedSteps(FastSteps& path, const Operation& operation, nb::object layout)
+        : path_(path),
+          owner_(nb::find(path)),
+          layout_owner_(std::move(layout)),
+          layout_(*nb::inst_ptr<StepsLayout>(layout_owner_)),
+          x_(kept(operation.x.object)),
+          out_(kept(operation.out.object)),
+          operation_(operation),
+          site_(CallSite::current(true)),
+          result_(operation.result.is_valid() ? nb::borrow(operation.result) : nb::none()) {}
+
+    // Does what can be done at once. False if that was not all, or if another thread is at it.
+    bool run() {
+        if (ended_ || running_ || left_) return ended_;
+        const Busy busy(running_);
+        if (path_.try_issued(operation_, layout_, site_, begun_, rest_))
+            end();
+        else
+            left_ = true;
+        return ended_;
+    }
+
+    // Runs it to its end. False if another thread is at it. Only in the group's own thread, which no signal handler interrupts.
+    bool run_to_end() {
+        if (run() || running_) return ended_;
+        const Busy busy(running_);
+        try {
+            path_.finish_issued(operation_, layout_, site_, begun_, rest_);
+        } catch (const nb::python_error& raised) {
+            error_ = nb::borrow(raised.value());
+        }
+        end();
+        return true;
+    }
+
+    std::size_t bytes() const noexcept { return operation_.bytes; }
+    double remaining() const noexcept {
+        return std::max(0.0, static_cast<double>(operation_.deadline_ns - monotonic_ns()) * 1e-9);
+    }
+    nb::object result() const { return error_.is_none() ? result_ : nb::none(); }
+    nb::object error() const { return error_; }
+
+private:
+    struct Busy {
+        explicit Busy(bool& flag) noexcept : flag_(flag) { flag_ = true; }
+        ~Busy() { flag_ = false; }
+        Busy(const Busy&) = delete;
+        Busy& operator=(const Busy&) = delete;
+
+    private:
+        bool& flag_;
+    };
+
+    static nb::object kept(nb::handle array) { return array.is_valid() ? nb::borrow(array) : nb::object(); }
+
+    void end() {
+        ended_ = true;
+        x_.reset();
+        out_.reset();
+    }
+
+    FastSteps& path_;
+    nb::object owner_;  // of the path
+    nb::object layout_owner_;
+    StepsLayout& layout_;
+    nb::object x_, out_;  // whose memory it is
+    Operation operation_;
+    CallSite site_;
+    std::optional<FastSteps::Begun> begun_;
+    std::optional<FastSteps::Rest> rest_;
+    nb::object result_, error_ = nb::none();
+    bool running_ = false, left_ = false, ended_ = false;
+};
+
+nb::object FastSteps::issue(Operation& o) {
+    if (o.verb == Verb::scatter) return nb::none();  // the others do not know yet what comes
+    nb::object layout = layout_of(o);
+    if (layout.is_none()) return nb::none();
+    give_number(o);
+    o.deadline_ns = monotonic_ns() + o.timeout_ns;
+    return nb::cast(new IssuedSteps(*this, o, std::move(layout)), nb::rv_policy::take_ownership);
+}
 
 }  // namespace
 
@@ -422,10 +599,17 @@ void phalanx::bind_fast_steps(nb::module_& m) {
              nb::arg("salt"), nb::arg("origin"));
     nb::class_<FastSteps> path(m, "FastSteps", "The fast path of a group's collectives over TCP.");
     path.def(nb::init<int, int, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, nb::object,
-                      nb::dict, double, WaitPolicy&, std::size_t>(),
+                      nb::object, nb::dict, double, WaitPolicy&, std::size_t>(),
              nb::arg("rank"), nb::arg("ranks"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"),
-             nb::arg("describe"), nb::arg("lay_out"), nb::arg("go_on"), nb::arg("take_part"), nb::arg("ahead"), nb::arg("timeout"),
-             nb::arg("policy"), nb::arg("piece"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
-             nb::keep_alive<1, 14>());
+             nb::arg("describe"), nb::arg("lay_out"), nb::arg("go_on"), nb::arg("take_part"), nb::arg("do_all"),
+             nb::arg("ahead"), nb::arg("timeout"), nb::arg("policy"), nb::arg("piece"), nb::keep_alive<1, 4>(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>());
     bind_verbs(path);
+    nb::class_<IssuedSteps>(m, "IssuedSteps", "An asynchronous collective over TCP; see phalanx.group.worker.")
+        .def_prop_ro("bytes", &IssuedSteps::bytes)
+        .def_prop_ro("remaining", &IssuedSteps::remaining)
+        .def_prop_ro("result", &IssuedSteps::result)
+        .def_prop_ro("error", &IssuedSteps::error)
+        .def("run", &IssuedSteps::run)
+        .def("run_to_end", &IssuedSteps::run_to_end);
 }

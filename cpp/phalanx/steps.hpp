@@ -57,6 +57,7 @@ public:
     static constexpr std::size_t scratch_bytes = 256 << 10;  // of a piece that is reduced: it stays in the cache
     static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
+    static constexpr std::int64_t look_is_good_ns = 100'000;  // of a look for connections that were closed
 
     // `watched`: the connections whose end is looked for when all is done, one of each other rank at least.
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
@@ -178,8 +179,14 @@ private:
         std::unique_ptr<std::byte[]> received;
     };
 
-    // Whether one of the connections was closed by the other side, whatever it had sent before.
-    bool anyone_hung_up() noexcept { return ::poll(polled_.data(), polled_.size(), 0) > 0; }
+    // Whether one of the connections was closed by the other side, whatever it had sent before. Steps that are done again and
+    // again ask the system only now and then: a rank that was there a moment ago may be lost just after any look as well.
+    bool anyone_hung_up() noexcept {
+        const std::int64_t now = monotonic_ns();
+        if (now - looked_ns_ < look_is_good_ns) return false;
+        looked_ns_ = now;
+        return ::poll(polled_.data(), polled_.size(), 0) > 0;
+    }
 
     FrameHeader expected(std::size_t size) const noexcept {
         FrameHeader header;
@@ -337,6 +344,7 @@ private:
     std::vector<Inbound> inbound_;
     std::vector<Late> late_;
     std::vector<pollfd> polled_;
+    std::int64_t looked_ns_ = -look_is_good_ns;
     std::vector<pollfd> wanted_;
     std::uint64_t fingerprint_;
     Dtype dtype_;

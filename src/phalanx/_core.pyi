@@ -273,6 +273,9 @@ class IssuedCollective:
     @property
     def error(self) -> BaseException | None: ...
     def run(self) -> bool: ...
+    def run_to_end(self) -> bool: ...
+
+class IssuedSteps(IssuedCollective): ...
 
 def cuda_functions() -> list[str]: ...
 
@@ -432,6 +435,7 @@ class FastSteps:
         lay_out: Any,
         go_on: Any,
         take_part: Any,
+        do_all: Any,
         ahead: dict[int | None, int],
         timeout: float,
         policy: WaitPolicy,

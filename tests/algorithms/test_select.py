@@ -46,13 +46,18 @@ def test_each_algorithm_can_be_forced_and_is_used_by_some_rule(operation: str) -
 
 def test_long_messages_never_travel_whole_through_several_ranks() -> None:
     for size in range(3, 65):
-        for operation, bad in (("all_reduce", "doubling"), ("all_to_all", "bruck"), ("broadcast", "tree")):
+        for operation, bad in (
+            ("all_reduce", "doubling"),
+            ("all_to_all", "bruck"),
+            ("broadcast", "tree"),
+            ("reduce", "tree"),
+        ):
             assert select.choose(operation, size, 1 << 30) != bad
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1 << 20, 1 << 40])
 def test_a_chain_has_a_bounded_number_of_pieces(nbytes: int) -> None:
-    pieces = select.broadcast_pieces(nbytes)
+    pieces = select.chain_pieces(nbytes)
     assert 1 <= pieces <= select.MOST_PIECES
     assert select.schedule("broadcast", "chain", 0, 3, nbytes=nbytes).parts == pieces
 

@@ -87,6 +87,18 @@ def test_nans_and_signed_zeros_have_the_same_bits_everywhere(workers: Workers, n
     assert same_bits(workers.run_with(f"all_reduce={name}", body))
 
 
+@pytest.mark.parametrize("name", ALGORITHMS["reduce"])
+def test_reduce(workers: Workers, name: str) -> None:
+    for count in COUNTS:
+        root = count % workers.size
+        data = [np.arange(count) * (rank + 1) for rank in range(workers.size)]
+        kept = [x.copy() for x in data]
+        workers.run_with(f"reduce={name}", lambda group: group.reduce(data[group.rank], root))  # noqa: B023
+        assert (data[root] == np.sum(kept, axis=0)).all()
+        others = [rank for rank in range(workers.size) if rank != root]
+        assert all((data[rank] == kept[rank]).all() for rank in others), "the other inputs stay as they are"
+
+
 @pytest.mark.parametrize("name", ALGORITHMS["reduce_scatter"])
 def test_reduce_scatter(workers: Workers, name: str) -> None:
     for count in COUNTS:

@@ -14,6 +14,7 @@ import phalanx as px
 from phalanx._native import core
 from phalanx.algorithms import chunk_bounds, select
 from phalanx.errors import PeerLost
+from phalanx.group.engines.base import SHORT_PART
 from phalanx.group.engines.steps.layout import OUT, X, cut
 from phalanx.testing import run_ranks
 
@@ -117,6 +118,43 @@ def test_scatters(n: int) -> None:
             expected[0] = "out is float64[5], but rank 0 scattered float64[4]"
             expected[2] = "out is int64[4], but rank 0 scattered float64[4]"
         assert found == expected
+
+
+def _around_the_slot(group: px.Group) -> list[str]:
+    n, rank = group.world_size, group.rank
+    found = []
+    for items in (SHORT_PART // 8 - 1, SHORT_PART // 8, SHORT_PART // 8 + 1):
+        x = np.arange(1.0 * items * n)
+        for source in (x, np.repeat(x, 2)[::2]):  # the second one is not plain: the root goes the general way
+            for _ in range(2):
+                out = np.zeros(items)
+                group.scatter(source if rank == 0 else None, 0, out)
+                assert (out == np.arange(items) + 1.0 * items * rank).all()
+            out = np.zeros(items)[::-1]  # nor this: the others do
+            group.scatter(source if rank == 0 else None, 0, out if rank else np.zeros(items))
+            assert not rank or (out == np.arange(items) + 1.0 * items * rank).all()
+        for other in (items - 1, items + 1):
+            untouched = np.zeros(other)
+            found.append(_scatter(group, x, untouched if rank == 1 else np.zeros(items)))
+            assert not untouched.any()
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_short_part_travels_in_the_slot(n: int) -> None:
+    said = run_ranks(n, _around_the_slot, backend="mesh", env=TCP)[1]
+    most = SHORT_PART // 8
+    assert said == [
+        f"out is float64[{other}], but rank 0 scattered float64[{items}]"
+        for items in (most - 1, most, most + 1)
+        for other in (items - 1, items + 1)
+    ]
+
+
+def test_a_short_scatter_is_one_message_for_each_rank() -> None:
+    whole = 4 * SHORT_PART
+    assert sorted(cut("scatter", "linear", 0, 4, 0, whole, 1).chunks) == [0, 1, 2, 3]
+    assert sorted(cut("scatter", "linear", 0, 4, 0, whole + 4, 1).chunks) == [0, 1, 2, 3, 4]
 
 
 def _other_root(group: px.Group) -> str:

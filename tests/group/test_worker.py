@@ -54,6 +54,8 @@ class Issued:
         self._ended = True
         return True
 
+    run_to_end = run
+
 
 def issue(worker: CollectiveWorker, job: Callable[[], Any], at_once: bool = False) -> tuple[IssuedWork, Issued]:
     issued: Any = Issued(job)

@@ -37,6 +37,7 @@ def call(group: px.Group, operation: str, nbytes: int) -> Callable[[], Any]:
         "all_to_all": lambda: group.all_to_all(row, other),
         "barrier": group.barrier,
         "broadcast": lambda: group.broadcast(row, 0),
+        "reduce": lambda: group.reduce(row, 0, "max"),
         "reduce_scatter": lambda: group.reduce_scatter(row, "max", part),
     }[operation]
 

@@ -16,7 +16,7 @@ from phalanx.errors import UsageError
 from . import bruck, chain, halving_doubling, linear, pairwise, ring, star, tree
 from .schedule import Schedule
 
-__all__ = ["OPERATIONS", "broadcast_pieces", "choose", "scans_by_parts", "schedule"]
+__all__ = ["OPERATIONS", "chain_pieces", "choose", "scans_by_parts", "schedule"]
 
 FEW = 8
 """Ranks up to which it costs little that everybody talks to everybody, or sends a short buffer as a whole."""
@@ -30,7 +30,9 @@ FEW_SCANNING = 4
 """Ranks up to which a prefix reduction sends a whole buffer no more than twice."""
 LONG_BROADCAST = 1 << 20
 """Bytes from which a broadcast goes along a chain, piece by piece."""
-BROADCAST_PIECE = 512 << 10
+LONG_REDUCE = 4 << 20
+"""The same for a reduce. Two cores cannot show it: four ranks there take as long with either, up to 64 MiB."""
+CHAIN_PIECE = 512 << 10
 MOST_PIECES = 64
 
 
@@ -72,14 +74,15 @@ def schedule(operation: str, name: str, rank: int, size: int, *, root: int = 0, 
     rooted = _ROOTED.get((operation, name))
     if rooted is not None:
         return rooted(rank, size, root)
-    if (operation, name) == ("broadcast", "chain"):
-        return chain.broadcast(rank, size, root, broadcast_pieces(nbytes))
+    chained = _CHAINED.get((operation, name))
+    if chained is not None:
+        return chained(rank, size, root, chain_pieces(nbytes))
     raise UsageError(f"{operation} has no algorithm {name!r}")
 
 
-def broadcast_pieces(nbytes: int) -> int:
+def chain_pieces(nbytes: int) -> int:
     """Into how many pieces a chain cuts a buffer."""
-    return max(1, min(nbytes // BROADCAST_PIECE, MOST_PIECES))
+    return max(1, min(nbytes // CHAIN_PIECE, MOST_PIECES))
 
 
 def scans_by_parts(size: int, nbytes: int) -> bool:
@@ -97,6 +100,10 @@ def _all_reduce(size: int, nbytes: int) -> str:
 def _reduce_scatter(size: int, nbytes: int) -> str:
     # Unless the number of ranks is a power of two, some would send everything twice.
     return "halving_doubling" if nbytes <= MIDDLE and size & (size - 1) == 0 else "ring"
+
+
+def _reduce(size: int, nbytes: int) -> str:
+    return "chain" if size > 2 and nbytes >= LONG_REDUCE else "tree"
 
 
 def _all_gather(size: int, nbytes: int) -> str:
@@ -120,7 +127,7 @@ _RULES: dict[str, Callable[[int, int], str]] = {
     "barrier": lambda size, nbytes: "bruck",
     "broadcast": _broadcast,
     "gather": lambda size, nbytes: "linear",
-    "reduce": lambda size, nbytes: "tree",
+    "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "scatter": lambda size, nbytes: "linear",
 }
@@ -156,4 +163,8 @@ _ROOTED: dict[tuple[str, str], Callable[[int, int, int], Schedule]] = {
     ("reduce", "tree"): tree.reduce,
     ("scatter", "linear"): linear.scatter,
     ("scatter", "star"): star.scatter,
+}
+_CHAINED: dict[tuple[str, str], Callable[[int, int, int, int], Schedule]] = {
+    ("broadcast", "chain"): chain.broadcast,
+    ("reduce", "chain"): chain.reduce,
 }

@@ -12,6 +12,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "all_to_all": ("linear", "bruck", "pairwise"),
     "barrier": ("bruck", "tree"),
     "broadcast": ("tree", "chain"),
+    "reduce": ("tree", "chain"),
     "reduce_scatter": ("halving_doubling", "ring"),
 }
 """Operations that have one algorithm only are not listed."""

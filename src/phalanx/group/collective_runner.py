@@ -71,11 +71,15 @@ class CollectiveRunner(GroupCore):
                 group._fast_path_failed(outcome, sequence, blamed, interrupt, seconds, later)
 
         def go_on(
-            rest: Callable[[RunningCollective], None], sequence: int, interrupt: BaseException | None, seconds: float
+            rest: Callable[[RunningCollective], None],
+            sequence: int,
+            interrupt: BaseException | None,
+            seconds: float,
+            ends: float | None,
         ) -> None:
             group = reference()
-            assert group is not None, "a verb of the group calls its fast path"
-            group._go_on(rest, sequence, interrupt, seconds)
+            assert group is not None, "a verb of the group, or its work, calls its fast path"
+            group._go_on(rest, sequence, interrupt, seconds, ends)
 
         self._note_told = functools.partial(_told, reference)
         self._fast_path_maker = FastPathMaker(self._recorder, self._turn, self._timeout, failed, go_on)
@@ -144,6 +148,7 @@ class CollectiveRunner(GroupCore):
         sequence: int,
         interrupt: BaseException | None,
         seconds: float,
+        ends: float | None,
     ) -> None:
         """Runs the rest of a collective that lasts longer than the fast path waits, or that has gone wrong there.
 
@@ -151,18 +156,20 @@ class CollectiveRunner(GroupCore):
             sequence: The operation's number.
             interrupt: What a signal handler has raised meanwhile.
             seconds: The time that it has.
+            ends: Of an asynchronous one: when that time is over, which began when it was issued.
         """
         entry = self._journal.at(sequence)
         assert entry is not None
         deadline = Deadline(seconds)
-        deadline.at = entry.began + seconds
+        deadline.at = entry.began + seconds if ends is None else ends
 
         def job() -> None:
             if interrupt is not None:
                 raise interrupt
             rest(RunningCollective(entry, deadline, self._peers, entry.fingerprint))
 
-        self._guarded(job, entry, deadline)
+        guarded = self._guarded if ends is None else self._unheard
+        guarded(job, entry, deadline)
 
     def _wait_for_receivers(self) -> None:
         """Waits for others to come to what this rank did not wait for, before the group is closed."""

@@ -71,9 +71,9 @@ Failed = Callable[[int, int, list[int], BaseException | int | None, float, bool]
 seconds that it had, and whether it was issued to run later."""
 
 
-GoOn = Callable[["Callable[[RunningCollective], None]", int, "BaseException | None", float], None]
-"""Runs the rest of an operation that the fast path has begun: the rest, sequence number, the interrupt if any, and the
-seconds that it has."""
+GoOn = Callable[["Callable[[RunningCollective], None]", int, "BaseException | None", float, "float | None"], None]
+"""Runs the rest of an operation that the fast path has begun: the rest, sequence number, the interrupt if any, the
+seconds that it has, and when these are over if it was issued to run later."""
 
 
 class FastPathMaker:
@@ -123,6 +123,7 @@ class FastPathMaker:
         lay_out: Callable[[str, int, int, int], StepsLayout | None],
         finish: Callable[..., None],
         take_scattered: Callable[..., None],
+        run_whole: Callable[..., None],
     ) -> FastSteps | None:
         """The fast path of a group over plain TCP; None where there is no core, or its lane has other channels.
 
@@ -131,17 +132,31 @@ class FastPathMaker:
             lay_out: Says how an operation on arrays of one size is done; see `NetworkEngine`.
             finish: Finishes an operation in Python; gets its collective, `steps`, `origin` and `outcome`.
             take_scattered: Takes a rank's part of a scatter in Python; gets its collective, `out`, `slot` and `root`.
+            run_whole: Runs an operation in Python that was issued to run later; gets its collective, `verb`, `x`,
+                `out`, `root` and `op`.
         """
         if core is None or lane.wait_policy is None or self._recorder is None:
             return None
 
         def go_on(
-            steps: Any, origin: Any, outcome: int, sequence: int, interrupt: BaseException | None, seconds: float
+            steps: Any,
+            origin: Any,
+            outcome: int,
+            sequence: int,
+            interrupt: BaseException | None,
+            seconds: float,
+            ends: float | None,
         ) -> None:
-            self._go_on(partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt, seconds)
+            self._go_on(
+                partial(finish, steps=steps, origin=origin, outcome=outcome), sequence, interrupt, seconds, ends
+            )
 
         def take_part(out: Any, slot: bytes, root: int, sequence: int, seconds: float) -> None:
-            self._go_on(partial(take_scattered, out=out, slot=slot, root=root), sequence, None, seconds)
+            self._go_on(partial(take_scattered, out=out, slot=slot, root=root), sequence, None, seconds, None)
+
+        def do_all(verb: str, x: Any, out: Any, root: int, op: str, sequence: int, seconds: float, ends: float) -> None:
+            whole = partial(run_whole, verb=verb, x=x, out=out, root=root, op=op)
+            self._go_on(whole, sequence, None, seconds, ends)
 
         made: FastSteps = core.FastSteps(
             lane.rank,
@@ -154,6 +169,7 @@ class FastPathMaker:
             lay_out,
             go_on,
             take_part,
+            do_all,
             lane.mailbox.ahead,
             self._timeout,
             lane.wait_policy,

@@ -1,8 +1,8 @@
 """Asynchronous collectives of a group: which thread runs them, and in which order.
 
 A thread that waits for a collective on the fast path runs it, and those issued before it, itself: handing it to another
-thread would cost more than most collectives do. All others, and those that no thread waits for, are run by the group's
-own thread.
+thread would cost more than most collectives do. All others, those that no thread waits for, and those over TCP that
+last, are run by the group's own thread.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class QueuedWork(Work[Any]):
         super().__init__(operation, deadline, on_told=on_told)
         self._job: Callable[[], Any] | None = job
 
-    def _run(self) -> bool:
-        """Does it; True once it has ended, False if another thread is at it."""
+    def _run_to_end(self) -> bool:
+        """Does it, in the group's thread; True once it has ended, False if another thread is at it."""
         job, self._job = self._job, None  # with all that it holds
         assert job is not None
         try:
@@ -83,12 +83,21 @@ class IssuedWork(Work[Any]):
         self._lock = threading.Lock()
 
     def _run(self) -> bool:
-        """As of `QueuedWork`. May be called again, by whichever thread.
+        """Does it, in whichever thread; True once it has ended. May be called again.
+
+        False if another thread is at it, or if only the group's can go on.
 
         Raises:
             BaseException: A signal handler raised before all ranks had met. The collective has not ended by that.
         """
-        if not self._issued.run():
+        return self._note_end(self._issued.run())
+
+    def _run_to_end(self) -> bool:
+        """As of `QueuedWork`."""
+        return self._note_end(self._issued.run_to_end())
+
+    def _note_end(self, ended: bool) -> bool:
+        if not ended:
             return False
         # Also if it has ended before: an interrupt may have come between that and the note of it.
         self._finish(self._issued.result, self._issued.error)
@@ -161,8 +170,9 @@ class CollectiveWorker:
         try:
             while not work._done:
                 first = self._first()
-                if not isinstance(first, IssuedWork) or not self._run(first):
+                if not isinstance(first, IssuedWork) or not first._run():
                     return
+                self._take_out(first)
         except BaseException:
             self.hurry()
             raise
@@ -178,10 +188,15 @@ class CollectiveWorker:
         except IndexError:
             return None
 
-    def _run(self, work: QueuedWork | IssuedWork) -> bool:
-        """Runs the first in the queue; False if another thread is at it."""
-        if not work._run():
+    def _run_first(self, work: QueuedWork | IssuedWork) -> bool:
+        """Runs the first in the queue, in the group's thread; False if another thread is at it."""
+        if not work._run_to_end():
             return False
+        self._take_out(work)
+        return True
+
+    def _take_out(self, work: QueuedWork | IssuedWork) -> None:
+        """Takes the first in the queue out, which has ended."""
         with self._lock:
             if self._jobs and self._jobs[0] is work:  # else another thread was quicker to see its end
                 self._jobs.popleft()
@@ -191,19 +206,18 @@ class CollectiveWorker:
                 self._alarm.disarm()
                 if self._jobs:
                     self._alarm.arm()
-        return True
 
     def _serve(self) -> None:
         while self._alarm.wait():
             self._alarm.disarm()
-            while (first := self._first()) is not None and self._run(first):
+            while (first := self._first()) is not None and self._run_first(first):
                 pass
             first = None  # an idle worker keeps nothing alive
         while not self._is_over:
             with self._lock:
                 first = self._first()
                 self._is_over = first is None
-            if first is not None and not self._run(first):
+            if first is not None and not self._run_first(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
 
 

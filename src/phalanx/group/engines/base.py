@@ -48,6 +48,8 @@ _SLOT_HEAD = struct.Struct("<QQQ")
 
 `PartsHead` in cpp/bindings/fast_steps.cpp is the same.
 """
+SHORT_PART = 512
+"""Bytes of a part up to which it travels inside the slot, at its end, where the description leaves that room."""
 
 
 class Parts(NamedTuple):
@@ -74,6 +76,14 @@ def read_slot(slot: Flat | bytes) -> bytes:
     words = bytes(slot)
     length = _SLOT_HEAD.unpack_from(words)[2]
     return words[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
+
+
+def place_in_slot(slot: Flat | bytes) -> slice | None:
+    """The bytes of a slot in which the part itself lies; None if it does not travel inside."""
+    length, _, words = _SLOT_HEAD.unpack_from(bytes(slot))
+    if length > SHORT_PART or _SLOT_HEAD.size + words > DESCRIPTION_SLOT - SHORT_PART:
+        return None
+    return slice(DESCRIPTION_SLOT - SHORT_PART, DESCRIPTION_SLOT - SHORT_PART + length)
 
 
 Receive = Callable[[bytes], Flat]

@@ -19,7 +19,19 @@ from ..data.reduction import Reduction
 from ..data.shapes import misfit
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
-from .base import DESCRIPTION_SLOT, Engine, EngineSetup, Flat, Parts, Receive, pack_slot, read_slot, split
+from .base import (
+    DESCRIPTION_SLOT,
+    SHORT_PART,
+    Engine,
+    EngineSetup,
+    Flat,
+    Parts,
+    Receive,
+    pack_slot,
+    place_in_slot,
+    read_slot,
+    split,
+)
 from .steps.fast_path import prepare
 from .steps.layout import Origin, cut, lay_out
 from .steps.run import Chunks, go_on, piece_of, run
@@ -69,7 +81,7 @@ class NetworkEngine(Engine):
         if self.size == 1 or self._members is not None or self._topology == "star":
             return None
         return maker.make_over_streams(
-            self._lane, piece_of(self._lane), self._lay_out, self._go_on, self._take_scattered
+            self._lane, piece_of(self._lane), self._lay_out, self._go_on, self._take_scattered, self._run_whole
         )
 
     def _lay_out(self, verb: str, root: int, items: int, item: int) -> StepsLayout | None:
@@ -83,7 +95,8 @@ class NetworkEngine(Engine):
         name = self._choose("scatter" if verb == "scatter_slot" else verb, nbytes)
         if name == "star":  # also where it is asked for: rank 0 passes on what the others have for each other
             return None
-        if verb == "scatter_slot" or (verb == "scatter" and self.rank == root):
+        goes_inside = verb == "scatter" and nbytes // self.size <= SHORT_PART
+        if verb == "scatter_slot" or (verb == "scatter" and self.rank == root and not goes_inside):
             schedule = linear.scatter_with_slot(self.rank, self.size, root)
         else:
             schedule = select.schedule(verb, name, self.rank, self.size, root=root, nbytes=nbytes)
@@ -106,9 +119,40 @@ class NetworkEngine(Engine):
         told = Description.parse(read_slot(slot), None)
         fits = (target.dtype, target.array.size) == (told.dtype, math.prod(told.shape))
         part = target.array if fits else np.empty(told.shape, told.numpy_dtype())
-        self._run(running, "scatter", "linear", {self.rank: part.reshape(-1)}, root=root)
+        self._take_part(running, part.reshape(-1), slot, "linear", root)
         if not fits:
             raise misfit(target.description, told, root)
+
+    def _run_whole(self, running: RunningCollective, verb: str, x: Any, out: Any, root: int, op: str) -> None:
+        """Runs a collective on plain arrays that the fast path has issued, but cannot begin.
+
+        Args:
+            verb: Any but a scatter.
+        """
+        if verb == "barrier":
+            self.barrier(running)
+            return
+        written = {"all_reduce": True, "broadcast": self.rank != root, "reduce": self.rank == root}
+        given = adapt(x, write=written.get(verb, False))
+        flat = given.array.reshape(-1)
+        target = None if out is None else adapt(out, write=True).array.reshape(-1)
+        counts = [flat.size] * self.size
+        if verb == "broadcast":
+            self.broadcast(running, flat, root)
+        elif verb == "all_reduce":
+            self.all_reduce(running, flat, Reduction(op, given))
+        elif verb == "reduce":
+            self.reduce(running, flat, root, Reduction(op, given))
+        elif verb == "gather":
+            self.gather(running, flat, target, root, counts)
+        else:
+            assert target is not None
+            if verb == "reduce_scatter":
+                self.reduce_scatter(running, flat, target, Reduction(op, given))
+            elif verb == "all_gather":
+                self.all_gather(running, flat, target, counts)
+            else:
+                self.all_to_all(running, flat, target, np.full((self.size, self.size), flat.size // self.size))
 
     # -- the collectives -----------------------------------------------------------------------------------------------
 
@@ -161,7 +205,7 @@ class NetworkEngine(Engine):
         if name != "chain":
             self._run(running, "broadcast", name, (flat,), root=src)
             return
-        parts = select.broadcast_pieces(flat.nbytes)
+        parts = select.chain_pieces(flat.nbytes)
         chunks = [flat[start:stop] for start, stop in chunk_bounds(flat.size, parts)]
         self._run(running, "broadcast", name, chunks, root=src, nbytes=flat.nbytes)
 
@@ -176,13 +220,17 @@ class NetworkEngine(Engine):
 
     def reduce(self, running: RunningCollective, flat: Flat, dst: int, reduction: Reduction) -> None:
         name = self._choose("reduce", flat.nbytes)
+        bounds = list(chunk_bounds(flat.size, select.chain_pieces(flat.nbytes) if name == "chain" else 1))
+        target, sources = flat, {}
         if self.rank == dst:
             reduction.begin_in_place(flat, self.size)
-            self._run(running, "reduce", name, (flat,), root=dst, reduction=reduction)
-            reduction.finish(flat, self.size)
         else:
-            partial, own = np.empty_like(flat), reduction.begin(flat, self.size)
-            self._run(running, "reduce", name, (partial,), root=dst, reduction=reduction, sources={0: own})
+            target, own = np.empty_like(flat), reduction.begin(flat, self.size)
+            sources = {number: own[start:stop] for number, (start, stop) in enumerate(bounds)}
+        chunks = [target[start:stop] for start, stop in bounds]
+        self._run(running, "reduce", name, chunks, root=dst, nbytes=flat.nbytes, reduction=reduction, sources=sources)
+        if self.rank == dst:
+            reduction.finish(flat, self.size)
 
     def reduce_scatter(self, running: RunningCollective, source: Flat, target: Flat, reduction: Reduction) -> None:
         self.reduce_scatter_parts(running, list(source.reshape(self.size, target.size)), target, reduction)
@@ -241,11 +289,26 @@ class NetworkEngine(Engine):
         if parts is None:
             slot = np.empty(DESCRIPTION_SLOT, np.uint8)
             self._follow(running, with_slot, name, {self.size: slot})
-            self._run(running, "scatter", name, {self.rank: receive(read_slot(slot))}, root=src)
+            self._take_part(running, receive(read_slot(slot)), slot, name, src)
             return
         chunks = split(parts.flat, [parts.flat.size // self.size] * self.size)
         receive(parts.description)[:] = chunks[self.rank]
-        self._follow(running, with_slot, name, [*chunks, pack_slot(parts, self.size)])
+        slot = pack_slot(parts, self.size)
+        inside = place_in_slot(slot)
+        if inside is None:
+            self._follow(running, with_slot, name, [*chunks, slot])
+            return
+        slots = np.tile(slot, (self.size, 1))
+        slots[:, inside] = parts.flat.reshape(self.size, -1).view(np.uint8)
+        self._run(running, "scatter", name, list(slots), root=src)
+
+    def _take_part(self, running: RunningCollective, target: Flat, slot: Flat | bytes, name: str, root: int) -> None:
+        """This rank's part of a scatter, of which it has the slot: from inside of that, or from behind it."""
+        inside = place_in_slot(slot)
+        if inside is None:
+            self._run(running, "scatter", name, {self.rank: target}, root=root)
+        else:
+            target.view(np.uint8)[:] = np.frombuffer(slot, np.uint8)[inside]
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
         if self._topology == "star" or select.scans_by_parts(self.size, flat.nbytes):

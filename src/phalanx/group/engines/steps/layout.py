@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...._native import core
 from ....algorithms import bruck, chunk_bounds, select
 from ....transports.channel import Inbound, Outbound
-from ..base import DESCRIPTION_SLOT
+from ..base import DESCRIPTION_SLOT, SHORT_PART
 from .fast_path import FastRun, Prepared
 from .transfers import Job
 
@@ -76,15 +76,16 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     if verb == "barrier":
         return Cut({0: Chunk(0, SCRATCH, 0)}, scratch=1)
     if verb == "broadcast":
-        count = select.broadcast_pieces(nbytes) if name == "chain" else 1
+        count = select.chain_pieces(nbytes) if name == "chain" else 1
         return Cut({n: Chunk(length, X, at) for n, (length, at) in enumerate(_parts(items, item, count))})
     if verb == "all_reduce":
         count = 1 if name in ("doubling", "star") else size
         return Cut({n: Chunk(length, X, at) for n, (length, at) in enumerate(_parts(items, item, count))})
     if verb == "reduce":
+        parts = list(enumerate(_parts(items, item, select.chain_pieces(nbytes) if name == "chain" else 1)))
         if rank == root:
-            return Cut({0: Chunk(nbytes, X, 0)})
-        return Cut({0: Chunk(nbytes, SCRATCH, 0, (X, 0))}, scratch=nbytes)
+            return Cut({n: Chunk(length, X, at) for n, (length, at) in parts})
+        return Cut({n: Chunk(length, SCRATCH, at, (X, at)) for n, (length, at) in parts}, scratch=nbytes)
     part = nbytes // size
     if verb == "reduce_scatter":
         chunks = {n: Chunk(part, SCRATCH, n * part, (X, n * part)) for n in range(size)}
@@ -102,9 +103,13 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     if verb == "scatter":
         if rank != root:
             return Cut({rank: Chunk(part, OUT, 0)})
+        mine = (part, X, rank * part, OUT, 0)
+        if part <= SHORT_PART:  # every part inside a slot of its own
+            slots = {n: Chunk(DESCRIPTION_SLOT, SCRATCH, n * DESCRIPTION_SLOT) for n in range(size)}
+            return Cut(slots, [mine], size * DESCRIPTION_SLOT)
         chunks = {n: Chunk(part, X, n * part) for n in range(size)}
         chunks[size] = Chunk(DESCRIPTION_SLOT, SCRATCH, 0)
-        return Cut(chunks, [(part, X, rank * part, OUT, 0)], DESCRIPTION_SLOT)
+        return Cut(chunks, [mine], DESCRIPTION_SLOT)
     assert verb == "all_to_all"
     chunks = {rank * size + j: Chunk(part, X, j * part) for j in range(size) if j != rank}
     chunks |= {i * size + rank: Chunk(part, OUT, i * part) for i in range(size) if i != rank}
