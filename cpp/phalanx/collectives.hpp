@@ -137,7 +137,7 @@ public:
         const std::size_t mine = counts[rank()];
         Way way = way_of(root, longest);
         way.to_root = true;
-        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest));
+        if (rank() != root) way.home = home_of(source, mine, mine, false);
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
@@ -316,6 +316,8 @@ private:
     static constexpr std::size_t worth_cutting = 512 << 10;
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
+    // From here on several ranks read the parts of a scatter where they lie.
+    static constexpr std::size_t worth_reading_parts = 512 << 10;
     static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
 
     // An operation in which each rank shows something, and then everybody reads it.
@@ -481,13 +483,16 @@ private:
         return offset == 0 && by_address && !one_way_.was_asked() ? Segment::address_of(array) : offset;
     }
 
-    // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks only. With more
-    // of them an array is read several times, or one rank reads them all, and each time it costs more than to copy it out of
-    // a slot.
+    // Whether the arrays of all are read from the memory of those who have them: between two ranks only. With more of them an
+    // array is read several times, and each time it costs more than to copy it out of a slot. Where one rank reads them all,
+    // the others copy theirs into slots meanwhile.
     bool gathers_by_address(std::size_t longest) const noexcept { return ranks() == 2 && s_.copies_once(longest); }
 
-    // The same for the parts that one rank has for all others: it need not copy them, and each reads its own.
-    bool parts_by_address(std::size_t each) const noexcept { return s_.copies_once((ranks() - 1) * each); }
+    // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so
+    // at once stand in each other's way in its page tables, so all parts together have to be long.
+    bool parts_by_address(std::size_t each) const noexcept {
+        return ranks() == 2 ? s_.copies_once(each) : s_.reads_peers() && (ranks() - 1) * each >= worth_reading_parts;
+    }
 
     // And for those that all have for all. More than two ranks may have to share cores, and then one step more is dear: all
     // parts together have to be long.

@@ -122,7 +122,8 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
     if (mover != Mover::copy && mover != Mover::stream && !one_source) return std::numeric_limits<double>::infinity();
     constexpr std::size_t line = 64;
     constexpr std::size_t slot = 1 << 20;
-    const std::size_t stride = (movement.bytes + line - 1) / line * line + 2 * line;  // no two begin at the same set
+    // No two begin at the same set of a cache, nor in the same bank of the memory.
+    const std::size_t stride = (movement.bytes + line - 1) / line * line + 49 * page + line;
     const int arrays = movement.in_place ? std::max(movement.reads, movement.writes) : movement.reads + movement.writes;
     const detail::Pages memory(stride * arrays);
     const detail::Pages slots(mover == Mover::through ? slot * threads : 1, true);

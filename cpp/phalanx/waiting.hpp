@@ -41,6 +41,8 @@ inline void relax() noexcept {
 struct Patience {
     int spins = 2000;
     int yields = 0;
+    // After a yield that took longer, others than our ranks want the core.
+    std::int64_t long_yield_ns = 50'000;
 };
 
 // What ends a wait besides the event that it is for.
@@ -88,13 +90,12 @@ inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns) noexcept {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT, seen, &span, nullptr, 0);
 }
 
-// Gives the core away; true if it took long to get it back. Then others than our ranks want it, and a sleeper that is
-// woken gets it back sooner than one that stands in line.
-inline bool yield_was_long() noexcept {
-    constexpr std::int64_t long_ns = 50'000;
+// Gives the core away; true if it took long to get it back. Then a sleeper that is woken gets it back sooner than one that
+// stands in line.
+inline bool yield_was_long(const Patience& patience) noexcept {
     const std::int64_t before = monotonic_ns();
     sched_yield();
-    return monotonic_ns() - before > long_ns;
+    return monotonic_ns() - before > patience.long_yield_ns;
 }
 
 template <class Ready>
@@ -136,14 +137,14 @@ Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Rea
         if (ready()) return Outcome::done;
         if (i % 16 == 15 && yields > 0 && crowded()) {
             --yields;
-            others = detail::yield_was_long();
+            others = detail::yield_was_long(patience);
         } else {
             relax();
         }
     }
     for (; yields > 0 && !others; --yields) {
         if (ready()) return Outcome::done;
-        others = detail::yield_was_long();
+        others = detail::yield_was_long(patience);
     }
     return detail::wait_asleep(bell, bound, ready);
 }

@@ -69,6 +69,7 @@ class Segment:
         heap_bytes: int,
         spins: int,
         yields: int,
+        long_yield_ns: int,
         reduced_by_all: int,
         copy_once_from: int,
     ) -> None: ...

@@ -10,7 +10,7 @@ import pytest
 from phalanx.tuning import DEFAULTS, Tuning
 from phalanx.tuning.decide import decide, tuning_of
 from phalanx.tuning.measure import BUDGET, COPIED_SIZES, REDUCED_SIZES, Measured, measure
-from phalanx.tuning.values import BOUNDS, NEVER
+from phalanx.tuning.values import BOUNDS, RARELY
 
 
 def ways(parts: dict[int, float], *, ranks: int = 2) -> Measured:
@@ -99,7 +99,7 @@ def test_long_arrays_are_copied_once_from_where_that_is_faster() -> None:
     assert chosen(copies({16 << 10: 0.5})).copy_once_from == 16 << 10
     assert chosen(copies({64 << 10: 1.5})).copy_once_from == 256 << 10
     assert chosen(copies({64 << 10: 1.5, 256 << 10: 1.5, 1 << 20: 0.5, 4 << 20: 0.5})).copy_once_from == 1 << 20
-    assert chosen(copies(dict.fromkeys(COPIED_SIZES, 1.5))).copy_once_from == NEVER
+    assert chosen(copies(dict.fromkeys(COPIED_SIZES, 1.5))).copy_once_from == RARELY
     assert chosen(copies(dict.fromkeys(COPIED_SIZES, math.inf))) == DEFAULTS, "it is not permitted here"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .measure import COPIED_SIZES, REDUCED_SIZES, Measured
-from .values import BOUNDS, DEFAULTS, NEVER, Tuning
+from .values import BOUNDS, DEFAULTS, RARELY, Tuning
 
 __all__ = ["Decision", "decide", "tuning_of"]
 
@@ -92,14 +92,14 @@ def _reduced_by_all(measured: Measured) -> Decision:
 def _copy_once_from(measured: Measured) -> Decision:
     default = DEFAULTS.copy_once_from
     candidates: dict[int, list[_Cell]] = {}
-    for value in (*COPIED_SIZES, NEVER):
+    for value in (*COPIED_SIZES, RARELY):
         cells = []
         for size, once in measured.by_address.items():
             twice = measured.through.get(size)
             if twice is None or (size >= value) == (size >= default):
                 continue
             now, other = (once, twice) if size >= default else (twice, once)
-            cells.append(_Cell(f"copy of {size >> 10} KiB", now, other))
+            cells.append(_Cell(f"all_gather of {size >> 9} KiB on 2 ranks", now, other))
         candidates[value] = cells
     return _best("copy_once_from", default, candidates)
 

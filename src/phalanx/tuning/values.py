@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-__all__ = ["BOUNDS", "DEFAULTS", "NEVER", "Tuning"]
+__all__ = ["BOUNDS", "DEFAULTS", "NEVER", "RARELY", "Tuning"]
 
+RARELY = 1 << 30
+"""Bytes that hardly any array has. The long parts of a scatter to several ranks are read by address all the same."""
 NEVER = 1 << 40
 """A size that no array reaches."""
 

@@ -54,8 +54,10 @@ FEW = 8
 """The most ranks that use long slots."""
 YIELDS = 1000
 """Yields of the core before a rank sleeps, after its looks at the other ranks."""
-LITTLE_PATIENCE = (20, 4)
+LITTLE_PATIENCE = (0, 8)
 """Looks and yields where there are fewer cores than ranks."""
+LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
+"""Nanoseconds of a yield after which a rank sleeps: others want the core. Where ranks share cores, they are no others."""
 _OFFER = struct.Struct("<?QQQQQQQ16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
@@ -161,7 +163,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         cores = usable_cores()
-        patience = (tuning.spins, YIELDS) if ranks <= cores else LITTLE_PATIENCE
+        patience = (tuning.spins, YIELDS, LONG_YIELD) if ranks <= cores else (*LITTLE_PATIENCE, LONG_YIELD_CROWDED)
         thresholds = tuning.reduced_by_all, tuning.copy_once_from
         segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)
         return segment
