@@ -36,12 +36,13 @@ class Measured:
     by_parts: dict[tuple[int, int], float] = field(default_factory=dict)
     """The same where each rank reduces a part."""
     by_address: dict[int, float] = field(default_factory=dict)
-    """Bytes -> what a rank does in an all_gather of two: it reads the other's part by process_vm_readv, and copies its own.
+    """Bytes -> what a rank does in an all_gather of two: it reads the other's part by process_vm_readv, and copies its
+    own.
 
     By one thread: two of one process would wait for each other's pages.
     """
     through: dict[int, float] = field(default_factory=dict)
-    """The same by a copy into shared memory and one out of it. Its own part is written twice while it is in the cache."""
+    """The same by a copy into shared memory and one out of it. Its own part is written twice from the cache."""
     look: float | None = None
     """One look at another rank."""
     wake_up: float | None = None

@@ -57,7 +57,7 @@ YIELDS = 1000
 LITTLE_PATIENCE = (0, 8)
 """Looks and yields where there are fewer cores than ranks."""
 LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
-"""Nanoseconds of a yield after which a rank sleeps: others want the core. Where ranks share cores, they are no others."""
+"""Nanoseconds of a yield after which a rank sleeps: others want the core. Ranks that share it are no others."""
 _OFFER = struct.Struct("<?QQQQQQQ16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
