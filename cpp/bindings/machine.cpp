@@ -34,6 +34,14 @@ double all_reduce(std::size_t bytes, int ranks, std::size_t slot, std::size_t re
                            effort_of(rounds, budget));
 }
 
+double gather(std::size_t bytes, int ranks, std::size_t slot, std::size_t copy_once_from, int spins, int yields, int calls,
+              int rounds, double budget) {
+    need(bytes > 0 && ranks > 1 && ranks < 1024 && slot >= page && calls > 0);
+    const WithoutGil released;
+    return time_gather(bytes, Layout{ranks, slot, 0}, Patience{spins, yields},
+                       Thresholds{.copy_once_from = copy_once_from}, calls, effort_of(rounds, budget));
+}
+
 }  // namespace
 
 void phalanx::bind_machine(nb::module_& m) {
@@ -41,6 +49,8 @@ void phalanx::bind_machine(nb::module_& m) {
           "budget"_a);
     m.def("time_all_reduce", &all_reduce, "size"_a, "ranks"_a, "slot_bytes"_a, "reduced_by_all"_a, "spins"_a, "yields"_a,
           "calls"_a, "rounds"_a, "budget"_a);
+    m.def("time_gather", &gather, "size"_a, "ranks"_a, "slot_bytes"_a, "copy_once_from"_a, "spins"_a, "yields"_a, "calls"_a,
+          "rounds"_a, "budget"_a);
     m.def("time_look", [](int rounds, double budget) {
         const WithoutGil released;
         return time_look(effort_of(rounds, budget));

@@ -137,7 +137,7 @@ public:
         const std::size_t mine = counts[rank()];
         Way way = way_of(root, longest);
         way.to_root = true;
-        if (rank() != root) way.home = home_of(source, mine, mine, false);
+        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest));
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
@@ -483,9 +483,9 @@ private:
         return offset == 0 && by_address && !one_way_.was_asked() ? Segment::address_of(array) : offset;
     }
 
-    // Whether the arrays of all are read from the memory of those who have them: between two ranks only. With more of them an
-    // array is read several times, and each time it costs more than to copy it out of a slot. Where one rank reads them all,
-    // the others copy theirs into slots meanwhile.
+    // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks only. With more
+    // of them an array is read several times, or one rank reads them all, and each time it costs more than to copy it out of
+    // a slot.
     bool gathers_by_address(std::size_t longest) const noexcept { return ranks() == 2 && s_.copies_once(longest); }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so

@@ -227,35 +227,65 @@ inline double time_wake_up(int times, std::int64_t budget_ns) {
     return found[found.size() / 2];
 }
 
-// Seconds of an all_reduce of float32 in a segment with these settings, by threads in place of ranks; of a barrier for no
-// bytes. Infinite if they did not come together.
-inline double time_all_reduce(std::size_t bytes, const Layout& layout, const Patience& patience,
-                              const Thresholds& thresholds, int calls, const Effort& effort) {
-    const detail::Pages memory(layout.bytes(), true);
-    const std::size_t stride = (bytes + 4095) / 4096 * 4096 + 192;
-    const detail::Pages arrays(stride * layout.ranks);
+namespace detail {
+
+// Seconds of an operation in a segment with these settings, by threads in place of ranks. `operation(rank, ops, call)` is one
+// call of it. Infinite if they did not come together.
+template <class Operation>
+double time_in_segment(const Layout& layout, const Patience& patience, const Thresholds& thresholds, int calls,
+                       const Effort& effort, Operation operation) {
+    const Pages memory(layout.bytes(), true);
     std::vector<std::unique_ptr<Segment>> segments;
     std::vector<std::unique_ptr<Collectives>> ranks;
+    std::vector<OwnProof> proofs(layout.ranks);
+    std::vector<Peer> peers;
+    for (OwnProof& proof : proofs) peers.push_back({getpid(), proof.set(Proof{}), Proof{}});
+    bool can_read = true;
     for (int r = 0; r < layout.ranks; ++r) {
         segments.push_back(std::make_unique<Segment>(memory.begin(), layout, r, patience, thresholds));
         ranks.push_back(std::make_unique<Collectives>(*segments.back()));
+        const bool wanted = thresholds.copy_once_from < Thresholds::never;
+        if (wanted) segments.back()->read_peers(segments.back()->try_peers(peers));
+        can_read = can_read && segments.back()->reads_peers() == wanted;
     }
+    if (!can_read) return std::numeric_limits<double>::infinity();
     const std::int64_t end = monotonic_ns() + 2 * effort.budget_ns + 100'000'000;
     std::atomic<bool> apart{false};
     const double seconds = best_round(layout.ranks, effort, [&](int r) {
         Call call;
         call.fingerprint = 1;
         call.bound.deadline_ns = end;
-        const Combine how{Dtype::float32, Op::sum, 1};
         for (int i = 0; i < calls; ++i) {
-            const Outcome outcome = bytes == 0 ? ranks[r]->barrier(call)
-                                               : ranks[r]->all_reduce(call, arrays.begin() + r * stride, bytes / 4, how);
-            if (outcome == Outcome::done) continue;
+            if (operation(r, *ranks[r], call) == Outcome::done) continue;
             apart.store(true, std::memory_order_relaxed);
             return;
         }
     });
     return apart.load() ? std::numeric_limits<double>::infinity() : seconds / calls;
+}
+
+}  // namespace detail
+
+// Of an all_reduce of float32; of a barrier for no bytes.
+inline double time_all_reduce(std::size_t bytes, const Layout& layout, const Patience& patience,
+                              const Thresholds& thresholds, int calls, const Effort& effort) {
+    const std::size_t stride = (bytes + 4095) / 4096 * 4096 + 192;
+    const detail::Pages arrays(stride * layout.ranks);
+    return detail::time_in_segment(layout, patience, thresholds, calls, effort, [&](int r, Collectives& ops, const Call& call) {
+        if (bytes == 0) return ops.barrier(call);
+        return ops.all_reduce(call, arrays.begin() + r * stride, bytes / 4, Combine{Dtype::float32, Op::sum, 1});
+    });
+}
+
+// Of a gather of so many bytes from each rank.
+inline double time_gather(std::size_t bytes, const Layout& layout, const Patience& patience, const Thresholds& thresholds,
+                          int calls, const Effort& effort) {
+    const std::size_t stride = (bytes + 4095) / 4096 * 4096 + 192;
+    const detail::Pages arrays(stride * layout.ranks);
+    const detail::Pages target(bytes * layout.ranks);
+    return detail::time_in_segment(layout, patience, thresholds, calls, effort, [&](int r, Collectives& ops, const Call& call) {
+        return ops.gather(call, arrays.begin() + r * stride, target.begin(), Lengths(bytes), 0);
+    });
 }
 
 }  // namespace phalanx

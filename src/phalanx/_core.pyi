@@ -55,6 +55,17 @@ def time_all_reduce(
     rounds: int,
     budget: float,
 ) -> float: ...
+def time_gather(
+    size: int,
+    ranks: int,
+    slot_bytes: int,
+    copy_once_from: int,
+    spins: int,
+    yields: int,
+    calls: int,
+    rounds: int,
+    budget: float,
+) -> float: ...
 def time_look(rounds: int, budget: float) -> float: ...
 def time_wake_up(times: int, budget: float) -> float: ...
 def segment_bytes(ranks: int, slot_bytes: int, heap_bytes: int) -> int: ...

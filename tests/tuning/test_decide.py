@@ -87,7 +87,7 @@ def test_settings_that_cannot_be(values: Any, problem: str) -> None:
 
 
 def copies(by_address: dict[int, float]) -> Measured:
-    """A machine on which every copy through shared memory takes 1 µs, and one by address what is given."""
+    """A machine on which every gather through shared memory takes 1 µs, and one by address what is given."""
     return Measured(
         by_address={size: by_address.get(size, 1.0) * 1e-6 for size in COPIED_SIZES},
         through=dict.fromkeys(COPIED_SIZES, 1e-6),
@@ -123,7 +123,7 @@ class FakeCore:
     def time_wake_up(self, times: int, budget: float) -> float:
         return self._spend()
 
-    def time_movement(self, size: int, *settings: float) -> float:
+    def time_gather(self, size: int, ranks: int, *settings: float) -> float:
         return self._spend()
 
     def time_all_reduce(self, size: int, ranks: int, *settings: float) -> float:

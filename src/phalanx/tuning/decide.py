@@ -99,7 +99,7 @@ def _copy_once_from(measured: Measured) -> Decision:
             if twice is None or (size >= value) == (size >= default):
                 continue
             now, other = (once, twice) if size >= default else (twice, once)
-            cells.append(_Cell(f"all_gather of {size >> 9} KiB on 2 ranks", now, other))
+            cells.append(_Cell(f"gather of {size >> 9} KiB on 2 ranks", now, other))
         candidates[value] = cells
     return _best("copy_once_from", default, candidates)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..operating_system import usable_cores
-from .values import DEFAULTS
+from .values import DEFAULTS, NEVER
 
 __all__ = ["BUDGET", "COPIED_SIZES", "REDUCED_SIZES", "Measured", "measure"]
 
@@ -17,14 +16,13 @@ BUDGET = 0.15
 """Seconds for everything. What was not measured until then keeps its default."""
 REDUCED_SIZES = tuple(4096 << i for i in range(6))
 """Bytes of the all_reduce that is done both ways."""
-COPIED_SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-"""Bytes that are copied by address, and through shared memory. The longest fit no cache."""
+COPIED_SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20)
+"""Bytes from each of two ranks that are gathered by address, and through shared memory. The longest fit no cache."""
 MOST_RANKS = 8
 """Threads of the larger team: more of them would take too long, and disturb the ranks that wait."""
 _SLOT, _YIELDS = 1 << 20, 1000
 _BY_ALL, _BY_PARTS = 1 << 30, 0
-_COPY, _BY_ADDRESS, _THROUGH = 0, 3, 4
-"""`Mover` in cpp/phalanx/machine.hpp."""
+_BY_ADDRESS, _THROUGH = 1, NEVER
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,9 @@ class Measured:
     by_parts: dict[tuple[int, int], float] = field(default_factory=dict)
     """The same where each rank reduces a part."""
     by_address: dict[int, float] = field(default_factory=dict)
-    """Bytes -> what a rank does in an all_gather of two: it reads the other's part by process_vm_readv, and copies its
-    own.
-
-    By one thread: two of one process would wait for each other's pages.
-    """
+    """Bytes of each part -> a gather of two ranks, one of which reads the other's memory."""
     through: dict[int, float] = field(default_factory=dict)
-    """The same by a copy into shared memory and one out of it. Its own part is written twice from the cache."""
+    """The same through shared memory."""
     look: float | None = None
     """One look at another rank."""
     wake_up: float | None = None
@@ -86,12 +80,11 @@ def measure(core: Any, *, cores: int | None = None, clock: Callable[[], float] =
                     )
                     times[ranks, size] = min(seconds, times.get((ranks, size), seconds))
         for size in COPIED_SIZES:
-            if left() <= 0:
-                break
-            once, twice, own, own_twice = (
-                core.time_movement(size, 1, writes, False, mover, 1, 9, max(min(0.002, left()), 0.0))
-                for mover, writes in ((_BY_ADDRESS, 1), (_THROUGH, 1), (_COPY, 1), (_COPY, 2))
-            )
-            by_address[size] = min(once + own, by_address.get(size, math.inf))
-            through[size] = min(twice + own_twice - own, through.get(size, math.inf))
+            for gathers, copy_once_from in ((by_address, _BY_ADDRESS), (through, _THROUGH)):
+                if left() <= 0:
+                    break
+                seconds = core.time_gather(
+                    size, 2, _SLOT, copy_once_from, DEFAULTS.spins, _YIELDS, 2, 9, min(0.002, left())
+                )
+                gathers[size] = min(seconds, gathers.get(size, seconds))
     return Measured(by_all, by_parts, by_address, through, look, wake_up, clock() - begin)

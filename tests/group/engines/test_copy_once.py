@@ -155,7 +155,7 @@ def refused_later(group: px.Group, verb: str, lose_it: str) -> list[bool]:
 TWO_AND_THREE = [(2, verb) for verb in ("all_gather", "gather")] + [
     (n, verb) for n in (2, 3) for verb in ("scatter", "all_to_all")
 ]
-"""Ranks and verbs; `all_gather` reads by address between two ranks only, and `gather` never does."""
+"""Ranks and verbs; gathers read by address between two ranks only."""
 
 
 @pytest.mark.parametrize(("n", "verb"), TWO_AND_THREE)

@@ -72,7 +72,7 @@ def _copies(measured: Measured) -> _Table:
         for size, seconds in measured.by_address.items()
         if size in measured.through and math.isfinite(seconds)
     ]
-    return _Table("copy to another process, by one core", ["size", "process_vm_readv", "through shared memory"], rows)
+    return _Table("gather of two ranks, size of each part", ["size", "process_vm_readv", "through shared memory"], rows)
 
 
 def _decisions(decisions: list[Decision]) -> _Table:
