@@ -40,6 +40,7 @@ class Attempt(NamedTuple):
     ok: bool
     began: float
     one_way: bool
+    ranks: int
 
 
 def run(world: px.Group, seed: int, only: str | None) -> list[Attempt]:
@@ -62,14 +63,14 @@ def judge(results: list[list[Attempt]]) -> None:
     """Holds what the ranks of a world saw against each other: an operation ends alike on all of them.
 
     Where data goes one way, from or to a root, a rank that only sends does not wait for the others. But nobody succeeds
-    who comes after another has given up.
+    who comes after another has given up. (Not known if a rank has died since: it may have been the last to come.)
     """
     for attempts in zip(*results, strict=True):
         raised = [rank for rank, attempt in enumerate(attempts) if not attempt.ok]
         if not raised or len(raised) == len(attempts):
             continue
         last = max(range(len(attempts)), key=lambda rank: attempts[rank].began)
-        if attempts[last].one_way and not attempts[last].ok:
+        if attempts[last].one_way and (not attempts[last].ok or len(attempts) < attempts[last].ranks):
             continue
         how = "succeeded" if attempts[last].ok else "raised"
         words = f"{attempts[last].program} raised on ranks {raised} of {len(attempts)} only"
@@ -262,7 +263,7 @@ def late_once(world: px.Group, group: px.Group, rng: random.Random) -> Attempt:
     else:
         for array in (collective.x, collective.out):
             assert (array == 7).all(), f"{collective.name}: written to after the call had raised"
-    return Attempt(f"late: {collective.name}", ok, began, collective.one_way)
+    return Attempt(f"late: {collective.name}", ok, began, collective.one_way, group.world_size)
 
 
 def killed(world: px.Group, rng: random.Random) -> None:
