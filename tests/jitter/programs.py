@@ -34,13 +34,13 @@ VERBS = (*ONE_WAY, "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class Attempt(NamedTuple):
-    """How one collective ended on one rank, and when it began there, on the machine's monotonic clock."""
+    """How one collective ended on one rank, and when it began and ended there, on the machine's monotonic clock."""
 
     program: str
     ok: bool
     began: float
+    ended: float
     one_way: bool
-    ranks: int
 
 
 def run(world: px.Group, seed: int, only: str | None) -> list[Attempt]:
@@ -63,14 +63,15 @@ def judge(results: list[list[Attempt]]) -> None:
     """Holds what the ranks of a world saw against each other: an operation ends alike on all of them.
 
     Where data goes one way, from or to a root, a rank that only sends does not wait for the others. But nobody succeeds
-    who comes after another has given up. (Not known if a rank has died since: it may have been the last to come.)
+    who comes after another has given up.
     """
     for attempts in zip(*results, strict=True):
         raised = [rank for rank, attempt in enumerate(attempts) if not attempt.ok]
         if not raised or len(raised) == len(attempts):
             continue
         last = max(range(len(attempts)), key=lambda rank: attempts[rank].began)
-        if attempts[last].one_way and (not attempts[last].ok or len(attempts) < attempts[last].ranks):
+        first_end = min(attempts[rank].ended for rank in raised)
+        if attempts[last].one_way and not any(attempt.ok and attempt.began > first_end for attempt in attempts):
             continue
         how = "succeeded" if attempts[last].ok else "raised"
         words = f"{attempts[last].program} raised on ranks {raised} of {len(attempts)} only"
@@ -253,6 +254,7 @@ def late_once(world: px.Group, group: px.Group, rng: random.Random) -> Attempt:
         ok = True
     except px.PhalanxError:
         ok = False
+    ended = time.monotonic()
     if ok:
         result = collective.out.copy()
     else:
@@ -263,7 +265,7 @@ def late_once(world: px.Group, group: px.Group, rng: random.Random) -> Attempt:
     else:
         for array in (collective.x, collective.out):
             assert (array == 7).all(), f"{collective.name}: written to after the call had raised"
-    return Attempt(f"late: {collective.name}", ok, began, collective.one_way, group.world_size)
+    return Attempt(f"late: {collective.name}", ok, began, ended, collective.one_way)
 
 
 def killed(world: px.Group, rng: random.Random) -> None:
