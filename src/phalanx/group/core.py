@@ -239,7 +239,9 @@ class GroupCore:
         if deadline.seconds == self._timeout:  # not the caller's own choice
             lines.append("  (if they need longer: timeout= of the call or of init(), or PHALANX_TIMEOUT)")
         names = [self.members[rank] for rank in missing]
-        nobody = "nobody, because this rank is alone in its group" if not others else "nobody any more: all came too late"
+        nobody = (
+            "nobody, because this rank is alone in its group" if not others else "nobody any more: all came too late"
+        )
         listed = ", ".join(map(str, names)) or nobody
         head += f"; {'missing' if sequence is not None else 'waiting for'}: {listed}"
         return Timeout(
