@@ -31,7 +31,7 @@ public:
     ~CallSite() { Py_XDECREF(code_); }
 
     // What this thread works for: the place that was lent to it, else where it is itself.
-    static CallSite current(bool skip_first) { return lent() != nullptr ? *lent() : here(skip_first); }
+    static CallSite current() { return lent() != nullptr ? *lent() : here(); }
 
     // An operation may run in another thread than the one that asked for it. Whoever lends a place keeps it until it is
     // taken back.
@@ -80,15 +80,14 @@ private:
         return known;
     }
 
-    static CallSite here(bool skip_first) {
+    static CallSite here() {
         CallSite site;
         nb::object frame = frames::current();
         while (frame.is_valid()) {
             const nb::object code = frames::code(frame);
-            const Kind kind = skip_first ? Kind::never : kind_of(code.ptr());
+            const Kind kind = kind_of(code.ptr());
             if (kind == Kind::users || (kind == Kind::installed && site.code_ == nullptr)) site.set(frame, code);
             if (kind == Kind::users) break;
-            skip_first = false;
             frame = frames::back(frame);
         }
         return site;

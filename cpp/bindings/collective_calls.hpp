@@ -88,6 +88,20 @@ public:
 
     virtual ~CollectiveCalls() = default;
 
+    // The one that a Python object is; null if it is something else.
+    static CollectiveCalls* of(nb::handle object) {
+        for (const Kind& kind : kinds_of_paths())
+            if (Py_TYPE(object.ptr()) == kind.type) return kind.pointer(object);
+        return nullptr;
+    }
+
+    // From now on `of` knows these objects.
+    template <class Path>
+    static void add_kind(const nb::class_<Path>& path) {
+        const auto pointer = [](nb::handle object) -> CollectiveCalls* { return nb::inst_ptr<Path>(object); };
+        kinds_of_paths().push_back({reinterpret_cast<PyTypeObject*>(path.ptr()), pointer});
+    }
+
     // Every verb does its collective and returns the result (True if there is none), or declines with None before anything
     // has happened. `timeout`: None for the group's own. `later`: it is only issued, as an IssuedCollective.
 
@@ -257,6 +271,15 @@ private:
     static constexpr double longest_seconds = 1e9;
     static constexpr int on_gpu = 100;  // ON_GPU in phalanx/_native.py
 
+    struct Kind {
+        PyTypeObject* type;
+        CollectiveCalls* (*pointer)(nb::handle);
+    };
+    static std::vector<Kind>& kinds_of_paths() {
+        static std::vector<Kind> all;
+        return all;
+    }
+
     nb::object start(Operation& o, nb::handle timeout, bool later) {
         if (o.verb != Verb::barrier && o.verb != Verb::scatter) o.dtype = static_cast<int>(o.x.dtype);
         o.on_gpu = o.x.gpu >= 0 || o.out.gpu >= 0;
@@ -347,6 +370,7 @@ void bind_verbs(nb::class_<Path>& path) {
     const auto plain = [] { return nb::arg().none(); };
     const auto timeout = nb::arg("timeout").none() = nb::none();
     const auto later = nb::arg("later") = false;
+    CollectiveCalls::add_kind(path);
     path.def_rw("paused", &Path::paused)
         .def("barrier", &Path::barrier, timeout, later)
         .def("broadcast", &Path::broadcast, plain(), plain(), timeout, later)

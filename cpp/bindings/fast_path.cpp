@@ -173,7 +173,7 @@ protected:
         Parts parts = parts_of(o);
         if (paused != 0 || s_.segment.aborted() || !turn_.try_acquire()) return false;
         give_number(o);
-        const Ending end = perform(o, parts, CallSite::current(true), false);  // the first frame is the Group's own method
+        const Ending end = perform(o, parts, CallSite::current(), false);
         turn_.release();
         check(o, parts, end, false);
         return true;
@@ -315,7 +315,7 @@ public:
           out_(kept(operation.out.object)),
           operation_(operation),
           parts_(std::move(parts)),
-          site_(CallSite::current(true)),
+          site_(CallSite::current()),
           result_(operation.result.is_valid() ? nb::borrow(operation.result) : nb::none()) {}
 
     // Runs it, once. False if another thread is at it. Raises only what a signal handler has raised before all ranks had met:

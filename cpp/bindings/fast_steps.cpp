@@ -275,7 +275,7 @@ protected:
         Held held(layout, ended_, resting_);  // the slot comes by the channel that the part comes by
         if (!held.all) return false;
         give_number(o);
-        const CallSite site = CallSite::current(true);  // the first frame is the Group's own method
+        const CallSite site = CallSite::current();
         Begun begun = begin(o, site);
         if (is_told) {
             StepsLayout& told = *nb::inst_ptr<StepsLayout>(told_object);
@@ -514,7 +514,7 @@ public:
           x_(kept(operation.x.object)),
           out_(kept(operation.out.object)),
           operation_(operation),
-          site_(CallSite::current(true)),
+          site_(CallSite::current()),
           result_(operation.result.is_valid() ? nb::borrow(operation.result) : nb::none()) {}
 
     // Does what can be done at once. False if that was not all, or if another thread is at it.

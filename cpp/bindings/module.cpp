@@ -43,7 +43,7 @@ void phalanx::bind_call_site(nb::module_& m) {
     nb::class_<CallSite>(m, "CallSite", "A place in the user's program; see phalanx.group.tracking.call_site.")
         .def_prop_ro("code", &CallSite::code)
         .def_prop_ro("line", &CallSite::line);
-    m.def("call_site", [] { return CallSite::current(false); }, "What this thread works for, or where it is.");
+    m.def("call_site", [] { return CallSite::current(); }, "What this thread works for, or where it is.");
     m.def(
         "lend_call_site", [](const CallSite* site) { CallSite::lent() = site; }, "site"_a.none(),
         "What this thread does from now on is done for that place. The caller keeps it until it says None.");
@@ -118,6 +118,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_steps(m);
     phalanx::bind_fast_steps(m);
     phalanx::bind_torch_calls(m);
+    phalanx::bind_verb_methods(m);
 #if defined(PHALANX_JITTER)
     m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,
           "From now on this process pauses as the seed says; 0: not at all. Only in the build of `make jitter`.");

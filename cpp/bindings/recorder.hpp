@@ -49,7 +49,7 @@ public:
 
     // The caller fills in the rest, then calls `show`, and `end` when it is over.
     Record& begin(const char* verb) {
-        return begin(verb, CallSite::current(true));  // the first frame is the Group's own method, which called us
+        return begin(verb, CallSite::current());
     }
 
     Record& begin(const char* verb, CallSite site) {

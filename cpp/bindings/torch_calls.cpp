@@ -98,7 +98,7 @@ public:
 
     // For one that does not run at once: the place that asks for it, and the time.
     void note_caller() {
-        site_ = CallSite::current(false);
+        site_ = CallSite::current();
         issued_ns_ = monotonic_ns();
     }
 

@@ -357,6 +357,13 @@ class DeviceCollectives:
     def close(self) -> None: ...
     def blamed(self, outcome: int) -> list[int]: ...
 
+VERBS: tuple[str, ...]
+
+class VerbMethod:
+    __wrapped__: Any
+    def __init__(self, function: Any, hide_frames: Any) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class FastPath:
     paused: int
     device: DeviceCollectives | None

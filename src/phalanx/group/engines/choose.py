@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from ..._native import core
 from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...backends.mpi.context import mpi_context
@@ -75,6 +76,10 @@ def _has_ferrotorch_ranks(backend: LaneBackend) -> bool:
     return backend.peers == "ferrotorch"
 
 
+def _is_alone(backend: LaneBackend) -> bool:
+    return backend.world_size == 1 and core is not None
+
+
 def _shares_memory(backend: LaneBackend) -> bool:
     return 1 == len(memory_groups(backend)) < backend.world_size
 
@@ -90,6 +95,7 @@ def _always(_backend: LaneBackend) -> bool:
 _ENGINES: tuple[tuple[Callable[[LaneBackend], bool], Start], ...] = (
     (_enters_mpi, _late(".mpi.engine")),
     (_has_ferrotorch_ranks, _late(".classic")),
+    (_is_alone, segment.start),  # it shares memory with nobody, but its calls are as quick there
     (_shares_memory, segment.start),
     (_shares_memory_inside_hosts, hosts.start),
     (_always, network.start),

@@ -75,29 +75,31 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
     """Maps the memory that this rank shares with its neighbours. All members of the group call it.
 
     Args:
-        neighbours: Ranks of the group, this one among them. Without others it maps nothing, but takes part in the vote.
+        neighbours: Ranks of the group, this one among them. Without others in a larger group it maps
+            nothing, but takes part in the vote.
         heap: Bytes for the arrays of `Group.empty`.
 
     Returns:
-        True if all members could map what they should; and this rank's segment, if it has neighbours.
+        True if all members could map what they should; and this rank's segment, if it was to map one.
 
     Raises:
         DeadlinePassed, FingerprintMismatch, PhalanxError: As `steps.run`.
     """
     lane = setup.lane
+    maps = len(neighbours) > 1 or lane.size == 1
     sharing = setup.running.with_fingerprint(fingerprint_of("share memory", 0, "", (lane.size,), "", 0))
     opened: Segment | None = None
     problem = ""
     with contextlib.ExitStack() as until_mapped:
         offer = b""
-        if lane.rank == neighbours[0] and len(neighbours) > 1:
+        if maps and lane.rank == neighbours[0]:
             try:
                 fd, offer = _make(len(neighbours), heap, current(sharing.deadline.remaining()))
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
         offer = _tell(sharing, lane, neighbours, offer)
-        if len(neighbours) > 1:
+        if maps:
             try:
                 opened = _open(offer, neighbours.index(lane.rank), len(neighbours))
             except OSError as error:

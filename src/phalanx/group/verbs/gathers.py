@@ -45,11 +45,9 @@ class Gathers(UnevenGathers):
             Desync: A member called another operation.
         """
         try:
-            fast = self._fast_path
-            if fast is not None:
-                done: Any = self._later("barrier", timeout) if async_op else fast.barrier(timeout)
-                if done is not None:
-                    return done if async_op else None
+            issued = self._later("barrier", timeout) if async_op else None
+            if issued is not None:
+                return issued
             self._check()
 
             def body(engine: Engine, running: RunningCollective) -> None:
@@ -84,11 +82,9 @@ class Gathers(UnevenGathers):
             As `barrier`; `InvalidRank` and `UnsupportedArray` before anything is sent.
         """
         try:
-            fast = self._fast_path
-            if fast is not None:
-                done = self._later("broadcast", x, src, timeout) if async_op else fast.broadcast(x, src, timeout)
-                if done is not None:
-                    return done
+            issued = self._later("broadcast", x, src, timeout) if async_op else None
+            if issued is not None:
+                return issued
             self._check()
             src = as_member(src, self.world_size)
             target = adapt(x, write=self.rank != src)
@@ -167,11 +163,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("all_gather", x, None, out, counts, timeout, async_op)
-            fast = self._fast_path
-            if fast is not None and out is not None:
-                done = self._later("all_gather", x, out, timeout) if async_op else fast.all_gather(x, out, timeout)
-                if done is not None:
-                    return done
+            issued = self._later("all_gather", x, out, timeout) if async_op and out is not None else None
+            if issued is not None:
+                return issued
             self._check()
             source = adapt(x, write=False)
             target = target_for(out, source, stacked_shape(source.array, self.world_size))
@@ -270,11 +264,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("gather", x, dst, out, counts, timeout, async_op)
-            fast = self._fast_path
-            if fast is not None:
-                done = self._later("gather", x, dst, out, timeout) if async_op else fast.gather(x, dst, out, timeout)
-                if done is not None:
-                    return None if done is True else done
+            issued = self._later("gather", x, dst, out, timeout) if async_op else None
+            if issued is not None:
+                return issued
             self._check()
             dst = as_member(dst, self.world_size)
             source = adapt(x, write=False)
@@ -400,11 +392,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._scatter_uneven(x, src, out, counts, timeout, async_op)
-            fast = self._fast_path
-            if fast is not None and out is not None:
-                done = self._later("scatter", x, src, out, timeout) if async_op else fast.scatter(x, src, out, timeout)
-                if done is not None:
-                    return done
+            issued = self._later("scatter", x, src, out, timeout) if async_op and out is not None else None
+            if issued is not None:
+                return issued
             self._check()
             src = as_member(src, self.world_size)
             target = adapt_out(out) if out is not None else None
@@ -540,11 +530,10 @@ class Gathers(UnevenGathers):
             As `broadcast`.
         """
         try:
-            fast = self._fast_path
-            if fast is not None and out is not None and send_counts is None and recv_counts is None:
-                done = self._later("all_to_all", x, out, timeout) if async_op else fast.all_to_all(x, out, timeout)
-                if done is not None:
-                    return done
+            is_even = send_counts is None and recv_counts is None
+            issued = self._later("all_to_all", x, out, timeout) if async_op and is_even and out is not None else None
+            if issued is not None:
+                return issued
             self._check()
             source = adapt(x, write=False)
             if send_counts is None:

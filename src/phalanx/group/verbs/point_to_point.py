@@ -83,18 +83,6 @@ class PointToPoint(GroupCore):
             PeerLost: The receiver is gone.
         """
         try:
-            fast = self._fast_messages
-            if fast is not None and not async_op:
-                try:
-                    answer = fast.send(x, dst, tag, timeout)
-                    if answer is True:
-                        return None
-                    if answer is not False:
-                        self._go_on_sending(x, dst, tag, timeout, *answer)
-                        return None
-                except BaseException:
-                    self._take_back()
-                    raise
             dst, tag = self._check_target(dst, tag)
             return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
         except BaseException as error:
@@ -177,18 +165,6 @@ class PointToPoint(GroupCore):
             PeerLost: The sender is gone.
         """
         try:
-            fast = self._fast_messages
-            if fast is not None and not async_op:
-                try:
-                    answer = fast.recv(out, src, tag, timeout)
-                    if answer is True:
-                        return out
-                    if answer is not False:
-                        assert src is not None
-                        return self._go_on_receiving(out, src, tag, timeout, *answer)
-                except BaseException:
-                    self._take_back()
-                    raise
             src, tag = self._check_source(src, tag)
             return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
         except BaseException as error:

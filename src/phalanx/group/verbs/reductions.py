@@ -55,11 +55,9 @@ class Reductions(CollectiveRunner):
             As `broadcast`.
         """
         try:
-            fast = self._fast_path
-            if fast is not None:
-                done = self._later("all_reduce", x, op, timeout) if async_op else fast.all_reduce(x, op, timeout)
-                if done is not None:
-                    return done
+            issued = self._later("all_reduce", x, op, timeout) if async_op else None
+            if issued is not None:
+                return issued
             self._check()
             target = adapt(x, write=True)
             reduction = Reduction(op, target)
@@ -168,11 +166,9 @@ class Reductions(CollectiveRunner):
             As `all_reduce`; `InvalidRank` if there is no rank `dst`.
         """
         try:
-            fast = self._fast_path
-            if fast is not None:
-                done = self._later("reduce", x, dst, op, timeout) if async_op else fast.reduce(x, dst, op, timeout)
-                if done is not None:
-                    return done
+            issued = self._later("reduce", x, dst, op, timeout) if async_op else None
+            if issued is not None:
+                return issued
             self._check()
             dst = as_member(dst, self.world_size)
             target = adapt(x, write=self.rank == dst)
@@ -243,15 +239,9 @@ class Reductions(CollectiveRunner):
             As `all_reduce`.
         """
         try:
-            fast = self._fast_path
-            if fast is not None and out is not None:
-                done = (
-                    self._later("reduce_scatter", x, op, out, timeout)
-                    if async_op
-                    else fast.reduce_scatter(x, op, out, timeout)
-                )
-                if done is not None:
-                    return done
+            issued = self._later("reduce_scatter", x, op, out, timeout) if async_op and out is not None else None
+            if issued is not None:
+                return issued
             self._check()
             source = adapt(x, write=False)
             reduction = Reduction(op, source)

@@ -1,0 +1,336 @@
+// The verbs of a group as methods that are no Python functions: each tries the group's fast path, and calls the Python method
+// only for what that declines. A frame of Python costs as much as everything else in a short collective.
+//
+// A `VerbMethod` takes the place of the Python method in the class, and looks like it: its name, signature and documentation are
+// that method's.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "collective_calls.hpp"
+#include "module.hpp"
+
+#ifndef Py_TPFLAGS_METHOD_DESCRIPTOR
+#define Py_TPFLAGS_METHOD_DESCRIPTOR (1UL << 17)
+#endif
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+enum class Message : int { send, recv };
+
+// What a verb takes, and where its fast path is.
+struct Signature {
+    static constexpr int most = 3;
+
+    nb::str name;
+    nb::str attribute;  // of the group: its fast path
+    int count = 0;      // of arguments that need not be named
+    int required = 0;
+    std::array<nb::str, most> names;
+    std::array<nb::object, most> defaults;
+    bool is_message = false;
+    int verb = 0;  // a Verb or a Message
+};
+
+// The arguments of one call. What was not given is its default.
+struct Arguments {
+    std::array<PyObject*, Signature::most> given{};
+    PyObject* timeout = Py_None;
+    PyObject* tag = nullptr;  // of a message; null for 0
+};
+
+struct Names {
+    nb::str timeout = interned("timeout"), async_op = interned("async_op"), tag = interned("tag"), take_back = interned("_take_back"),
+            go_on_sending = interned("_go_on_sending"), go_on_receiving = interned("_go_on_receiving");
+    nb::int_ zero = nb::int_(0);
+
+    static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
+};
+
+// Made by the first method and never freed, as the interpreter's own names.
+const Names& names() {
+    static const Names* const all = new Names;
+    return *all;
+}
+
+struct VerbMethod {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject* function;
+    PyObject* hide_frames;
+    Signature* signature;
+};
+
+// False for a call that the fast path does not know: the Python method says what is wrong, or knows better.
+bool read(const Signature& signature, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, Arguments& found) {
+    if (count > signature.count) return false;
+    std::copy_n(args, count, found.given.begin());
+    const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_Size(kwnames);
+    for (Py_ssize_t i = 0; i < named; ++i) {
+        // Names in a program's text are interned; any other way to write them goes the Python method's way.
+        PyObject* const name = PyTuple_GetItem(kwnames, i);
+        PyObject* const value = args[count + i];
+        if (name == names().timeout.ptr()) {
+            found.timeout = value;
+        } else if (name == names().async_op.ptr()) {
+            if (value != Py_False) return false;
+        } else if (signature.is_message && name == names().tag.ptr()) {
+            found.tag = value;
+        } else {
+            int place = 0;
+            while (place < signature.count && name != signature.names[place].ptr()) ++place;
+            if (place == signature.count || found.given[place] != nullptr) return false;
+            found.given[place] = value;
+        }
+    }
+    for (int i = 0; i < signature.count; ++i) {
+        if (found.given[i] != nullptr) continue;
+        if (i < signature.required) return false;
+        found.given[i] = signature.defaults[i].ptr();
+    }
+    return true;
+}
+
+nb::object by_core(CollectiveCalls& calls, Verb verb, const Arguments& a) {
+    const auto [first, second, third] = a.given;
+    switch (verb) {
+        case Verb::barrier: return calls.barrier(a.timeout, false);
+        case Verb::broadcast: return calls.broadcast(first, second, a.timeout, false);
+        case Verb::all_reduce: return calls.all_reduce(first, second, a.timeout, false);
+        case Verb::reduce: return calls.reduce(first, second, third, a.timeout, false);
+        case Verb::all_gather: return calls.all_gather(first, second, a.timeout, false);
+        case Verb::gather: return calls.gather(first, second, third, a.timeout, false);
+        case Verb::scatter: return calls.scatter(first, second, third, a.timeout, false);
+        case Verb::reduce_scatter: return calls.reduce_scatter(first, second, third, a.timeout, false);
+        case Verb::all_to_all: return calls.all_to_all(first, second, a.timeout, false);
+    }
+    return nb::none();
+}
+
+// The method of that name of a fast path that is not the core's own, with the same arguments.
+nb::object by_name(const Signature& signature, nb::handle fast, const Arguments& a) {
+    std::array<PyObject*, Signature::most + 3> all{fast.ptr()};
+    std::size_t count = 1;
+    for (int i = 0; i < signature.count; ++i) all[count++] = a.given[i];
+    if (signature.is_message) all[count++] = a.tag != nullptr ? a.tag : names().zero.ptr();
+    all[count++] = a.timeout;
+    nb::object answer = nb::steal(PyObject_VectorcallMethod(signature.name.ptr(), all.data(), count, nullptr));
+    if (!answer.is_valid()) throw nb::python_error();
+    return answer;
+}
+
+// Not valid if the fast path has declined it.
+nb::object collective(const Signature& signature, nb::handle fast, const Arguments& a) {
+    const auto verb = static_cast<Verb>(signature.verb);
+    const bool needs_out = verb == Verb::all_gather || verb == Verb::scatter || verb == Verb::reduce_scatter || verb == Verb::all_to_all;
+    if (needs_out && a.given[signature.count - 1] == Py_None) return {};
+    CollectiveCalls* const calls = CollectiveCalls::of(fast);
+    nb::object answer = calls != nullptr ? by_core(*calls, verb, a) : by_name(signature, fast, a);
+    if (answer.is_none()) return {};
+    return answer.ptr() == Py_True ? nb::none() : answer;  // there is no result
+}
+
+// The same for a message. One that takes long is handed over to the group.
+nb::object message(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
+    const auto verb = static_cast<Message>(signature.verb);
+    const nb::handle array = a.given[0];
+    try {
+        const nb::object answer = by_name(signature, fast, a);
+        if (answer.ptr() == Py_False) return {};
+        const nb::object result = verb == Message::recv ? nb::borrow(array) : nb::none();
+        if (answer.ptr() == Py_True) return result;
+        const nb::handle tag = a.tag != nullptr ? nb::handle(a.tag) : nb::handle(names().zero);
+        const nb::str& go_on = verb == Message::recv ? names().go_on_receiving : names().go_on_sending;
+        return group.attr(go_on)(array, nb::handle(a.given[1]), tag, nb::handle(a.timeout), *answer);
+    } catch (const nb::python_error&) {
+        group.attr(names().take_back)();
+        throw;
+    }
+}
+
+// Takes Phalanx's frames out of the error that is set.
+void hide_frames(PyObject* hide) {
+    PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != nullptr) PyException_SetTraceback(error, trace);
+    Py_XDECREF(trace);
+    PyObject* const done = PyObject_CallOneArg(hide, error);
+    if (done == nullptr) PyErr_Clear();
+    Py_XDECREF(done);
+    PyErr_Restore(type, error, PyException_GetTraceback(error));
+}
+
+PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+    auto* const method = reinterpret_cast<VerbMethod*>(self);
+    const Signature& signature = *method->signature;
+    const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    Arguments found;
+    try {
+        if (count > 0 && read(signature, args + 1, count - 1, kwnames, found)) {
+            // Not PyObject_GetAttr: a group has a hook for attributes that it has not.
+            const nb::object fast = nb::steal(PyObject_GenericGetAttr(args[0], signature.attribute.ptr()));
+            if (!fast.is_valid()) PyErr_Clear();
+            if (fast.is_valid() && !fast.is_none()) {
+                nb::object result = signature.is_message ? message(signature, args[0], fast, found) : collective(signature, fast, found);
+                if (result.is_valid()) return result.release().ptr();
+            }
+        }
+        return PyObject_Vectorcall(method->function, args, nargsf, kwnames);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    hide_frames(method->hide_frames);
+    return nullptr;
+}
+
+nb::object attribute(PyObject* function, const char* name) {
+    nb::object found = nb::steal(PyObject_GetAttrString(function, name));
+    if (!found.is_valid()) throw nb::python_error();
+    return found;
+}
+
+Signature* signature_of(PyObject* function) {
+    auto made = std::make_unique<Signature>();
+    const auto name = nb::cast<std::string>(attribute(function, "__name__"));
+    made->is_message = name == "send" || name == "recv";
+    made->attribute = Names::interned(made->is_message ? "_fast_messages" : "_fast_path");
+    made->name = Names::interned(name.c_str());
+    if (made->is_message) {
+        made->verb = static_cast<int>(name == "recv" ? Message::recv : Message::send);
+    } else {
+        while (made->verb < verbs && name != verb_names[made->verb]) ++made->verb;
+        if (made->verb == verbs) throw nb::value_error("not a verb that has a fast path");
+    }
+    const nb::object code = attribute(function, "__code__");
+    const nb::object defaults = attribute(function, "__defaults__");
+    const nb::object variables = code.attr("co_varnames");
+    made->count = nb::cast<int>(code.attr("co_argcount")) - 1;  // without the group
+    if (made->count > Signature::most) throw nb::value_error("a verb with too many arguments");
+    made->required = made->count - (defaults.is_none() ? 0 : static_cast<int>(nb::len(defaults)));
+    for (int i = 0; i < made->count; ++i) {
+        made->names[i] = Names::interned(nb::cast<std::string>(variables[i + 1]).c_str());
+        if (i >= made->required) made->defaults[i] = defaults[i - made->required];
+    }
+    return made.release();
+}
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
+    PyObject *function = nullptr, *hide = nullptr;
+    if (!PyArg_ParseTuple(args, "OO", &function, &hide)) return nullptr;
+    try {
+        auto* const allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+        PyObject* const self = allocate(type, 0);
+        if (self == nullptr) return nullptr;
+        const nb::object owner = nb::steal(self);
+        auto* const method = reinterpret_cast<VerbMethod*>(self);
+        method->call = call_method;
+        method->function = Py_NewRef(function);
+        method->hide_frames = Py_NewRef(hide);
+        method->signature = signature_of(function);
+        return Py_NewRef(self);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+    }
+    return nullptr;
+}
+
+int clear(PyObject* self) {
+    auto* const method = reinterpret_cast<VerbMethod*>(self);
+    Py_CLEAR(method->function);
+    Py_CLEAR(method->hide_frames);
+    return 0;
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+    auto* const method = reinterpret_cast<VerbMethod*>(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(method->function);
+    Py_VISIT(method->hide_frames);
+    return 0;
+}
+
+void forget(PyObject* self) {
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    delete reinterpret_cast<VerbMethod*>(self)->signature;
+    PyTypeObject* const type = Py_TYPE(self);
+    auto* const release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+    release(self);
+    Py_DECREF(type);
+}
+
+// As for a function: bound to a group, it is a method.
+PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
+    if (object == nullptr || object == Py_None) return Py_NewRef(self);
+    static PyObject* const method_type = PyObject_GetAttrString(nb::module_::import_("types").ptr(), "MethodType");
+    PyObject* const both[] = {self, object};
+    return PyObject_Vectorcall(method_type, both, 2, nullptr);
+}
+
+PyObject* represent(PyObject* self) { return PyObject_Repr(reinterpret_cast<VerbMethod*>(self)->function); }
+
+// What is known of a function, `closure` being the attribute's name.
+PyObject* ask_function(PyObject* self, void* closure) {
+    return PyObject_GetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure));
+}
+
+PyObject* wrapped(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<VerbMethod*>(self)->function); }
+
+}  // namespace
+
+void phalanx::bind_verb_methods(nb::module_& m) {
+    const auto named = [](const char* name) { return static_cast<void*>(const_cast<char*>(name)); };
+    static PyGetSetDef attributes[] = {
+        {"__wrapped__", wrapped, nullptr, nullptr, nullptr},
+        {"__name__", ask_function, nullptr, nullptr, named("__name__")},
+        {"__qualname__", ask_function, nullptr, nullptr, named("__qualname__")},
+        {"__module__", ask_function, nullptr, nullptr, named("__module__")},
+        {"__doc__", ask_function, nullptr, nullptr, named("__doc__")},
+        {"__annotations__", ask_function, nullptr, nullptr, named("__annotations__")},
+        {nullptr, nullptr, nullptr, nullptr, nullptr},
+    };
+    static PyMemberDef members[] = {
+        {"__vectorcalloffset__", T_PYSSIZET, offsetof(VerbMethod, call), READONLY, nullptr},
+        {nullptr, 0, 0, 0, nullptr},
+    };
+    PyType_Slot slots[] = {
+        {Py_tp_new, reinterpret_cast<void*>(make)},
+        {Py_tp_dealloc, reinterpret_cast<void*>(forget)},
+        {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+        {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+        {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
+        {Py_tp_repr, reinterpret_cast<void*>(represent)},
+        {Py_tp_getset, attributes},
+        {Py_tp_members, members},
+        {0, nullptr},
+    };
+    PyType_Spec spec{"phalanx._core.VerbMethod", sizeof(VerbMethod), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+    const nb::object type = nb::steal(PyType_FromSpec(&spec));
+    if (!type.is_valid()) throw nb::python_error();
+    m.attr("VerbMethod") = type;
+    nb::list known;
+    for (const char* verb : verb_names) known.append(verb);
+    known.append("send");
+    known.append("recv");
+    m.attr("VERBS") = nb::tuple(known);
+}
