@@ -166,7 +166,7 @@ void hide_frames(PyObject* hide) {
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != nullptr) PyException_SetTraceback(error, trace);
     Py_XDECREF(trace);
-    PyObject* const done = PyObject_CallOneArg(hide, error);
+    PyObject* const done = PyObject_CallFunctionObjArgs(hide, error, nullptr);
     if (done == nullptr) PyErr_Clear();
     Py_XDECREF(done);
     PyErr_Restore(type, error, PyException_GetTraceback(error));
