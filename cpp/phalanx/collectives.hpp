@@ -33,6 +33,7 @@
 #include "one_way.hpp"
 #include "reduce.hpp"
 #include "segment.hpp"
+#include "stream_copy.hpp"
 
 namespace phalanx {
 
@@ -111,7 +112,7 @@ public:
     Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
-        const Shape shape{longest, s_.layout().slot_bytes, longest, gathers_by_address(longest)};
+        const Shape shape{longest, window_bytes(), longest, gathers_by_address(longest)};
         std::byte* own = target + counts.sum_before(rank());
         bool own_done = false;
         return exchange(
@@ -127,7 +128,7 @@ public:
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size);
-                if (!own_done) copy(own + from, source + from, part(mine, from, size));
+                if (!own_done) copy_own(own + from, source + from, part(mine, from, size));
             });
     }
 
@@ -137,13 +138,14 @@ public:
         const std::size_t mine = counts[rank()];
         Way way = way_of(root, longest);
         way.to_root = true;
+        way.window = std::min(way.window, window_bytes());
         if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest));
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size);
-                copy(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size));
+                copy_own(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size));
             });
     }
 
@@ -166,7 +168,7 @@ public:
                 const std::size_t start = counts.sum_before(rank()) + from;
                 shown.copy(target + from, root, start, rank() * way.window, part(counts[rank()], from, size));
             });
-        if (outcome == Outcome::done && rank() == root) copy(target, source + counts.sum_before(root), counts[root]);
+        if (outcome == Outcome::done && rank() == root) copy_own(target, source + counts.sum_before(root), counts[root]);
         return outcome;
     }
 
@@ -217,7 +219,7 @@ public:
         const auto& [source, parts, way] = telling_;
         const std::size_t start = rank() * parts.bytes;
         if (rank() == way.root) {
-            if (target != nullptr) copy(target, source + start, parts.bytes);
+            if (target != nullptr) copy_own(target, source + start, parts.bytes);
             return one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
                                           [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
@@ -233,7 +235,7 @@ public:
     Outcome all_to_all(const Call& call, const std::byte* source, std::byte* target, const Lengths& sizes) {
         const auto row = [&](int r) { return sizes.row(r, ranks()); };
         const std::size_t longest = sizes.longest();
-        const std::size_t region = region_bytes(1);
+        const std::size_t region = std::min(region_bytes(1), window_bytes());
         const std::size_t stride = std::min(region, longest);
         const Shape shape{longest, region, ranks() * longest, all_parts_by_address(longest)};
         return exchange(
@@ -254,7 +256,7 @@ public:
                     shown.copy(place(r), r, row(r).sum_before(rank()) + from, rank() * stride, count);
                 });
                 const std::byte* own = source + row(rank()).sum_before(rank()) + from;
-                copy(place(rank()), own, part(row(rank())[rank()], from, size));
+                copy_own(place(rank()), own, part(row(rank())[rank()], from, size));
             });
     }
 
@@ -316,8 +318,15 @@ private:
     static constexpr std::size_t worth_cutting = 512 << 10;
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
+    static constexpr std::size_t cached_window = 128 << 10;
     // From here on several ranks read the parts of a scatter where they lie.
     static constexpr std::size_t worth_reading_parts = 512 << 10;
+#if defined(__x86_64__)
+    // From here on a copy that only this rank reads bypasses the caches.
+    static constexpr std::size_t worth_streaming = 2 << 20;
+#else
+    static constexpr std::size_t worth_streaming = SIZE_MAX;  // it was never quicker
+#endif
     static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
 
     // An operation in which each rank shows something, and then everybody reads it.
@@ -370,6 +379,14 @@ private:
         if (bytes > 0 && to != from) jitter::copy(to, from, bytes);
     }
 
+    // This rank's own part, which nobody else reads. A long one would push everything else out of the caches.
+    static void copy_own(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+        if (bytes >= worth_streaming && to != from)
+            stream_copy(to, from, bytes);
+        else
+            copy(to, from, bytes);
+    }
+
     int rank() const noexcept { return s_.rank(); }
     int ranks() const noexcept { return s_.ranks(); }
 
@@ -382,6 +399,13 @@ private:
     std::size_t region_bytes(std::size_t item) const noexcept {
         const std::size_t unit = std::max(cache_line, item);
         return s_.layout().slot_bytes / ranks() / unit * unit;
+    }
+
+    // How much of what each rank has for all goes at a time. Two ranks that do not wait for a core keep step at little cost, and
+    // so few bytes are still in the caches when the other reads them.
+    std::size_t window_bytes() const noexcept {
+        const std::size_t slot = s_.layout().slot_bytes;
+        return ranks() == 2 && !s_.crowded() ? std::min(slot, cached_window) : slot;
     }
 
     // Not everybody begins with the same rank's memory.

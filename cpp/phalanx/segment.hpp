@@ -151,6 +151,7 @@ public:
     const Layout& layout() const noexcept { return layout_; }
     const Thresholds& thresholds() const noexcept { return thresholds_; }
     std::uint64_t step() const noexcept { return step_; }
+    bool crowded() const noexcept { return patience_.spins == 0; }  // whether ranks share cores: a wait gives the core away
 
     std::byte* slot(int rank, std::uint64_t number) const noexcept {
         return base_ + layout_.slots() + (rank * depth + number % depth) * layout_.slot_bytes;

@@ -42,14 +42,17 @@ void bytes_move_by_every_way() {
 }
 
 void streamed_bytes_are_the_same() {
-    alignas(64) std::byte from[300], to[300];
-    for (std::size_t size : {0u, 63u, 64u, 65u, 300u}) {
-        for (int i = 0; i < 300; ++i) {
-            from[i] = static_cast<std::byte>(i * 7);
-            to[i] = std::byte{1};
+    alignas(64) std::byte from[300], memory[400];
+    for (const std::size_t start : {0u, 1u, 16u, 63u}) {
+        std::byte* const to = memory + start;
+        for (const std::size_t size : {0u, 1u, 62u, 63u, 64u, 65u, 200u, 300u}) {
+            for (int i = 0; i < 300; ++i) {
+                from[i] = static_cast<std::byte>(i * 7);
+                to[i] = std::byte{1};
+            }
+            stream_copy(to, from, size);
+            for (std::size_t i = 0; i < 300; ++i) CHECK(to[i] == (i < size ? from[i] : std::byte{1}));
         }
-        detail::stream(to, from, size);
-        for (std::size_t i = 0; i < 300; ++i) CHECK(to[i] == (i < size ? from[i] : std::byte{1}));
     }
 }
 
