@@ -27,7 +27,7 @@ enum class Mover : int {
     whole,        // memcpy of everything at once: the C library knows how for long arrays
     stream,       // stores that bypass the cache
     by_address,   // process_vm_readv, as from another process
-    through,      // memcpy into a slot of shared memory, and from there to its place
+    in_shared,    // as `copy`, in memory that processes could share: its pages are others
 };
 
 // Bytes that are read from `reads` arrays, combined, and written to `writes` arrays; `in_place` if these are the first ones
@@ -87,14 +87,13 @@ inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t by
 // must be is read once and written once, and no thread waits for another. Infinite where the mover cannot do it.
 inline double time_movement(const Movement& movement, Mover mover, int threads, const Effort& effort) {
     const bool one_source = movement.reads == 1 && !movement.in_place;
-    if (mover != Mover::copy && mover != Mover::stream && !one_source) return std::numeric_limits<double>::infinity();
+    const bool by_tiles = mover == Mover::copy || mover == Mover::stream || mover == Mover::in_shared;
+    if (!by_tiles && !one_source) return std::numeric_limits<double>::infinity();
     constexpr std::size_t line = 64;
-    constexpr std::size_t slot = 1 << 20;
     // No two begin at the same set of a cache, nor in the same bank of the memory.
     const std::size_t stride = (movement.bytes + line - 1) / line * line + 49 * page + line;
     const int arrays = movement.in_place ? std::max(movement.reads, movement.writes) : movement.reads + movement.writes;
-    const detail::Pages memory(stride * arrays);
-    const detail::Pages slots(mover == Mover::through ? slot * threads : 1, true);
+    const detail::Pages memory(stride * arrays, mover == Mover::in_shared);
     std::byte* base = memory.begin();
     const auto target = [&](int i) { return base + (movement.in_place ? i : movement.reads + i) * stride; };
     std::atomic<bool> refused{false};
@@ -108,9 +107,7 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
             for (int i = 0; i < arrays; ++i) std::memset(base + i * stride + begin, i + 1, end - begin);
             filled[member] = 1;
         }
-        const std::size_t step = mover == Mover::copy || mover == Mover::stream ? detail::tile_bytes
-                                 : mover == Mover::through                     ? slot
-                                                                               : std::max<std::size_t>(each, 1);
+        const std::size_t step = by_tiles ? detail::tile_bytes : std::max<std::size_t>(each, 1);
         std::vector<const std::byte*> sources(movement.reads);
         alignas(64) std::byte total[detail::tile_bytes];
         for (std::size_t at = begin; at < end; at += step) {
@@ -129,11 +126,6 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
                     stream_copy(to, result, bytes);
                 } else if (mover == Mover::by_address) {
                     if (!detail::read_by_address(to, result, bytes)) refused.store(true, std::memory_order_relaxed);
-                } else if (mover == Mover::through) {
-                    std::byte* between = slots.begin() + member * slot;
-                    std::memcpy(between, result, bytes);
-                    asm volatile("" ::: "memory");
-                    std::memcpy(to, between, bytes);
                 } else {
                     std::memcpy(to, result, bytes);
                 }

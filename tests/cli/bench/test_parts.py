@@ -19,7 +19,7 @@ from tests.cli.bench.sample_report import report
 import phalanx as px
 from phalanx.cli.bench import contenders
 from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, find_peer, ours
-from phalanx.cli.bench.machine import WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
+from phalanx.cli.bench.machine import MOVERS, WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
 from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
@@ -248,16 +248,16 @@ class FakeMachine:
 
 
 def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
-    machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9)
+    machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9, 1e9)
     limits = MachineLimits(machine, 4)
     movement = Movement(1_000_000, 1, 1, False)
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
-    assert machine.tried == [(mover, 2) for mover in range(4)]
+    assert machine.tried == [(mover, 2) for mover in range(len(MOVERS))]
     machine.tried.clear()
-    machine.speeds = (1e9, 1e9, 1e9, 1e9)  # a busy moment makes no limit higher
+    machine.speeds = (1e9,) * len(MOVERS)  # a busy moment makes no limit higher
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
     assert machine.tried == [(1, 2), (3, 2)], "ways that are far behind are not tried again"
-    machine.speeds = (1e9, 1e9, 1e9, 8e9)
+    machine.speeds = (1e9, 1e9, 1e9, 8e9, 1e9)
     assert limits.measure(movement, 2) == pytest.approx(0.25e-3)
     assert limits.measure(movement, 16) is not None
     assert machine.tried[-1][1] == 4, "no more threads than cores"
@@ -272,7 +272,7 @@ def test_no_limit_where_it_cannot_be_measured() -> None:
 
 
 def test_bandwidth_by_working_set() -> None:
-    found = measure_bandwidth(2, FakeMachine(3e9, 6e9, 1e9, 1e9))
+    found = measure_bandwidth(2, FakeMachine(3e9, 6e9, 1e9, 1e9, 1e9))
     assert [(row.cores, row.size) for row in found] == [(2, size) for size in WORKING_SETS]
     assert {(round(row.copy / 1e9, 3), round(row.add / 1e9, 3)) for row in found} == {(3.0, 2.0)}
     machine = describe(found)
