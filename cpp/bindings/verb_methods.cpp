@@ -1,9 +1,11 @@
 // The verbs of a group as methods that are no Python functions: each tries the group's fast path, and calls the Python method
 // only for what that declines. A frame of Python costs as much as everything else in a short collective.
 //
-// A `VerbMethod` takes the place of the Python method in the class, and looks like it: its name, signature and documentation are
-// that method's.
+// A `VerbMethod` is called as the Python method, and looks like it: its name, signature and documentation are that method's. What
+// takes the place in the class is an `instancemethod`, which binds it to a group: that is a kind of method which torch.compile
+// knows.
 
+#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <structmember.h>
@@ -17,10 +19,6 @@
 
 #include "collective_calls.hpp"
 #include "module.hpp"
-
-#ifndef Py_TPFLAGS_METHOD_DESCRIPTOR
-#define Py_TPFLAGS_METHOD_DESCRIPTOR (1UL << 17)
-#endif
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -277,7 +275,7 @@ void forget(PyObject* self) {
     Py_DECREF(type);
 }
 
-// As for a function: bound to a group, it is a method.
+// As a function's, by which pydoc and others know that it is a method.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
     if (object == nullptr || object == Py_None) return Py_NewRef(self);
     static PyObject* const method_type = PyObject_GetAttrString(nb::module_::import_("types").ptr(), "MethodType");
@@ -290,6 +288,16 @@ PyObject* represent(PyObject* self) { return PyObject_Repr(reinterpret_cast<Verb
 // What is known of a function, `closure` being the attribute's name.
 PyObject* ask_function(PyObject* self, void* closure) {
     return PyObject_GetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure));
+}
+
+// What the class gets, for a Python method of it. The Python method itself where this Python has no such kind of method.
+nb::object verb_method(nb::object type, nb::object function, nb::object hide) {
+    // By its name, because the stable ABI does not promise it.
+    static auto* const made_of = reinterpret_cast<PyObject* (*)(PyObject*)>(dlsym(RTLD_DEFAULT, "PyInstanceMethod_New"));
+    if (made_of == nullptr) return function;
+    nb::object method = nb::steal(made_of(type(function, hide).ptr()));
+    if (!method.is_valid()) throw nb::python_error();
+    return method;
 }
 
 PyObject* wrapped(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<VerbMethod*>(self)->function); }
@@ -324,10 +332,12 @@ void phalanx::bind_verb_methods(nb::module_& m) {
         {0, nullptr},
     };
     PyType_Spec spec{"phalanx._core.VerbMethod", sizeof(VerbMethod), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
     const nb::object type = nb::steal(PyType_FromSpec(&spec));
     if (!type.is_valid()) throw nb::python_error();
-    m.attr("VerbMethod") = type;
+    m.def(
+        "verb_method", [type](nb::object function, nb::object hide_frames) { return verb_method(type, function, hide_frames); },
+        nb::arg("function"), nb::arg("hide_frames"));
     nb::list known;
     for (const char* verb : verb_names) known.append(verb);
     known.append("send");

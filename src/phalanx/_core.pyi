@@ -359,10 +359,7 @@ class DeviceCollectives:
 
 VERBS: tuple[str, ...]
 
-class VerbMethod:
-    __wrapped__: Any
-    def __init__(self, function: Any, hide_frames: Any) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+def verb_method(function: Any, hide_frames: Any) -> Any: ...
 
 class FastPath:
     paused: int

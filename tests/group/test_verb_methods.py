@@ -29,7 +29,7 @@ def test_it_looks_like_the_method(verb):
     assert isinstance(function, types.FunctionType)
     assert (method.__name__, method.__doc__, method.__module__) == (verb, function.__doc__, function.__module__)
     assert inspect.signature(method) == inspect.signature(function)
-    assert method.__qualname__ in repr(method)
+    assert method.__qualname__ == function.__qualname__
     assert f"{verb}(" in pydoc.render_doc(px.Group, renderer=pydoc.plaintext)
 
 
