@@ -64,7 +64,7 @@ def profile(name: str, args: tuple[Any, ...], begin: Callable[[], Any]) -> Any:
 
 class _Event:
     def __init__(self, title: str, tensors: list[Any]) -> None:
-        record = torch.autograd._record_function_with_args_enter(title, *tensors)  # type: ignore[attr-defined]
+        record = torch.autograd._record_function_with_args_enter(title, *tensors)
         self._thread = threading.get_ident()
         self._ended: Any = torch.futures.Future()
         # The end, too, must know which profiler it belongs to: torch carries that over with a future.

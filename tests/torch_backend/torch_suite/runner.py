@@ -3,8 +3,8 @@
     python -m tests.torch_backend.torch_suite.runner ORDER.json
 
 The order names the backend, the device and the tests; a line for each is added to the file that it names, so that what
-was found is kept if the run is ended. The suite is imported once, and each test, or row of them (see `row`), forked from
-there, several at a time. A test has passed if all its ranks have: torch's own runner looks at the first only.
+was found is kept if the run is ended. The suite is imported once, and each test, or row of them (see `row`), forked
+from there, several at a time. A test has passed if all its ranks have: torch's own runner looks at the first only.
 """
 
 from __future__ import annotations
