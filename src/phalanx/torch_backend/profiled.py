@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..background_thread import BackgroundThread
 from .work import FinishedWork, UnfinishedWork
 
 __all__ = ["is_profiled", "profile"]
@@ -74,9 +75,7 @@ class _Event:
         if threading.get_ident() != self._thread:
             self._ended.set_result(None)
             return
-        other = threading.Thread(target=self._ended.set_result, args=(None,), name="phalanx-profiled")
-        other.start()
-        other.join()
+        BackgroundThread(lambda: self._ended.set_result(None), "phalanx-profiled").start().join()
 
 
 def _tensors(values: Any) -> Iterator[Any]:
