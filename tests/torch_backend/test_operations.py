@@ -445,3 +445,27 @@ def test_lists_of_which_only_some_ranks_have_equal_parts() -> None:
         )
 
     together(2, body)
+
+
+def test_where_the_program_makes_its_tensors_does_not_matter() -> None:
+    """Memory that an operation needs for itself is the host's, also if new tensors go elsewhere."""
+
+    def body(rank: int) -> None:
+        group: Any = dist.group.WORLD  # torch's own functions may hide from it where new tensors go
+        gaps, halves = torch.arange(12.0)[::2], torch.ones(0, dtype=torch.bfloat16)
+        average, entries = torch.full((6,), rank, dtype=torch.bfloat16), torch.eye(3).to_sparse()
+        mean = dist.AllreduceOptions()
+        mean.reduceOp = dist.ReduceOp.AVG
+        torch.set_default_device("meta")
+        for tensor in (gaps, halves, entries):
+            group.allreduce([tensor]).wait()
+        group.allreduce([average], mean).wait()
+        group.broadcast([gaps]).wait()
+        work = group.send([gaps], 1, 0) if rank == 0 else group.recv([gaps], 0, 0)
+        work.wait()
+        torch.set_default_device(None)
+        same(gaps, torch.arange(12.0)[::2] * 2)
+        same(average, torch.full((6,), 0.5, dtype=torch.bfloat16))
+        same(entries.to_dense(), torch.eye(3) * 2)
+
+    together(2, body)

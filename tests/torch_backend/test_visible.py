@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.gpu.gpu import needs_gpu
 from tests.torch_backend.support import TORCH, all_gather_single, reduce_scatter_single, together
 from torch._subclasses import FakeTensorMode
 from torch.distributed.distributed_c10d import _coalescing_manager
@@ -21,6 +22,7 @@ with_kernels = pytest.mark.skipif(
 since_2_15 = pytest.mark.skipif(
     TORCH < (2, 15), reason="older releases split only groups with a device, and record only their own backends"
 )
+on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 with_hooks = pytest.mark.skipif(TORCH < (2, 14), reason="groups of older releases have no hooks")
 
 
@@ -87,8 +89,10 @@ OPERATIONS = [
 ]
 
 
-def test_a_mode_sees_every_operation_and_the_results_are_the_same() -> None:
+@on_both
+def test_a_mode_sees_every_operation_and_the_results_are_the_same(device: str) -> None:
     def body(rank: int) -> list[str]:
+        torch.set_default_device(device)
         plain = every_operation(rank)
         with Watch() as watch:
             seen = every_operation(rank)
@@ -98,8 +102,28 @@ def test_a_mode_sees_every_operation_and_the_results_are_the_same() -> None:
     assert together(2, body) == [[*OPERATIONS, "send"], [*OPERATIONS, "recv_"]]
 
 
-def test_communication_is_counted_and_profiled() -> None:
+EVENTS = {
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "_all_gather_base",
+    "all_gather",
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "barrier",
+}
+"""What the profiler shows of them, beside what the dispatcher does."""
+
+
+@on_both
+def test_communication_is_counted_and_profiled(device: str) -> None:
     def body(rank: int) -> tuple[int, set[str]]:
+        torch.set_default_device(device)
         with CommDebugMode() as counts:
             for _ in range(3):
                 dist.all_reduce(torch.ones(4))
@@ -110,6 +134,36 @@ def test_communication_is_counted_and_profiled() -> None:
     for count, profiled in together(2, body):
         assert count == 3
         assert profiled >= {f"c10d::{name}" for name in OPERATIONS}
+        assert profiled >= {f"phalanx:{name}" for name in EVENTS}
+        assert "phalanx:send" in profiled or "phalanx:recv" in profiled
+
+
+@on_both
+def test_events_have_shapes_and_last_until_the_end(device: str) -> None:
+    def body(rank: int) -> list[tuple[str, bool, list[list[int]]]]:
+        torch.set_default_device(device)
+        x, late = torch.ones(2, 3), torch.ones(4)
+        with torch.autograd.profiler.profile(record_shapes=True) as profile:  # type: ignore[no-untyped-call]
+            dist.all_reduce(x)
+            work = dist.all_reduce(late, async_op=True)
+            assert work is not None
+            work.wait()
+            if rank == 0:
+                dist.send(x, 1)
+            else:
+                dist.recv(x)
+            with pytest.raises(ValueError, match="float8"):
+                dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2))
+        events = [event for event in profile.function_events if event.name.startswith("phalanx:")]
+        assert all(event.cpu_time > 0 for event in events)
+        return [(event.name.partition(":")[2], event.is_async, event.input_shapes) for event in events]
+
+    reductions = [("all_reduce", True, [shape]) for shape in ([2, 3], [4])]
+    failed = ("all_reduce", True, [[2]])
+    assert together(2, body) == [
+        [*reductions, ("send", True, [[2, 3]]), failed],
+        [*reductions, ("recvAnySource", True, [[2, 3]]), failed],
+    ]
 
 
 @with_kernels

@@ -48,10 +48,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         """The groups for tensors that are not on the CPU, by the type of the device; None while one is being made."""
         self.hooked = False
         """Whether every operation goes by torch's dispatcher, because a hook of the group is to see it."""
+        self._dispatched: set[str] = set()
+        """Types of devices whose operations torch's dispatcher leads here."""
         if HAS_BACKENDS:
-            kind = dist.ProcessGroup.BackendType.CUSTOM
-            self._set_default_backend(kind)
-            self._register_backend(torch.device("cpu"), kind, CpuBackend(self))
+            self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+            self._register("cpu")
 
     def _use(self, group: Group) -> None:
         """Has everything done by this group from now on."""
@@ -63,10 +64,22 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self.fast_calls = calls_of(group, [line.state for line in (self._runner, *self._lines)], FinishedWork)
         """The core's way of simple calls, if there is one."""
 
-    def prepare_dispatch(self) -> None:
+    def does_itself(self, device_type: str) -> bool:
+        """Whether operations on that type of device are Phalanx's own, not those of another group of torch."""
+        return device_type == "cpu" or (device_type == "cuda" and devices.are_own(self, device_type))
+
+    def prepare_dispatch(self, device_type: str) -> None:
         """Makes sure that torch's dispatcher leads back here."""
         if not HAS_BACKENDS:
             kernels()
+        elif device_type not in self._dispatched:
+            self._register(device_type)
+
+    def _register(self, device_type: str) -> None:
+        """Tells torch that operations on that type of device come here."""
+        backend = CpuBackend(self)
+        self._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        self._dispatched.add(device_type)
 
     def _open_fast_calls(self) -> None:
         """Lets the core do simple calls, unless each has something about it that the core does not know."""

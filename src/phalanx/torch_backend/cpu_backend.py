@@ -109,13 +109,19 @@ _KERNELS = {
     "monitored_barrier_": "monitored_barrier",
 }
 """The dispatcher's names of the operations, and the methods'."""
-_CPU = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.SparseCPU)
+_DEVICES = {
+    torch._C.DispatchKey.CPU: "cpu",
+    torch._C.DispatchKey.SparseCPU: "cpu",
+    torch._C.DispatchKey.CUDA: "cuda",
+    torch._C.DispatchKey.SparseCUDA: "cuda",
+}
+"""The type of device that the dispatcher has found the tensors on."""
 _SELECT = torch._C.DispatchKey.BackendSelect
 
 
 @functools.cache  # once per process; what is returned keeps the registration alive
 def kernels() -> Any:
-    """Leads the dispatcher's operations on CPU tensors to the groups of Phalanx, and leaves those of others alone.
+    """Leads the dispatcher's operations to the groups of Phalanx, and leaves those of others alone.
 
     The place for it is where torch selects a backend by other things than a tensor's device: after everything that
     watches, and before the kernels for the devices.
@@ -135,7 +141,8 @@ def _kernel(operator: Any, method: str) -> Any:
     def kernel(keys: Any, *args: Any) -> Any:
         keys = keys.remove(_SELECT)
         group = dist.ProcessGroup.unbox(args[place])
-        if not hasattr(group, "prepare_dispatch") or keys.highestPriorityTypeId() not in _CPU:
+        place_of = _DEVICES.get(keys.highestPriorityTypeId())
+        if not hasattr(group, "prepare_dispatch") or place_of is None or not group.does_itself(place_of):
             return operator.redispatch(keys, *args)
         call = running.call
         operation = OPERATIONS[method]

@@ -25,7 +25,7 @@ from .request import OperationRequest, only
 from .sparse import all_reduce_sparse
 from .tensor_lists import check_alike
 from .tensors import OTHER_DTYPES, in_place, is_sparse
-from .visible import OLDER_NAMES
+from .visible import OLDER_NAMES, OPERATIONS
 from .work import Job
 
 __all__ = ["CudaCalls"]
@@ -233,7 +233,7 @@ class CudaCalls:
         if self._is_lent(tensor):
             self._owner._check(dst, tag)
             return self._move(tensor, lambda flat, seconds: self._group.isend(flat, dst, tag=tag, timeout=seconds))
-        return self._owner.send([tensor.detach().cpu()], dst, tag)
+        return OPERATIONS["send"](self._owner, [tensor.detach().cpu()], dst, tag)  # shown already, as this tensor's
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         tensor = only(tensors, "recv")
@@ -275,7 +275,7 @@ class CudaCalls:
         if self._is_lent(tensor):
             receive = self._group.irecv
             return self._move(tensor, lambda flat, seconds: receive(flat, src, tag=tag, timeout=seconds), src)
-        owner, host = self._owner, torch.empty(tensor.shape, dtype=tensor.dtype)
+        owner, host = self._owner, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         memory, target = in_place(host), tensor.detach()
         behind = _mark(tensor.device)
         outgoing, incoming = owner._lines

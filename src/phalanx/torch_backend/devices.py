@@ -17,7 +17,7 @@ from .cuda_calls import CudaCalls
 from .group_interface import TorchGroup
 from .visible import OLDER_NAMES
 
-__all__ = ["device_types", "group_for", "operation_of"]
+__all__ = ["are_own", "device_types", "group_for", "operation_of"]
 
 
 def _backends(group: TorchGroup) -> dict[str, str]:
@@ -34,6 +34,11 @@ def device_types(group: TorchGroup) -> list[Any]:
     """The devices that the group takes tensors from, the CPU first."""
     kinds = [kind for kind in _backends(group) if group.device_groups.get(kind, True) is not None]
     return [torch.device("cpu"), *map(torch.device, kinds)]
+
+
+def are_own(group: TorchGroup, device_type: str) -> bool:
+    """Whether tensors on that type of device are left to Phalanx itself."""
+    return _backends(group).get(device_type) == "phalanx"
 
 
 def group_for(group: TorchGroup, device: Any) -> Any:

@@ -22,7 +22,10 @@ class TorchGroup(Protocol):
     group_name: str
     group_desc: str
 
-    def prepare_dispatch(self) -> None:
+    def does_itself(self, device_type: str) -> bool:
+        """Whether operations on that type of device are Phalanx's own, not those of another group of torch."""
+
+    def prepare_dispatch(self, device_type: str) -> None:
         """Makes sure that torch's dispatcher leads back to this group."""
 
     def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:

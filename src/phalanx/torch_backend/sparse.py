@@ -47,6 +47,7 @@ def all_reduce_sparse(group: Group, tensor: Any, op: Any, seconds: float | None)
         torch.cat([index for index, _ in kept]).t(),
         torch.cat([value for _, value in kept]),
         mine.shape,
+        device="cpu",
         check_invariants=False,
     ).coalesce()
     with torch.no_grad():  # a detached one would take the values for itself

@@ -126,14 +126,14 @@ def in_place(tensor: Any, *, reducing: bool = False) -> TensorMemory:
     detached = tensor.detach()
     if detached.is_contiguous() and not detached.is_conj() and not detached.is_neg():
         return TensorMemory(_by_address(detached, reducing), detached)
-    copy = torch.empty(detached.shape, dtype=detached.dtype)
+    copy = torch.empty(detached.shape, dtype=detached.dtype, device="cpu")
     copy.copy_(detached)
     return TensorMemory(owned(copy, reducing), detached, copy)
 
 
 def as_tensor(array: Any) -> Any:
     """A tensor on the memory of what `source` or `joined` gave."""
-    return torch.as_tensor(array)
+    return torch.as_tensor(array, device="cpu")  # wherever the program wants its own
 
 
 def is_sparse(tensor: Any) -> bool:
@@ -185,7 +185,9 @@ def _by_address(tensor: Any, reducing: bool) -> Any:
         return array
     _check_values(tensor)
     # A tensor of its own on the same memory: `Group` may do with its storage what it likes.
-    return torch.frombuffer(array, dtype=torch.bfloat16) if array.size else torch.empty(0, dtype=torch.bfloat16)
+    if not array.size:
+        return torch.empty(0, dtype=torch.bfloat16, device="cpu")
+    return torch.frombuffer(array, dtype=torch.bfloat16)
 
 
 def owned(tensor: Any, reducing: bool) -> Any:

@@ -21,6 +21,7 @@ from ..errors import PhalanxError
 from ..frames import hide_frames
 from .errors import translated
 from .group_interface import TorchGroup
+from .profiled import is_profiled, profile
 from .work import FinishedWork
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
@@ -53,7 +54,6 @@ FAST = {
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_dispatch_stack
-_profiled = torch._C._autograd._profiler_enabled
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
@@ -100,11 +100,12 @@ def visible(operation: Perform) -> Perform:
                             return done if type(done) is FinishedWork else self.go_on_with(done, args)
                     except PhalanxError as error:
                         raise translated(error) from None
-            if not (self.hooked or _modes() or _profiled() or _transforms() is not None) and _are_plain(args, kwargs):
+            if not (self.hooked or _modes() or is_profiled() or _transforms() is not None) and _are_plain(args, kwargs):
                 return operation(self, *args, **kwargs)
-            if not _are_on_cpu(args, kwargs):  # the group for that device shows it
+            device = _device_type(args, kwargs)
+            if not self.does_itself(device):  # the group for that device shows it
                 return operation(self, *args, **kwargs)
-            self.prepare_dispatch()
+            self.prepare_dispatch(device)
             outer, running.call = running.call, DispatchedCall(operation, args, kwargs)
             mine = running.call
             try:
@@ -124,7 +125,10 @@ def visible(operation: Perform) -> Perform:
 
 def perform(group: TorchGroup, operation: Perform, *args: Any, **kwargs: Any) -> Any:
     """Does an operation that has come through the dispatcher."""
-    work = operation(group, *args, **kwargs)
+    if is_profiled():
+        work = profile(operation.__name__, args, lambda: operation(group, *args, **kwargs))
+    else:
+        work = operation(group, *args, **kwargs)
     if running.call is not None and running.call.operation is operation:
         running.call.work = work
     return work
@@ -150,10 +154,11 @@ def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _are_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Where the tensors of a call are; without any it is done on the CPU."""
     for arg in (*args[:2], *kwargs.values()):
         if isinstance(arg, (list, tuple)) and arg:
-            return _are_on_cpu(tuple(arg), {})
+            return _device_type(tuple(arg), {})
         if isinstance(arg, torch.Tensor):
-            return bool(arg.is_cpu)
-    return True
+            return str(arg.device.type)
+    return "cpu"

@@ -77,7 +77,7 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
 class UnfinishedWork(dist.Work):  # type: ignore[misc]
     """An operation that goes on after the call has returned."""
 
-    __slots__ = ("_ended", "_error", "_event", "_future", "_lock", "_promise", "_tensors", "_untold")
+    __slots__ = ("_at_end", "_ended", "_error", "_event", "_future", "_lock", "_promise", "_tensors", "_untold")
 
     def __init__(self, tensors: Any) -> None:
         dist.Work.__init__(self)
@@ -89,6 +89,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         self._untold: Any = None
         """The promise of a future that the program holds, of an operation that has ended."""
         self._future: Any = None
+        self._at_end: Callable[[], None] | None = None
         self._ended = False
         self._error: BaseException | None = None
 
@@ -162,8 +163,22 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
         if promise is not None:
             promise.set_result(None)
 
+    def call_at_end(self, job: Callable[[], None]) -> None:
+        """Has something called when the operation has ended, before anybody hears of that; at once if it has.
+
+        Args:
+            job: Short, and without a question to this work, whose lock is held.
+        """
+        with self._lock:
+            if not self._ended:
+                self._at_end = job
+                return
+        job()
+
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
+            if self._at_end is not None:
+                self._at_end()
             self._error = error
             self._ended = True
             self._untold = self._promise

@@ -240,5 +240,8 @@ def make_tensor(raw: npt.NDArray[np.uint8], name: str, shape: tuple[int, ...], r
     if dtype is None:
         raise BackendUnavailable(f"a {name} tensor came, which torch {torch.__version__} does not know: upgrade torch")
     # An empty array has strides of 0, which torch does not take for a view.
-    tensor = torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
+    if len(raw):
+        tensor = torch.from_numpy(raw).view(dtype).reshape(shape)
+    else:
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
     return tensor.requires_grad_() if requires_grad else tensor

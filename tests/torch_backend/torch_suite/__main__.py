@@ -2,20 +2,21 @@
 
 What passes there must pass here, with the same gates lifted (see `lifted`). With `--device cuda` several ranks share
 one GPU, and tests that say nothing of a device get their tensors there. Exits with 1 if a test passes on the baseline
-only. The baseline begins with the tests that did not pass, so that `--seconds` may be short.
+only. The baseline begins with the tests that did not pass. With `--results FILE` a run goes on where the last one with
+that file has ended, so that `--seconds` may be short.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from .runner import Order, run
+from .runner import Order, forget, run
 
 LOGGED = re.compile(r"^\[rank\d+\]:\S+ \S+ \d+ \S+\] ?")
 """What torch's log puts before each line of a rank."""
@@ -28,28 +29,35 @@ def main() -> int:
     parser.add_argument("--backend", default="phalanx")
     parser.add_argument("--baseline", default="gloo", help="an empty name for none")
     parser.add_argument("--only", default="", help="a regular expression for the names of tests")
-    parser.add_argument("--jobs", type=int, default=2, help="tests at a time, each with two or four ranks")
+    parser.add_argument("--jobs", type=int, default=2, help="rows of tests at a time, each with two or four ranks")
+    parser.add_argument("--row", type=int, default=8, help="tests that the same ranks do; 1 for new ranks each time")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a test")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no test of a backend is begun")
-    parser.add_argument("--json", help="a file for all that was found")
+    parser.add_argument("--results", help="a file for all that is found; tests that it knows are not run again")
+    parser.add_argument("--again", help="a regular expression for names of tests that are run all the same")
     args = parser.parse_args()
-    order = Order(args.backend, args.device, args.only, (), args.jobs, args.limit, args.seconds)
-    found = {args.backend: run(order)}
-    _tell(args.backend, found[args.backend])
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1))
-    worse: list[str] = []
-    if args.baseline:
-        first = tuple(name for name, result in found[args.backend].items() if result["outcome"] in MEANT)
-        theirs = found[args.baseline] = run(order._replace(backend=args.baseline, first=first))
-        _tell(args.baseline, theirs)
-        worse = [name for name in first if theirs.get(name, {}).get("outcome") == "passed"]
-        both = [name for name in found[args.backend] if theirs.get(name, {}).get("outcome") == "passed"]
-        run_on_both = f"{len(both)} tests that pass on {args.baseline} were run on {args.backend}"
-        print(f"{run_on_both}; not passed: {len(worse)}", *worse, sep="\n  ")
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1))
-    return bool(worse)
+    with tempfile.TemporaryDirectory() as folder:
+        results = args.results or str(Path(folder) / "results.jsonl")
+        order = Order(args.backend, args.device, results, args.only, (), args.jobs, args.limit, args.seconds, args.row)
+        if args.again is not None:
+            forget(results, args.again)
+        return bool(_compare(order, args.baseline))
+
+
+def _compare(order: Order, baseline: str) -> list[str]:
+    """Runs both; returns the tests that pass on the baseline only."""
+    ours = run(order)
+    _tell(order.backend, ours)
+    if not baseline:
+        return []
+    first = tuple(name for name, result in ours.items() if result["outcome"] in MEANT)
+    theirs = run(order._replace(backend=baseline, first=first))
+    _tell(baseline, theirs)
+    passed = [name for name in ours if theirs.get(name, {}).get("outcome") == "passed"]
+    worse = [name for name in passed if ours[name]["outcome"] != "passed"]
+    run_on_both = f"{len(passed)} tests that pass on {baseline} were run on {order.backend}"
+    print(f"{run_on_both}; not passed: {len(worse)}", *worse, sep="\n  ")
+    return worse
 
 
 def _tell(backend: str, results: dict[str, dict[str, Any]]) -> None:
@@ -58,6 +66,7 @@ def _tell(backend: str, results: dict[str, dict[str, Any]]) -> None:
     for name, result in sorted(results.items()):
         if result["outcome"] in MEANT:
             print(f"  {result['outcome']:8} {result['seconds']:5.1f} s  {name}: {_last_words(result['told'])}")
+    sys.stdout.flush()
 
 
 def _last_words(told: str) -> str:

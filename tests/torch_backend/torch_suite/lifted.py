@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["Suite", "is_for_gpu", "load", "ranks_of"]
+__all__ = ["MANY", "Suite", "is_for_gpu", "load", "ranks_of"]
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 RANK = r"(?:self\.|my_|next_)?rank"
@@ -44,11 +44,14 @@ ON_ONE_GPU = [
     (rf"\.device\.index, {RANK}\)", ".device.index, 0)"),
     (r'get\("device_ids"\), str\(rank\)', 'get("device_ids"), "0"'),
     (r'get\("output_device"\), rank\)', 'get("output_device"), 0)'),
+    (r"\bif device_id == 0 or device_id == 2:", "if rank in (0, 2):"),
+    (r"^            time\.sleep\(0\.1\)$", "            time.sleep(0.01)"),  # of the barrier between tests
     (r"if torch\.cuda\.is_available\(\) and torch\.cuda\.device_count\(\) < int\(", "if False and int("),
 ]
 """What is replaced in the source: each rank's GPU is the first. Lines stay where they are."""
 LIFTED = re.compile(
-    r"Only (NCCL|Nccl|MPI) supports|(NCCL|GLOO) (Batch )?Send Recv|Coalescing manager|Only (Gloo|Nccl)( and|,)"
+    r"Only (NCCL|Nccl|MPI) supports|(NCCL|GLOO) (Batch )?Send Recv|Coalescing manager|Only (Gloo|Nccl)( and|,)|"
+    r"Test requires backend \S+ to be one of"
 )
 """Why torch skips a test for all backends but some, where others may be able to do it."""
 _IS_AVAILABLE, _DEVICE_COUNT = torch.cuda.is_available, torch.cuda.device_count
@@ -92,12 +95,18 @@ def load(backend: str, device: str, limit: float = 60.0) -> type[unittest.TestCa
     suite = _rewritten()
     if device == "cuda":
         _check_driver()
-    suite.BACKEND = LikeGloo(backend)
+    suite.BACKEND = backend if backend == "nccl" else LikeGloo(backend)
+    for listed in (
+        suite.PROFILING_SUPPORTED_BACKENDS,
+        suite.CUDA_PROFILING_SUPPORTED_BACKENDS,
+        suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS,
+    ):
+        listed.append(backend)
     os.environ["BACKEND"] = backend
     if backend != "gloo":
         dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = _monitored_barrier
     _check_values(suite)
-    Suite.device = device
+    Suite.device, Suite.module = device, suite
     return type("Suite", (Suite, suite.TestDistBackend, suite.DistributedTest._DistTestBase), {})
 
 
@@ -110,6 +119,8 @@ class Suite:
     """What the suite does otherwise here."""
 
     device = "cpu"
+    module: Any = None
+    """torch's, with its changes."""
     exit_codes: list[int | None]
 
     def setUp(self) -> None:
@@ -117,8 +128,16 @@ class Suite:
         self._start_processes(torch.multiprocessing.get_context("fork").Process)  # type: ignore[attr-defined]
 
     @classmethod
+    def prepare_row(cls) -> None:
+        """Does once, for several tests, what `setUp` does for one."""
+        cls.module.initialize_temp_directories()
+        cls.module.Barrier.init()
+
+    @classmethod
     def _run(cls, rank: int, test_name: str, *args: Any, **kwargs: Any) -> None:
         torch.cuda.is_available, torch.cuda.device_count = _IS_AVAILABLE, _DEVICE_COUNT
+        # NCCL, which some tests use beside the backend, takes two ranks on one GPU only if it finds two hosts.
+        os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
         if cls.device == "cuda":
             torch.cuda.set_device(0)
             if not is_for_gpu(getattr(cls, test_name)):
@@ -139,6 +158,7 @@ def _lift(common: Any) -> None:
     """Replaces the decorators by which tests are skipped."""
     utils = common.common_utils
     skip_if = utils.skip_but_pass_in_sandcastle_if
+    utils.skip_but_pass_in_sandcastle = lambda reason: skip_if(not LIFTED.match(reason), reason)
     utils.skip_but_pass_in_sandcastle_if = lambda skipped, reason: skip_if(skipped and not LIFTED.match(reason), reason)
     utils.check_if_enable = lambda _test: None  # to read a list of torch's, it would begin with CUDA
     common.skip_if_no_gpu = lambda test: test
