@@ -4,15 +4,15 @@
         [--contenders phalanx torch-phalanx gloo symmetric nccl] [--seconds 0.3] [--load]
 
 Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
-timed. `--load` keeps a kernel of each rank running on another stream. What a contender refuses is shown as "-", with
-its words: NCCL refuses two ranks on one GPU, and Gloo some verbs on CUDA tensors. "ring" is a message to the next rank
-and one from the rank before.
+timed. `--load` keeps a kernel of each rank running on another stream; the ranks then meet before each call, so that
+only the call is timed. What a contender refuses is shown as "-", with its words: NCCL refuses two ranks on one GPU, and
+Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank before. Gloo has no messages
+of CUDA tensors: it takes them, passes their addresses to the kernel's `writev` and ends with "Bad address".
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -33,7 +34,7 @@ SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
 
 
 def main() -> None:
-    """Runs each contender in processes of its own, one after another."""
+    """Runs the contenders one after another, in the same processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -44,21 +45,27 @@ def main() -> None:
     arguments = parser.parse_args()
     click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs per call")
     for ranks in arguments.ranks:
-        for contender in arguments.contenders:
-            with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(rank_of, (ranks, contender, arguments, folder), nprocs=ranks)
-                with open(f"{folder}/0.json", encoding="utf-8") as file:
-                    rows = json.load(file)
-            for verb, size, median, more in rows:
-                shown = f"{median * 1e6:12,.1f}" if median else "           -"
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(rank_of, (ranks, arguments, folder), nprocs=ranks)
+
+
+def rank_of(rank: int, ranks: int, arguments: Any, folder: str) -> None:
+    """One rank; rank 0 shows the results."""
+    torch.cuda.set_device(0)
+    meeting = Meeting(f"{folder}/meeting", rank, ranks) if arguments.load else None
+    for contender in arguments.contenders:
+        for verb, size, median, more in rows_of(contender, rank, ranks, arguments, folder, meeting):
+            shown = f"{median * 1e6:12,.1f}" if median else "           -"
+            if rank == 0:
                 click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({more})")
 
 
-def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) -> None:
-    """One rank; rank 0 leaves the results in the folder."""
-    torch.cuda.set_device(0)
+def rows_of(
+    contender: str, rank: int, ranks: int, arguments: Any, folder: str, meeting: Meeting | None
+) -> list[tuple[str, int, float, str]]:
+    """The results of one contender."""
     backend = {"torch-phalanx": "phalanx", "nccl": "cpu:gloo,cuda:nccl"}.get(contender, "gloo")
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{folder}/{contender}", rank=rank, world_size=ranks)
     close = dist.barrier
     if contender == "phalanx":
         import phalanx as px
@@ -76,30 +83,47 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
         calls, close = of_group(group), group.close
     else:
         calls = of_symmetric() if contender == "symmetric" else of_torch()
-    stop = Load() if arguments.load else None
-    rows = []
+    if contender == "gloo":
+        del calls["ring"]
+    load = None if meeting is None else Load(meeting)
+    rows: list[tuple[str, int, float, str]] = []
     for verb in arguments.verbs:
         for size in arguments.sizes:
             if verb not in calls:
                 continue
             try:
-                rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, stop)))
+                rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, load)))
             except RuntimeError as error:  # on all ranks, before anything was moved
                 rows.append((verb, size, 0.0, _words(error)))
                 break
-    if rank == 0:
-        with open(f"{folder}/0.json", "w", encoding="utf-8") as file:
-            json.dump(rows, file)
     torch.cuda.synchronize()
     if contender == "phalanx":
         close()
     dist.destroy_process_group()
+    return rows
+
+
+class Meeting:
+    """A place in shared memory where the ranks of a host wait for each other, within a microsecond or two."""
+
+    def __init__(self, path: str, rank: int, ranks: int) -> None:
+        with open(path, "ab") as file:
+            file.truncate(8 * ranks)
+        self._counts = np.memmap(path, np.int64, "r+", shape=(ranks,))
+        self._rank = rank
+
+    def meet(self) -> None:
+        """Returns when all have come."""
+        self._counts[self._rank] += 1
+        while self._counts.min() < self._counts[self._rank]:
+            pass
 
 
 class Load:
     """Keeps the multiprocessors busy."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Meeting) -> None:
+        self.meet = meeting.meet
         self._stream = torch.cuda.Stream()
         self._x = torch.randn(4096, 4096, device="cuda")
 
@@ -152,6 +176,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
         for _ in range(rounds):
             if load is not None:
                 load.add()
+                load.meet()
             before = time.perf_counter()
             call()
             stream.synchronize()  # not all of the GPU, which other processes use
