@@ -6,8 +6,9 @@
 Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
 timed. `--load` keeps a kernel of each rank running on another stream; the ranks then meet before each call, so that
 only the call is timed. What a contender refuses is shown as "-", with its words: NCCL refuses two ranks on one GPU, and
-Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank before. Gloo has no messages
-of CUDA tensors: it takes them, passes their addresses to the kernel's `writev` and ends with "Bad address".
+Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank before, "message" one from
+rank 0 to rank 1 or back, half of both. Gloo has no messages of CUDA tensors: it takes them, passes their addresses to
+the kernel's `writev` and ends with "Bad address".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import deque
 from typing import Any
 
 import click
@@ -27,7 +29,7 @@ import torch.multiprocessing as mp
 
 VERBS = [
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
-    *("reduce", "gather", "scatter", "ring"),
+    *("reduce", "gather", "scatter", "ring", "message"),
 ]
 CONTENDERS = ["phalanx", "torch-phalanx", "gloo", "symmetric", "nccl"]
 SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
@@ -84,7 +86,7 @@ def rows_of(
     else:
         calls = of_symmetric() if contender == "symmetric" else of_torch()
     if contender == "gloo":
-        del calls["ring"]
+        del calls["ring"], calls["message"]
     load = None if meeting is None else Load(meeting)
     rows: list[tuple[str, int, float, str]] = []
     for verb in arguments.verbs:
@@ -126,12 +128,18 @@ class Load:
         self.meet = meeting.meet
         self._stream = torch.cuda.Stream()
         self._x = torch.randn(4096, 4096, device="cuda")
+        self._added: deque[Any] = deque()
 
     def add(self) -> None:
-        """Puts some more on its stream."""
+        """Puts some more on its stream, unless enough is there: all of it is waited for at the end."""
+        while self._added and self._added[0].query():
+            self._added.popleft()
+        if len(self._added) > 2:
+            return
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self._x = (self._x @ self._x).clamp_(-1, 1)
+            self._added.append(self._stream.record_event())
 
 
 def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: float, load: Load | None) -> Any:
@@ -148,6 +156,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
         "gather": (out, part),
         "scatter": (part, x),
         "ring": (out, x),
+        "message": (out, x),
     }.get(verb, (x,))
     call = call(*args)
     call()
@@ -159,7 +168,9 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     )
     if verb == "ring":
         expected = (rank - 1) % ranks + 1.0
-    if rank == 0 or verb not in ("reduce", "gather"):
+    if verb == "message":
+        expected = 2.0 - rank
+    if rank == 0 or (verb not in ("reduce", "gather") and (rank == 1 or verb != "message")):
         assert result == expected, f"{verb}: {result} (expected {expected})"
     x.zero_()
     times: list[float] = []
@@ -188,7 +199,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     torch.cuda.synchronize()
     median = torch.tensor([statistics.median(times)])
     dist.all_reduce(median, dist.ReduceOp.MAX)
-    return median.item(), f"{len(times)} calls"
+    return median.item() / (2 if verb == "message" else 1), f"{len(times)} calls"
 
 
 def _words(error: Exception) -> str:
@@ -196,6 +207,20 @@ def _words(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Duplicate" in line or "support" in line.lower()]
     return " ".join((telling or lines)[0].split())[:160]
+
+
+def there_and_back(rank: int, send: Any, recv: Any) -> Any:
+    """A call that sends a message from rank 0 to rank 1 and one back; nothing on other ranks."""
+
+    def first() -> None:
+        send(1)
+        recv(1)
+
+    def second() -> None:
+        recv(0)
+        send(0)
+
+    return [first, second][rank] if rank < 2 else lambda: None
 
 
 def of_group(group: Any) -> dict[str, Any]:
@@ -212,6 +237,7 @@ def of_group(group: Any) -> dict[str, Any]:
         "gather": lambda out, x: lambda: group.gather(x, 0, out if first else None),
         "scatter": lambda out, x: lambda: group.scatter(x if first else None, 0, out),
         "ring": lambda out, x: lambda: group.sendrecv(x, after, out, before),
+        "message": lambda out, x: there_and_back(rank, lambda to: group.send(x, to), lambda src: group.recv(out, src)),
     }
 
 
@@ -236,6 +262,7 @@ def of_torch() -> dict[str, Any]:
         "gather": lambda out, x: lambda: dist.gather(x, list(out.chunk(ranks)) if first else None, 0),
         "scatter": lambda out, x: lambda: dist.scatter(out, list(x.chunk(ranks)) if first else None, 0),
         "ring": lambda out, x: lambda: ring(out, x),
+        "message": lambda out, x: there_and_back(rank, lambda to: dist.send(x, to), lambda src: dist.recv(out, src)),
     }
 
 
