@@ -4,36 +4,39 @@
         [--contenders phalanx torch-phalanx gloo symmetric nccl] [--seconds 0.3] [--load]
 
 Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
-timed. `--load` keeps a kernel of each rank running on another stream. What a contender refuses is shown as "-", with
-its words: NCCL refuses two ranks on one GPU, and Gloo some verbs on CUDA tensors. "ring" is a message to the next rank
-and one from the rank before.
+timed. `--load` keeps a kernel of each rank running on another stream; the ranks then meet before each call, so that
+only the call is timed. What a contender refuses is shown as "-", with its words: NCCL refuses two ranks on one GPU, and
+Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank before, "message" one from
+rank 0 to rank 1 or back, half of both. Gloo has no messages of CUDA tensors: it takes them, passes their addresses to
+the kernel's `writev` and ends with "Bad address".
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
+from collections import deque
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 VERBS = [
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
-    *("reduce", "gather", "scatter", "ring"),
+    *("reduce", "gather", "scatter", "ring", "message"),
 ]
 CONTENDERS = ["phalanx", "torch-phalanx", "gloo", "symmetric", "nccl"]
 SIZES = [4, 65536, 1 << 20, 64 << 20, 256 << 20]
 
 
 def main() -> None:
-    """Runs each contender in processes of its own, one after another."""
+    """Runs the contenders one after another, in the same processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -44,21 +47,27 @@ def main() -> None:
     arguments = parser.parse_args()
     click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs per call")
     for ranks in arguments.ranks:
-        for contender in arguments.contenders:
-            with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(rank_of, (ranks, contender, arguments, folder), nprocs=ranks)
-                with open(f"{folder}/0.json", encoding="utf-8") as file:
-                    rows = json.load(file)
-            for verb, size, median, more in rows:
-                shown = f"{median * 1e6:12,.1f}" if median else "           -"
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(rank_of, (ranks, arguments, folder), nprocs=ranks)
+
+
+def rank_of(rank: int, ranks: int, arguments: Any, folder: str) -> None:
+    """One rank; rank 0 shows the results."""
+    torch.cuda.set_device(0)
+    meeting = Meeting(f"{folder}/meeting", rank, ranks) if arguments.load else None
+    for contender in arguments.contenders:
+        for verb, size, median, more in rows_of(contender, rank, ranks, arguments, folder, meeting):
+            shown = f"{median * 1e6:12,.1f}" if median else "           -"
+            if rank == 0:
                 click.echo(f"{contender:14} {ranks} ranks  {verb:15} {size:>11,} B {shown}   ({more})")
 
 
-def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) -> None:
-    """One rank; rank 0 leaves the results in the folder."""
-    torch.cuda.set_device(0)
+def rows_of(
+    contender: str, rank: int, ranks: int, arguments: Any, folder: str, meeting: Meeting | None
+) -> list[tuple[str, int, float, str]]:
+    """The results of one contender."""
     backend = {"torch-phalanx": "phalanx", "nccl": "cpu:gloo,cuda:nccl"}.get(contender, "gloo")
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{folder}/{contender}", rank=rank, world_size=ranks)
     close = dist.barrier
     if contender == "phalanx":
         import phalanx as px
@@ -76,38 +85,61 @@ def rank_of(rank: int, ranks: int, contender: str, arguments: Any, folder: str) 
         calls, close = of_group(group), group.close
     else:
         calls = of_symmetric() if contender == "symmetric" else of_torch()
-    stop = Load() if arguments.load else None
-    rows = []
+    if contender == "gloo":
+        del calls["ring"], calls["message"]
+    load = None if meeting is None else Load(meeting)
+    rows: list[tuple[str, int, float, str]] = []
     for verb in arguments.verbs:
         for size in arguments.sizes:
             if verb not in calls:
                 continue
             try:
-                rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, stop)))
+                rows.append((verb, size, *measured(calls[verb], verb, rank, ranks, size, arguments.seconds, load)))
             except RuntimeError as error:  # on all ranks, before anything was moved
                 rows.append((verb, size, 0.0, _words(error)))
                 break
-    if rank == 0:
-        with open(f"{folder}/0.json", "w", encoding="utf-8") as file:
-            json.dump(rows, file)
     torch.cuda.synchronize()
     if contender == "phalanx":
         close()
     dist.destroy_process_group()
+    return rows
+
+
+class Meeting:
+    """A place in shared memory where the ranks of a host wait for each other, within a microsecond or two."""
+
+    def __init__(self, path: str, rank: int, ranks: int) -> None:
+        with open(path, "ab") as file:
+            file.truncate(8 * ranks)
+        self._counts = np.memmap(path, np.int64, "r+", shape=(ranks,))
+        self._rank = rank
+
+    def meet(self) -> None:
+        """Returns when all have come."""
+        self._counts[self._rank] += 1
+        while self._counts.min() < self._counts[self._rank]:
+            pass
 
 
 class Load:
     """Keeps the multiprocessors busy."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Meeting) -> None:
+        self.meet = meeting.meet
         self._stream = torch.cuda.Stream()
         self._x = torch.randn(4096, 4096, device="cuda")
+        self._added: deque[Any] = deque()
 
     def add(self) -> None:
-        """Puts some more on its stream."""
+        """Puts some more on its stream, unless enough is there: all of it is waited for at the end."""
+        while self._added and self._added[0].query():
+            self._added.popleft()
+        if len(self._added) > 2:
+            return
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self._x = (self._x @ self._x).clamp_(-1, 1)
+            self._added.append(self._stream.record_event())
 
 
 def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: float, load: Load | None) -> Any:
@@ -124,6 +156,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
         "gather": (out, part),
         "scatter": (part, x),
         "ring": (out, x),
+        "message": (out, x),
     }.get(verb, (x,))
     call = call(*args)
     call()
@@ -135,7 +168,9 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     )
     if verb == "ring":
         expected = (rank - 1) % ranks + 1.0
-    if rank == 0 or verb not in ("reduce", "gather"):
+    if verb == "message":
+        expected = 2.0 - rank
+    if rank == 0 or (verb not in ("reduce", "gather") and (rank == 1 or verb != "message")):
         assert result == expected, f"{verb}: {result} (expected {expected})"
     x.zero_()
     times: list[float] = []
@@ -152,6 +187,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
         for _ in range(rounds):
             if load is not None:
                 load.add()
+                load.meet()
             before = time.perf_counter()
             call()
             stream.synchronize()  # not all of the GPU, which other processes use
@@ -163,7 +199,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     torch.cuda.synchronize()
     median = torch.tensor([statistics.median(times)])
     dist.all_reduce(median, dist.ReduceOp.MAX)
-    return median.item(), f"{len(times)} calls"
+    return median.item() / (2 if verb == "message" else 1), f"{len(times)} calls"
 
 
 def _words(error: Exception) -> str:
@@ -171,6 +207,20 @@ def _words(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Duplicate" in line or "support" in line.lower()]
     return " ".join((telling or lines)[0].split())[:160]
+
+
+def there_and_back(rank: int, send: Any, recv: Any) -> Any:
+    """A call that sends a message from rank 0 to rank 1 and one back; nothing on other ranks."""
+
+    def first() -> None:
+        send(1)
+        recv(1)
+
+    def second() -> None:
+        recv(0)
+        send(0)
+
+    return [first, second][rank] if rank < 2 else lambda: None
 
 
 def of_group(group: Any) -> dict[str, Any]:
@@ -187,6 +237,7 @@ def of_group(group: Any) -> dict[str, Any]:
         "gather": lambda out, x: lambda: group.gather(x, 0, out if first else None),
         "scatter": lambda out, x: lambda: group.scatter(x if first else None, 0, out),
         "ring": lambda out, x: lambda: group.sendrecv(x, after, out, before),
+        "message": lambda out, x: there_and_back(rank, lambda to: group.send(x, to), lambda src: group.recv(out, src)),
     }
 
 
@@ -211,6 +262,7 @@ def of_torch() -> dict[str, Any]:
         "gather": lambda out, x: lambda: dist.gather(x, list(out.chunk(ranks)) if first else None, 0),
         "scatter": lambda out, x: lambda: dist.scatter(out, list(x.chunk(ranks)) if first else None, 0),
         "ring": lambda out, x: lambda: ring(out, x),
+        "message": lambda out, x: there_and_back(rank, lambda to: dist.send(x, to), lambda src: dist.recv(out, src)),
     }
 
 

@@ -9,7 +9,6 @@ and how far the losses are from those of one process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -98,9 +97,26 @@ def texts(step: int) -> torch.Tensor:
     return torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
 
 
-def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> None:
-    """One rank; rank 0 leaves losses and times in the folder."""
+def rank_of(rank: int, ranks: int, contenders: list[str], steps: int, folder: str) -> None:
+    """One rank, which runs the contenders one after another; rank 0 shows what it found."""
     torch.cuda.set_device(0)
+    reference: list[float] = []
+    for contender in contenders:
+        alone = contender == "alone"
+        if alone and rank != 0:
+            continue
+        losses, seconds = trained(0 if alone else rank, 1 if alone else ranks, contender, steps, folder)
+        reference = reference or losses
+        apart = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+        if rank == 0:
+            click.echo(
+                f"{contender:16} {1 if alone else ranks} ranks  {seconds * 1e3:8.1f} ms a step, "
+                f"last loss {losses[-1]:.4f}, at most {apart:.4f} from {contenders[0]}"
+            )
+
+
+def trained(rank: int, ranks: int, contender: str, steps: int, folder: str) -> tuple[list[float], float]:
+    """The losses of one contender, and the median of its steps."""
     torch.manual_seed(0)
     model: Any = GPT().cuda()
     close: Any = None
@@ -110,7 +126,7 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
     if contender != "alone":
         dist.init_process_group(
             "gloo" if kind == "px" or backend == "gloo" else "phalanx",
-            init_method=f"file://{folder}/store",
+            init_method=f"file://{folder}/{contender}",
             rank=rank,
             world_size=ranks,
         )
@@ -161,13 +177,11 @@ def rank_of(rank: int, ranks: int, contender: str, steps: int, folder: str) -> N
         if dist.is_initialized():
             dist.all_reduce(shared)
         losses.append(shared.item())
-    if rank == 0:
-        with open(f"{folder}/result.json", "w", encoding="utf-8") as file:
-            json.dump({"losses": losses, "seconds": statistics.median(times[steps // 3 :])}, file)
     if close is not None:
         close()
     if dist.is_initialized():
         dist.destroy_process_group()
+    return losses, statistics.median(times[steps // 3 :])
 
 
 def outspoken(rank: int, *arguments: Any) -> None:
@@ -188,7 +202,7 @@ def free_port() -> int:
 
 
 def main() -> None:
-    """Runs each contender in processes of its own, one after another."""
+    """Runs the contenders one after another, in the same processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=20)
@@ -198,22 +212,9 @@ def main() -> None:
     click.echo(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; GPT of {count / 1e6:.1f} M parameters, float32"
     )
-    reference: list[float] = []
     for ranks in arguments.ranks:
-        for contender in arguments.contenders:
-            if contender == "alone" and reference:
-                continue
-            many = 1 if contender == "alone" else ranks
-            with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(outspoken, (many, contender, arguments.steps, folder), nprocs=many)
-                with open(f"{folder}/result.json", encoding="utf-8") as file:
-                    found = json.load(file)
-            reference = reference or found["losses"]
-            apart = max(abs(a - b) for a, b in zip(found["losses"], reference, strict=True))
-            click.echo(
-                f"{contender:14} {many} ranks  {found['seconds'] * 1e3:8.1f} ms a step, "
-                f"last loss {found['losses'][-1]:.4f}, at most {apart:.4f} from one process"
-            )
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(outspoken, (ranks, arguments.contenders, arguments.steps, folder), nprocs=ranks)
 
 
 if __name__ == "__main__":

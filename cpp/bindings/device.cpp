@@ -176,14 +176,15 @@ void phalanx::bind_device(nb::module_& m) {
         .def("__init__",
              [](DeviceGroup* self, SharedSegment& segment, const std::vector<std::uintptr_t>& functions, std::uintptr_t context,
                 std::uintptr_t stream, std::uintptr_t event, int number, bool executes, int executors_process, Address closed,
-                std::size_t short_bytes, std::size_t short_if_busy, std::size_t short_if_closed, double slice, nb::object load_kernels, nb::object error_of) {
+                std::size_t short_bytes, std::size_t short_if_idle, std::size_t short_if_busy, std::size_t short_if_closed, double slice,
+                nb::object load_kernels, nb::object error_of) {
                  new (self) DeviceGroup(segment, functions, context, stream, event, number, {executes, executors_process, closed},
-                                        {short_bytes, short_if_busy, short_if_closed, static_cast<std::int64_t>(slice * 1e9)},
+                                        {short_bytes, short_if_idle, short_if_busy, short_if_closed, static_cast<std::int64_t>(slice * 1e9)},
                                         std::move(load_kernels), std::move(error_of));
              },
              nb::arg("segment"), nb::arg("functions"), nb::arg("context"), nb::arg("stream"), nb::arg("event"), nb::arg("number"),
              nb::arg("executes"), nb::arg("executors_process"), nb::arg("closed"), nb::arg("short_bytes"),
-             nb::arg("short_if_busy"), nb::arg("short_if_closed"), nb::arg("slice_seconds"), nb::arg("load_kernels"), nb::arg("error_of"), nb::keep_alive<1, 2>())
+             nb::arg("short_if_idle"), nb::arg("short_if_busy"), nb::arg("short_if_closed"), nb::arg("slice_seconds"), nb::arg("load_kernels"), nb::arg("error_of"), nb::keep_alive<1, 2>())
         .def("broadcast", &broadcast)
         .def("all_reduce", &all_reduce)
         .def("reduce", &reduce_to)

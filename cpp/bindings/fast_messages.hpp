@@ -37,10 +37,10 @@ public:
     }
 
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
-    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout) {
+    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         const Route<RingOut>* found = lookup(out_, dst, message);
-        if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, timeout, false)) return nb::bool_(false);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
         const Route<RingOut> route = *found;
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr || PyObject_Size(route.queue.ptr()) != 0)
@@ -49,10 +49,10 @@ public:
         return send_frame(*route.mapped->half(), route, message, x);
     }
 
-    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         const Route<RingIn>* found = lookup(in_, src, message);
-        if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, timeout, true)) return nb::bool_(false);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
         const Route<RingIn> route = *found;
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src))

@@ -61,15 +61,15 @@ protected:
         return &routes[static_cast<std::size_t>(index)];
     }
 
-    // False if the call is not as simple: the general way looks at it.
-    bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write) const {
+    // False if the call is not as simple: the general way looks at it. `library`: of the array that `x` is, or stands for.
+    bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write, const char* library) const {
         PlainArray& array = message.array;
         if (!limits(message, timeout)) return false;
         if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
         message.tag = PyLong_AsLongLong(tag.ptr());
         if (message.tag < 0) PyErr_Clear();
         return message.tag >= 0 && message.head.make(*array.dtype, array.dims, array.shape,
-                                                     static_cast<std::uint64_t>(message.tag), array.bytes);
+                                                     static_cast<std::uint64_t>(message.tag), array.bytes, library);
     }
 
     // Whether a receive or a message waits in the mailbox that this receive must not overtake.

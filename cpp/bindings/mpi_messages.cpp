@@ -121,10 +121,10 @@ public:
     void close() { routes_.clear(); }
 
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
-    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout) {
+    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         Route* const found = usable(dst, message);
-        if (found == nullptr || !describe(message, x, tag, timeout, false)) return nb::bool_(false);
+        if (found == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
         // Now and then: that the other rank has closed the group is heard by the general way only.
         if (++sends_ % sends_between_looks == 0 && mpi_.anything_waits()) return nb::bool_(false);
         meet(*found);
@@ -145,10 +145,10 @@ public:
         return nb::bool_(true);
     }
 
-    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         Route* const found = usable(src, message);
-        if (found == nullptr || !describe(message, out, tag, timeout, true)) return nb::bool_(false);
+        if (found == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
         const Turn turn(lock_);
         if (!turn.taken || behind_.size() != 0 || PyObject_Size(unread_.ptr()) != 0 || comes_later(found->number))
             return nb::bool_(false);
@@ -253,7 +253,7 @@ void phalanx::bind_mpi_messages(nb::module_& m) {
              nb::arg("oversubscribed"), nb::arg("hand_over"), nb::arg("give_back"))
         .def("close", &MpiMessages::close)
         .def("send", &MpiMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none())
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &MpiMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none());
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
 }

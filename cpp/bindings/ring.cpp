@@ -131,9 +131,9 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("open_in", &FastMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
         .def("close", &FastMessages::close)
         .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none())
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none());
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
@@ -142,7 +142,7 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("open_in", &StreamMessages::open_in, nb::arg("src"), nb::arg("channel"))
         .def("close", &StreamMessages::close)
         .def("send", &StreamMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none())
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &StreamMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none());
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
 }

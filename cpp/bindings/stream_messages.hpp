@@ -39,10 +39,10 @@ public:
     }
 
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
-    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout) {
+    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         const auto* found = lookup(out_, dst, message);
-        if (found == nullptr || *found == nullptr || !describe(message, x, tag, timeout, false)) return nb::bool_(false);
+        if (found == nullptr || *found == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
         const std::shared_ptr<Route> route = *found;
         const Turn turn(*route->lock);
         if (!turn.taken || PyObject_Size(route->queue.ptr()) != 0 || !says(route->channel, ended_, Py_False))
@@ -69,10 +69,10 @@ public:
         return waited(in_any_case([&] { return hand_over(x, of_payload, head); }), message);
     }
 
-    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+    nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         const auto* found = lookup(in_, src, message);
-        if (found == nullptr || *found == nullptr || !describe(message, out, tag, timeout, true)) return nb::bool_(false);
+        if (found == nullptr || *found == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
         const std::shared_ptr<Route> route = *found;
         const Turn turn(*route->lock);
         if (!turn.taken || !says(route->channel, resting_, Py_True) || comes_later(src)) return nb::bool_(false);

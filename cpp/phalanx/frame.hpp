@@ -29,17 +29,18 @@ constexpr std::uint8_t kind_array = 2;
 class ArrayHead {
 public:
     static constexpr int most_dims = 15;  // of one byte of MessagePack; more take the general way
-    static constexpr std::size_t most_text = 31;
+    static constexpr std::size_t most_text = 31, most_library = 15;
 
-    // False if this array is not as simple. Takes what a Py_buffer says.
-    bool make(std::string_view dtype, int dims, const std::ptrdiff_t* shape, std::uint64_t tag, std::uint64_t payload) {
-        if (dtype.empty() || dtype.size() > most_text || dims > most_dims) return false;
+    // False if this array is not as simple. Takes what a Py_buffer says, and the library that the array is of.
+    bool make(std::string_view dtype, int dims, const std::ptrdiff_t* shape, std::uint64_t tag, std::uint64_t payload,
+              std::string_view library = "numpy") {
+        if (dtype.empty() || dtype.size() > most_text || dims > most_dims || library.size() > most_library) return false;
         size_ = sizeof(FrameHeader);
         put(0x93);
         text(dtype);
         put(static_cast<std::uint8_t>(0x90 | dims));
         for (int i = 0; i < dims; ++i) number(static_cast<std::uint64_t>(shape[i]));
-        text("numpy");
+        text(library);
         FrameHeader header;
         header.kind = kind_array;
         header.description = static_cast<std::uint32_t>(size_ - sizeof header);
@@ -68,7 +69,7 @@ private:
         for (int i = bytes - 1; i >= 0; --i) put(static_cast<std::uint8_t>(value >> (8 * i)));  // big endian
     }
 
-    std::array<std::uint8_t, sizeof(FrameHeader) + 2 + most_text + 1 + 9 * most_dims + 6> bytes_;
+    std::array<std::uint8_t, sizeof(FrameHeader) + 2 + most_text + 1 + 9 * most_dims + 1 + most_library> bytes_;
     std::size_t size_ = 0;
 };
 

@@ -95,6 +95,26 @@ void test_pace() {
     CHECK(!pace.busy());
 }
 
+void test_pace_of_short_arrays() {
+    Pace pace(1'000'000);
+    const auto rounds = [&] {
+        int count = 0;
+        for (; !pace.idle(); ++count) pace.short_went_round();
+        return count;
+    };
+    CHECK(rounds() == 16);
+    pace.executed(4, 20'000);
+    CHECK(pace.idle());
+    pace.executed(4, 300'000);  // it had to wait for the kernels of the other ranks, though for no time slice
+    CHECK(!pace.busy() && rounds() == 100);
+    pace.executed(4, 4'500'000);
+    CHECK(pace.busy() && !pace.idle());
+    for (int i = 0; i < 4; ++i) pace.went_round();
+    CHECK(rounds() == 1500);
+    pace.cannot_open_short();
+    CHECK(rounds() == 1024);
+}
+
 void test_flight() {
     Shared<std::uint32_t> state{0};
     Flight mine(state, 0), others(state, 0);
@@ -120,6 +140,7 @@ int main() {
     test_widening();
     test_launches();
     test_pace();
+    test_pace_of_short_arrays();
     test_flight();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

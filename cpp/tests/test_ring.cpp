@@ -270,6 +270,9 @@ void heads_are_messagepack() {
     CHECK(head.make("<c16", 15, many.data(), ~0ull, ~0ull));
     CHECK(!head.make("<c16", 16, many.data(), 0, 0));
     CHECK(!head.make("", 1, many.data(), 0, 0));
+    CHECK(head.make("<f4", 1, shape, 0, 12, "torch.cuda"));
+    CHECK(std::string(reinterpret_cast<const char*>(head.data()), head.size()).ends_with("\x91\x03\xaatorch.cuda"));
+    CHECK(!head.make("<f4", 1, shape, 0, 12, "a library of many letters"));
 }
 
 }  // namespace

@@ -375,6 +375,34 @@ def test_a_busy_gpu_is_gone_round() -> None:
 
 @pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
 @pytest.mark.parametrize(
+    ("ranks", "verb", "elements", "goes_by_kernel"),
+    [
+        (2, "all_reduce", 8, False),
+        (3, "all_reduce", 8, True),
+        (2, "all_reduce", 5000, True),
+        (3, "broadcast", 8, False),
+        (3, "broadcast", 5000, True),
+    ],
+)
+def test_short_arrays_of_an_idle_gpu(ranks: int, verb: str, elements: int, goes_by_kernel: bool) -> None:
+    """The kernel is tried after sixteen operations, where it is quicker than the copies of all ranks."""
+
+    def body(group: px.Group, fake: FakeDriver) -> tuple[int, int, bool]:
+        x = DriverArray(np.full(elements, group.rank + 1, np.float32))
+        run: Any = (lambda: group.all_reduce(x, "max")) if verb == "all_reduce" else (lambda: group.broadcast(x, 1))
+        for _ in range(16):
+            run()
+        before = len(fake.calls)
+        run()
+        expected = group.world_size if verb == "all_reduce" else 2
+        return before, len(fake.calls), bool((x.numpy() == expected).all())
+
+    found = on_ranks(ranks, body, "executor")
+    assert found == [(0, int(goes_by_kernel), True)] + [(0, 0, True)] * (ranks - 1)
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+@pytest.mark.parametrize(
     ("elements", "dtype", "moved"),
     [
         (40_000, np.float32, "uint64"),

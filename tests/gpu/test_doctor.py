@@ -47,7 +47,7 @@ def test_one_gpu() -> None:
     (found,) = gpus(Situation())
     assert found.found == (
         "1 × Fake, CUDA 13.0; ranks that share one: by one kernel, which reads the arrays of all ranks (up to 64 KiB "  # noqa: RUF001
-        "through the memory of the host)"
+        "through the memory of the host, unless the GPU is idle)"
     )
     (found,) = nccl_library(Situation())
     assert (found.status, "with one GPU on one host nothing needs it" in found.found) == (Severity.OK, True)

@@ -229,3 +229,54 @@ def test_offers_are_taken_back_and_used_again() -> None:
         return next(loans._numbers)
 
     assert run_ranks(2, body, backend="mesh") == [1, 1]
+
+
+def short_ones(group: px.Group) -> list[str]:
+    """Messages that are not lent, by all verbs; some in rings that are full, some to ranks that do not wait yet."""
+    install()
+    rank, size, wrong = group.rank, group.world_size, []
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for dtype in (np.float32, np.int8, np.complex64):
+        for count in (0, 1, 16_000):
+            x, out = DriverArray(numbers(rank, count).astype(dtype)), DriverArray(np.zeros(count, dtype))
+            expected = numbers(before, count).astype(dtype)
+            rest = [group.isend(x, after, tag=1) for _ in range(20 if count > 1 else 0)]
+            group.sendrecv(x, after, out, before)
+            if not np.array_equal(out.numpy(), expected):
+                wrong.append(f"sendrecv of {count} {dtype.__name__}")
+            for _ in rest:
+                group.recv(out, before, tag=1)
+            for work in rest:
+                work.wait()
+            if rank % 2:
+                group.send(x, before, tag=2)
+            elif after % 2:
+                time.sleep(0.1 if count else 0)
+                group.recv(out, after, tag=2)
+                if not np.array_equal(out.numpy(), numbers(after, count).astype(dtype)):
+                    wrong.append(f"recv of {count} {dtype.__name__}")
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_short_messages(ranks: int) -> None:
+    assert run_ranks(ranks, short_ones, backend="mesh", timeout=60) == [[]] * ranks
+
+
+def waits_for_nothing(group: px.Group) -> str:
+    install()
+    x = DriverArray(np.ones(4, np.float32))
+    if group.rank:
+        group.send(x, 0, tag=5)
+        group.barrier()
+        return ""
+    with pytest.raises(px.Timeout) as raised:
+        group.sendrecv(x, 1, DriverArray(np.ones(4, np.float32)), 1, timeout=0.3)
+    group.recv(x, 1, tag=5)
+    group.barrier()
+    return str(raised.value)
+
+
+def test_an_exchange_that_nobody_answers() -> None:
+    """The receive is given up; its group goes on."""
+    assert "sendrecv(dst=1, src=1)" in run_ranks(2, waits_for_nothing, backend="mesh", timeout=60)[0]

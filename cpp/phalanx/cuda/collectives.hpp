@@ -44,7 +44,8 @@ inline constexpr int executor = 0;
 
 // Which way an array goes: the same on all ranks.
 struct Routing {
-    std::size_t short_bytes = 0;      // up to here through the host, whatever the GPU does
+    std::size_t short_bytes = 0;      // up to here through the host, unless the GPU is known to be idle
+    std::size_t short_if_idle = 0;    // the same then; by the kernel also below where it spares each of many ranks two copies
     std::size_t short_if_busy = 0;    // the same while the ranks' own kernels keep it busy
     std::size_t short_if_closed = 0;  // the same if other processes cannot open the array
     std::int64_t slice_ns = 0;        // a kernel that had to wait for other processes takes longer than this
@@ -57,8 +58,13 @@ public:
 
     bool busy() const noexcept { return left_ > 0; }
 
+    // Whether a short array may go by the kernel.
+    bool idle() const noexcept { return left_ == 0 && short_left_ == 0; }
+
     // A kernel that moved about so many bytes has taken so long.
     void executed(std::size_t bytes, std::int64_t ns) noexcept {
+        if (ns > copies_ns + static_cast<std::int64_t>(bytes / bytes_per_ns))
+            short_left_ = std::min(ns / worth_ns, longest_short);
         if (ns > slice_ns_ + static_cast<std::int64_t>(bytes / bytes_per_ns)) {
             left_ = next_;
             next_ = std::min(2 * next_, longest);
@@ -69,13 +75,22 @@ public:
 
     // An operation went through the host because of it.
     void went_round() noexcept { --left_; }
+    // One of a short array did.
+    void short_went_round() noexcept { short_left_ = std::max<std::int64_t>(short_left_ - 1, 0); }
+    // The executor could not open one.
+    void cannot_open_short() noexcept { short_left_ = unopened; }
 
 private:
+    // Two copies of a short array take no longer than this, whatever the GPU does. A kernel that took longer had to wait for
+    // the kernels of other processes. So many short arrays go round then that its time is a few microseconds for each of them.
+    static constexpr std::int64_t copies_ns = 60'000, worth_ns = 3'000, longest_short = 1 << 16;
+    static constexpr std::int64_t first_short = 16, unopened = 1024;  // most groups do little
     static constexpr std::size_t bytes_per_ns = 1000;  // the least that a kernel moves, on any GPU that is not busy
     // Operations for which the answer holds; twice as many each time that it was right. Then the executor tries again.
     static constexpr int first = 4, longest = 256;
     std::int64_t slice_ns_;
     int left_ = 0, next_ = first;
+    std::int64_t short_left_ = first_short;
 };
 
 // Memory of the host that copy engines can use, where it can be had in the segment.
@@ -268,11 +283,15 @@ private:
     Outcome run(const Call& given, const Operation& o, void* stream, bool known_ready) {
         const Gpu::Current current(gpu_);
         const Call call = begun(given);
-        if (by_kernel(o.largest)) {
+        const bool is_short = o.largest <= routing_.short_bytes;
+        if (is_short ? short_by_kernel(o) : by_kernel(o.largest)) {
             bool done = false;
             const Outcome outcome = execute(call, o, stream, known_ready, done);
             if (outcome != Outcome::done || done) return outcome;
-        } else if (executes_ && o.largest > routing_.short_bytes) {
+            if (is_short) pace_.cannot_open_short();
+        } else if (is_short) {
+            pace_.short_went_round();
+        } else if (executes_) {
             pace_.went_round();
         }
         return bounce(call, o, stream, known_ready);
@@ -288,6 +307,15 @@ private:
     // Whether the executor does an operation whose largest array has so many bytes: the same on all ranks.
     bool by_kernel(std::size_t largest) const noexcept {
         return executes_ && largest > routing_.short_bytes && (!pace_.busy() || largest > routing_.short_if_busy);
+    }
+
+    // The same of a short one. On an idle GPU a kernel takes 20 µs, however many ranks there are; the copies of 4 B take each
+    // of two ranks as long, and longer the more of them copy at once.
+    bool short_by_kernel(const Operation& o) const noexcept {
+        if (!executes_ || !pace_.idle() || o.largest == 0) return false;
+        const bool is_for_all = o.kind == Kind::all_reduce || o.kind == Kind::all_gather || o.kind == Kind::reduce_scatter ||
+                                o.kind == Kind::all_to_all;
+        return (is_for_all && ranks() > 2) || o.largest > routing_.short_if_idle;
     }
 
     int rank() const noexcept { return s_.rank(); }

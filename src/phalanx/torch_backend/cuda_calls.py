@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..cuda.arrays import device_array
+from ..cuda.host_copies import LONGEST, host_address, host_copies
+from ..deadline import Deadline
+from ..errors import Timeout, UsageError
 from .message_work import MessageWork
 from .reduce_ops import Combining, combining
 from .request import OperationRequest, only
@@ -32,7 +35,10 @@ __all__ = ["CudaCalls"]
 
 LENT_FROM = 2 << 20
 """Bytes above which a message is copied inside the GPU, if the ranks share it. With the threads that torch's messages
-need, two ranks of an H200 exchange tensors in 1.9 ms so; through the host they need 1.0 for 1 MiB, and 126 for 64."""
+need, two ranks of an H200 exchange tensors in 1.5 ms so, whatever their length, and send one in 0.8. Through the host
+it is 0.5 and 0.4 for 1 MiB, and more in proportion."""
+SHORT = 16 << 10
+"""Bytes up to which a message is sent in the calling thread, as on the CPU."""
 PAUSE = 20e-6
 """Seconds between two looks whether a stream has done what is left."""
 
@@ -233,7 +239,7 @@ class CudaCalls:
         if self._is_lent(tensor):
             self._owner._check(dst, tag)
             return self._move(tensor, lambda flat, seconds: self._group.isend(flat, dst, tag=tag, timeout=seconds))
-        return OPERATIONS["send"](self._owner, [tensor.detach().cpu()], dst, tag)  # shown already, as this tensor's
+        return self._send_by_host(tensor, dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         tensor = only(tensors, "recv")
@@ -271,23 +277,60 @@ class CudaCalls:
         lines[0].join(work)
         return owner._noted(work)
 
+    def _send_by_host(self, tensor: Any, dst: int, tag: int) -> Any:
+        """Sends a copy in the memory of the host."""
+        owner = self._owner
+        if tensor.nbytes <= SHORT or not _lies_plainly(tensor):  # torch's own copy of a short one is as quick
+            return OPERATIONS["send"](owner, [tensor.detach().cpu()], dst, tag)  # shown already, as this tensor's
+        owner._check(dst, tag)
+        copy = _HostCopy(tensor, write=False)
+        outgoing, incoming = owner._lines
+
+        def begin() -> Any:
+            copy.load()
+            return owner._send(copy.host, dst, tag)
+
+        def finish(_result: Any) -> int:
+            copy.give_back()
+            return -1
+
+        work = MessageWork((outgoing, incoming), begin, [tensor], finish)
+        outgoing.join(work)
+        return owner._noted(work)
+
     def _receive(self, tensor: Any, src: int | None, tag: int) -> Any:
         if self._is_lent(tensor):
             receive = self._group.irecv
             return self._move(tensor, lambda flat, seconds: receive(flat, src, tag=tag, timeout=seconds), src)
-        owner, host = self._owner, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        memory, target = in_place(host), tensor.detach()
-        behind = _mark(tensor.device)
+        return self._receive_by_host(tensor, src, tag)
+
+    def _receive_by_host(self, tensor: Any, src: int | None, tag: int) -> Any:
+        owner, target = self._owner, tensor.detach()
         outgoing, incoming = owner._lines
+        if _lies_plainly(target):
+            copy = _HostCopy(target, write=True)
+            memory: Any = copy.host
+
+            def store() -> None:
+                copy.store()
+                copy.give_back()
+
+        else:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            filled, behind = in_place(host), _mark(tensor.device)
+            memory = filled.array
+
+            def store() -> None:
+                filled.restore()
+                with _on_own_stream(target.device, behind):
+                    target.copy_(host)
 
         def finish(result: Any) -> int:
-            memory.restore()
-            with _on_own_stream(target.device, behind):
-                target.copy_(host)
+            store()
             return src if src is not None else int(result.src)
 
         def begin() -> Any:
-            return owner._recv(memory.array, src, tag)
+            return owner._recv(memory, src, tag)
 
         work = MessageWork((incoming, outgoing), begin, [tensor], finish)
         incoming.join(work)
@@ -434,6 +477,42 @@ class _on_own_stream:  # noqa: N801 - reads as a statement
         if kind is None:
             while not self._stream.query():
                 time.sleep(PAUSE)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+class _HostCopy:
+    """Memory of the host for a tensor, behind what its stream had to do when this was made.
+
+    It is copied by a copy engine, which never waits for the kernels of other processes. torch's own copy of a short
+    tensor to the GPU does: it takes 274 µs if two processes copy, and this 36.
+    """
+
+    __slots__ = ("_array", "_copies", "give_back", "host")
+
+    def __init__(self, tensor: Any, *, write: bool) -> None:
+        self._array = device_array(_as_on_host(tensor).reshape(-1), write=write).array
+        self._copies = host_copies(self._array.device)
+        self.host, self.give_back = self._copies.lend(self._array.shape, self._array.dtype)
+
+    def load(self) -> None:
+        """Copies the tensor to the host."""
+        self._expect(self._copies.load(self._array, host_address(self.host), Deadline(LONGEST)))
+
+    def store(self) -> None:
+        """Copies it back."""
+        self._expect(self._copies.store(host_address(self.host), self._array, Deadline(LONGEST)))
+
+    @staticmethod
+    def _expect(copied: bool) -> None:
+        if not copied:
+            raise Timeout(f"a tensor on a GPU was not computed within {LONGEST:g} s", seconds=LONGEST)
+
+
+def _lies_plainly(tensor: Any) -> bool:
+    """True if the values of a tensor are what lies in its memory, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

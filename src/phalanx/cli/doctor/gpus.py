@@ -57,7 +57,8 @@ def _ways(names: list[str]) -> str:
     told = []
     for who, placement in placed.items():
         way = way_of(Question("cuda", _LONG, placement, Operation("all_reduce", "sum", "float32")))
-        shorter = f" (up to {SHORT >> 10} KiB through the memory of the host)" if way is Way.EXECUTOR else ""
+        limit = f"up to {SHORT >> 10} KiB through the memory of the host, unless the GPU is idle"
+        shorter = f" ({limit})" if way is Way.EXECUTOR else ""
         told.append(f"{who}: {way.value}{shorter}")
     return "; ".join(told)
 

@@ -77,10 +77,11 @@ class Adapted:
     """An array as contiguous memory: of NumPy, or a `DeviceArray` that only engines can look into.
 
     `finish()` gives what the caller gets back: their own array, changed in place, or where that cannot be written to, a
-    new one of the same kind. `empty(shape)` makes another one on the same GPU; None if it lies on the host.
+    new one of the same kind. `empty(shape)` makes another one on the same GPU; None if it lies on the host. `is_copy`
+    says that it stands for one on a GPU.
     """
 
-    __slots__ = ("array", "dtype", "empty", "finish", "library")
+    __slots__ = ("array", "dtype", "empty", "finish", "is_copy", "library")
 
     def __init__(
         self,
@@ -89,12 +90,14 @@ class Adapted:
         library: str,
         finish: Callable[[], Any],
         empty: Callable[[tuple[int, ...]], Adapted] | None = None,
+        is_copy: bool = False,
     ) -> None:
         self.array = array
         self.dtype = dtype
         self.library = library
         self.finish = finish
         self.empty = empty
+        self.is_copy = is_copy
 
     @property
     def kind(self) -> str:
@@ -176,7 +179,7 @@ def to_host(adapted: Adapted, *, write: bool, read: bool = True) -> Adapted:
         give_back()
         return finish()
 
-    return Adapted(host, adapted.dtype, adapted.library, write_back if write else finish)
+    return Adapted(host, adapted.dtype, adapted.library, write_back if write else finish, is_copy=True)
 
 
 def on_gpu(array: Any) -> bool:

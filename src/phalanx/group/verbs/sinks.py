@@ -99,6 +99,11 @@ class ArraySink(Sink):
         self._filled = target if target.empty is None else None
         self._offered: tuple[Envelope, Lent] | None = None
 
+    @property
+    def on_host(self) -> Adapted | None:
+        """The array, if it has memory of the host by now."""
+        return self._filled
+
     def _memory(self) -> memoryview:
         if self._filled is None:
             self._filled = to_host(self._target, write=True, read=False)

@@ -63,6 +63,7 @@ class DeviceSharing:
             executors_process=0 if self._owns_word else process,
             closed=word,
             short_bytes=routing.SHORT,
+            short_if_idle=routing.SHORT_IF_IDLE,
             short_if_busy=routing.SHORT_IF_BUSY,
             short_if_closed=routing.SHORT_IF_CLOSED,
             slice_seconds=routing.SLICE,
