@@ -23,6 +23,10 @@ namespace {
 
 constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up with a long payload
 
+// How long a sender sleeps for an other side that does not keep up. What it does not send it has to copy aside, so it waits
+// about as long as that would take: most often, the other side only has to wake up.
+std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
+
 constexpr std::int64_t longest_sample_ns = 400'000;  // so that a few quick answers are enough after a long silence
 
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
@@ -32,6 +36,7 @@ int poll_for(pollfd* polled, nfds_t count, double seconds) {
     return ::ppoll(polled, count, &span, nullptr);
 }
 
+double seconds_now() { return static_cast<double>(monotonic_ns()) * 1e-9; }
 std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
@@ -63,13 +68,13 @@ public:
         std::vector<iovec> parts;
         parts.push_back({&header, sizeof header});
         if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
-        return send_parts(parts, buffers, sizeof header + head.size() + payload);
+        return send_parts(parts, buffers, sizeof header + head.size() + payload, worth_staying_ns(payload));
     }
 
     // How many bytes of what is left of a frame went.
     std::size_t send_rest(nb::sequence buffers) {
         std::vector<iovec> parts;
-        return send_parts(parts, buffers, worth_releasing);
+        return send_parts(parts, buffers, worth_releasing, 0);
     }
 
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
@@ -149,7 +154,8 @@ public:
     bool may_sleep() noexcept { return pipe_.may_sleep(open_rings()); }
     void woken() noexcept { pipe_.woken(open_rings()); }
 
-    std::size_t fill(nb::handle view) {
+    // Fills memory with what follows. If it does not come, sleeps, for so many seconds in all and until the waker is set.
+    std::size_t fill(nb::handle view, double wait, int waker) {
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
         const FramePipe::Rings rings = open_rings();
@@ -162,6 +168,14 @@ public:
         } else {
             const WithoutGil released;
             count = pipe_.fill(rings, to, buffer.bytes(), patience_ns);
+            const double end = wait > 0 ? seconds_now() + wait : 0;
+            while (count < buffer.bytes() && wait > 0 && pipe_.ended() == 0) {
+                if (pipe_.may_sleep(rings)) sleep(rings, wait, waker, false);
+                const std::size_t more = pipe_.fill(rings, to + count, buffer.bytes() - count, patience_ns);
+                if (more == 0) break;  // the time is over, or the waker is set
+                count += more;
+                wait = end - seconds_now();
+            }
         }
         taken_ += count;
         return count;
@@ -202,17 +216,17 @@ private:
         if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) pipe_.woken(rings);
     }
 
-    std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total) {
+    std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total, std::int64_t stay_ns) {
         std::deque<Buffer> kept;
         for (nb::handle view : buffers) {
             kept.emplace_back(view, PyBUF_SIMPLE);
             if (kept.back().bytes() != 0) parts.push_back({kept.back().data(), kept.back().bytes()});
         }
-        return send_held(parts, total);
+        return send_held(parts, total, stay_ns);
     }
 
     // Parts whose memory stays until this returns.
-    std::size_t send_held(std::span<iovec> parts, std::size_t total) {
+    std::size_t send_held(std::span<iovec> parts, std::size_t total, std::int64_t stay_ns = 0) {
         std::optional<RingOut::Stay> stay;
         if (out_ != nullptr) stay.emplace(*out_);
         const FramePipe::Rings rings = open_rings();
@@ -222,7 +236,7 @@ private:
             count = pipe_.send(rings, parts, 0);
         } else {
             const WithoutGil released;
-            count = pipe_.send(rings, parts, patience_ns);
+            count = pipe_.send(rings, parts, patience_ns, stay_ns);
         }
         written_ += count;
         return count;
@@ -348,7 +362,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)
         .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
-        .def("fill", &Pipe::fill, nb::arg("view"))
+        .def("fill", &Pipe::fill, nb::arg("view"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)
         .def("sleep", &Pipe::wait, nb::arg("seconds"), nb::arg("waker"), nb::arg("writes"));

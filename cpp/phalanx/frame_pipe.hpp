@@ -66,8 +66,8 @@ public:
         RingWriter* out = nullptr;
     };
 
-    // As many bytes of these parts as go now; waits for room for `patience` at a time.
-    std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns) {
+    // As many bytes of these parts as go now. Looks for room for `patience` at a time, and then sleeps for `stay` at a time.
+    std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns, std::int64_t stay_ns = 0) {
         std::size_t sent = 0;
         std::int64_t since = 0;
         while (!parts.empty() && ended_ == 0) {
@@ -78,7 +78,9 @@ public:
                 since = 0;
                 continue;
             }
-            if (!go_on(since, patience_ns)) break;
+            if (go_on(since, patience_ns)) continue;
+            if (stay_ns == 0 || !sleep_for_room(rings, stay_ns)) break;
+            since = 0;
         }
         if (!parts.empty() && rings.out != nullptr && ended_ == 0) {
             rings.out->ask_for_byte();
@@ -209,6 +211,20 @@ private:
         last_look_ = now;
         relax();
         return now - since < patience_ns;
+    }
+
+    // Sleeps until the other side has made room. False if it has not for so long, or is gone.
+    bool sleep_for_room(const Rings& rings, std::int64_t longest_ns) const noexcept {
+        if (rings.out == nullptr) {
+            pollfd polled{socket_, POLLOUT, 0};
+            const timespec span{static_cast<time_t>(longest_ns / 1'000'000'000), static_cast<long>(longest_ns % 1'000'000'000)};
+            return ::ppoll(&polled, 1, &span, nullptr) == 1;
+        }
+        RingWriter& ring = *rings.out;
+        static const Shared<std::uint32_t> never{0};
+        const Bound bound{.deadline_ns = monotonic_ns() + longest_ns, .aborted = &never};
+        const auto over = [&] { return ring.room(1) != 0 || ring.broken() || ring.other_closed(); };
+        return detail::wait_asleep(ring.bell(), bound, over) == Outcome::done && !ring.other_closed();
     }
 
     static void drop(std::span<iovec>& parts, std::size_t count) noexcept {

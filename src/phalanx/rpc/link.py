@@ -343,7 +343,7 @@ class CallLink(ABC):
         """
         frames: list[Frame] = []
         if self._frame is not None:
-            if self._fill(self._frame):
+            if self._fill(self._frame, wait, waker):
                 self._unhandled = True
                 frames.append(self._frame)
                 self._frame = None
@@ -372,7 +372,7 @@ class CallLink(ABC):
                 frames.append(frame)
                 continue
             self._begin(frame, size, payload)
-            if self._fill(frame):
+            if self._fill(frame, wait, waker):
                 frames.append(frame)
             else:
                 self._frame = frame
@@ -402,8 +402,13 @@ class CallLink(ABC):
         except MemoryError:
             frame.error = InvalidMessage(f"not enough memory for a message of {payload} bytes")
 
-    def _fill(self, frame: Frame) -> bool:
-        """Reads more of a frame; True once it is complete."""
+    def _fill(self, frame: Frame, wait: float, waker: int) -> bool:
+        """Reads more of a frame; True once it is complete.
+
+        Args:
+            wait, waker: As for `read_frames`. While something waits to be sent, it does not sleep here.
+        """
+        wait = 0.0 if self._unsent else wait
         enough = self._left - SLICE
         while self._left:
             if self._left < enough:
@@ -411,7 +416,7 @@ class CallLink(ABC):
             room = self._target
             if room is None:  # it is dropped
                 room = memoryview(bytearray(min(self._left, SCRATCH)))
-            count = self.pipe.fill(room[:SLICE])
+            count = self.pipe.fill(room[:SLICE], wait, waker)
             self._taken += count
             if not count:
                 self.pipe.check()
@@ -427,7 +432,7 @@ class CallLink(ABC):
         if not payload:
             return True
         self._plan(frame, payload)
-        return self._fill(frame)
+        return self._fill(frame, wait, waker)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 

@@ -72,8 +72,13 @@ class Pipe(ABC):
         return None
 
     @abstractmethod
-    def fill(self, view: memoryview) -> int:
-        """Reads the bytes that follow into `view`; returns their number."""
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
+        """Reads the bytes that follow into `view`; returns their number.
+
+        Args:
+            wait: Seconds that it may sleep at a time if they do not come. A pipe need not make use of it.
+            waker: A descriptor that ends the sleep.
+        """
 
     @abstractmethod
     def may_sleep(self) -> bool:
@@ -143,7 +148,7 @@ class _NativePipe(Pipe):
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
         raise NotImplementedError
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
         raise NotImplementedError
 
     def may_sleep(self) -> bool:
@@ -276,7 +281,7 @@ class _StreamPipe(Pipe):
         self._reading = 0
         return frames
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
         self._reading = 1
         count = min(self._stop - self._start, len(view))
         view[:count] = self._view[self._start : self._start + count]
