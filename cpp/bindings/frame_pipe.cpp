@@ -42,13 +42,14 @@ std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
 class Pipe {
 public:
-    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead)
+    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead, std::uint64_t lend_from, int pid, int helpers)
         : in_object_(std::move(in)),
           out_object_(std::move(out)),
           in_(in_object_.is_none() ? nullptr : nb::cast<RingIn*>(in_object_)),
           out_(out_object_.is_none() ? nullptr : nb::cast<RingOut*>(out_object_)),
           socket_(socket),
-          pipe_(socket, read_ahead) {}
+          lend_from_(lend_from),
+          pipe_(socket, read_ahead, {.pid = pid, .helpers = helpers, .lends = lend_from != 0}) {}
 
     int ended() const noexcept { return pipe_.ended(); }
     RingIn* ring() const noexcept { return in_; }
@@ -68,13 +69,17 @@ public:
         std::vector<iovec> parts;
         parts.push_back({&header, sizeof header});
         if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
-        return send_parts(parts, buffers, sizeof header + head.size() + payload, worth_staying_ns(payload));
+        const Kept kept(parts, buffers);
+        const std::int64_t stay_ns = worth_staying_ns(payload);
+        if (lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        return send_held(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
     // How many bytes of what is left of a frame went.
     std::size_t send_rest(nb::sequence buffers) {
         std::vector<iovec> parts;
-        return send_parts(parts, buffers, worth_releasing, 0);
+        const Kept kept(parts, buffers);
+        return send_held(parts, worth_releasing);
     }
 
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
@@ -104,7 +109,12 @@ public:
                 nb::bytes head(pipe_.head(), found->head);
                 pipe_.skip(sizeof *found + found->head);
                 ++taken_;
-                frames.append(nb::make_tuple(found->kind, found->call, head, found->payload));
+                std::uint8_t kind = found->kind;
+                if ((kind & in_parts) != 0 && in_ != nullptr && found->payload != 0) {
+                    kind &= static_cast<std::uint8_t>(~in_parts);
+                    pipe_.begin_parts(found->payload);
+                }
+                frames.append(nb::make_tuple(kind, found->call, head, found->payload));
                 if (found->payload != 0) break;
                 continue;
             }
@@ -185,6 +195,10 @@ public:
     std::uint64_t written() const noexcept { return written_; }
     std::uint64_t taken() const noexcept { return taken_; }
 
+    // How many payloads were offered to be read where they lie, and how many bytes of them were.
+    std::uint64_t loans() const noexcept { return loans_; }
+    std::uint64_t lent() const noexcept { return pipe_.lent(); }
+
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
 private:
@@ -216,13 +230,38 @@ private:
         if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) pipe_.woken(rings);
     }
 
-    std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total, std::int64_t stay_ns) {
-        std::deque<Buffer> kept;
-        for (nb::handle view : buffers) {
-            kept.emplace_back(view, PyBUF_SIMPLE);
-            if (kept.back().bytes() != 0) parts.push_back({kept.back().data(), kept.back().bytes()});
+    // Adds the memory of buffers to the parts of a frame, and keeps it as long as this exists.
+    class Kept {
+    public:
+        Kept(std::vector<iovec>& parts, nb::sequence buffers) {
+            for (nb::handle view : buffers) {
+                buffers_.emplace_back(view, PyBUF_SIMPLE);
+                if (buffers_.back().bytes() != 0) parts.push_back({buffers_.back().data(), buffers_.back().bytes()});
+            }
         }
-        return send_held(parts, total, stay_ns);
+
+    private:
+        std::deque<Buffer> buffers_;
+    };
+
+    // A long payload, which the other side reads in this process's memory if that can be done.
+    std::size_t send_lent(CallHeader& header, std::span<iovec> parts, std::int64_t stay_ns) {
+        std::optional<RingOut::Stay> stay;
+        if (out_ != nullptr) stay.emplace(*out_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return 0;
+        std::size_t count = 0;
+        {
+            const WithoutGil released;
+            const bool loan = pipe_.may_lend(rings, header.head) && way_.is_loan();
+            const std::int64_t since = monotonic_ns();
+            count = loan ? pipe_.send_lent(rings, header, parts, patience_ns, stay_ns) : pipe_.send(rings, parts, patience_ns, stay_ns);
+            // What a ring holds was sent, but is still to be read.
+            way_.note(loan, loan || out_ == nullptr ? count : count - std::min(count / 2, out_->size()), monotonic_ns() - since);
+            if (loan) ++loans_;
+        }
+        written_ += count;
+        return count;
     }
 
     // Parts whose memory stays until this returns.
@@ -254,6 +293,9 @@ private:
     RingIn* in_;
     RingOut* out_;
     int socket_;
+    std::uint64_t lend_from_;  // bytes of a payload; 0: never
+    QuickerWay way_;
+    std::uint64_t loans_ = 0;
     FramePipe pipe_;
     std::int64_t typical_ns_ = 0;  // how long something was waited for of late
     unsigned unlooked_ = 0;        // waits that slept at once
@@ -351,12 +393,15 @@ private:
 
 void phalanx::bind_frame_pipe(nb::module_& m) {
     nb::class_<Pipe>(m, "FramePipe", "Frames of remote calls; see cpp/phalanx/frame_pipe.hpp.")
-        .def(nb::init<int, nb::object, nb::object, std::size_t>(), nb::arg("socket"), nb::arg("inbound").none(),
-             nb::arg("outbound").none(), nb::arg("read_ahead"))
+        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, int, int>(), nb::arg("socket"),
+             nb::arg("inbound").none(), nb::arg("outbound").none(), nb::arg("read_ahead"), nb::arg("lend_from") = 0,
+             nb::arg("pid") = 0, nb::arg("helpers") = 0)
         .def_prop_ro("ended", &Pipe::ended)
         .def_prop_ro("ahead", &Pipe::ahead)
         .def_prop_ro("written", &Pipe::written)
         .def_prop_ro("taken", &Pipe::taken)
+        .def_prop_ro("loans", &Pipe::loans)
+        .def_prop_ro("lent", &Pipe::lent)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
