@@ -42,13 +42,15 @@ std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
 class Pipe {
 public:
-    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead, std::uint64_t lend_from, int pid, int helpers)
+    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead, std::uint64_t lend_from, double lend_for, int pid,
+         int helpers)
         : in_object_(std::move(in)),
           out_object_(std::move(out)),
           in_(in_object_.is_none() ? nullptr : nb::cast<RingIn*>(in_object_)),
           out_(out_object_.is_none() ? nullptr : nb::cast<RingOut*>(out_object_)),
           socket_(socket),
           lend_from_(lend_from),
+          lend_for_ns_(to_ns(lend_for)),
           pipe_(socket, read_ahead, {.pid = pid, .helpers = helpers, .lends = lend_from != 0}) {}
 
     int ended() const noexcept { return pipe_.ended(); }
@@ -255,7 +257,8 @@ private:
             const WithoutGil released;
             const bool loan = pipe_.may_lend(rings, header.head) && way_.is_loan();
             const std::int64_t since = monotonic_ns();
-            count = loan ? pipe_.send_lent(rings, header, parts, patience_ns, stay_ns) : pipe_.send(rings, parts, patience_ns, stay_ns);
+            count = loan ? pipe_.send_lent(rings, header, parts, patience_ns, stay_ns, lend_for_ns_)
+                         : pipe_.send(rings, parts, patience_ns, stay_ns);
             // What a ring holds was sent, but is still to be read.
             way_.note(loan, loan || out_ == nullptr ? count : count - std::min(count / 2, out_->size()), monotonic_ns() - since);
             if (loan) ++loans_;
@@ -294,6 +297,7 @@ private:
     RingOut* out_;
     int socket_;
     std::uint64_t lend_from_;  // bytes of a payload; 0: never
+    std::int64_t lend_for_ns_;
     QuickerWay way_;
     std::uint64_t loans_ = 0;
     FramePipe pipe_;
@@ -393,9 +397,9 @@ private:
 
 void phalanx::bind_frame_pipe(nb::module_& m) {
     nb::class_<Pipe>(m, "FramePipe", "Frames of remote calls; see cpp/phalanx/frame_pipe.hpp.")
-        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, int, int>(), nb::arg("socket"),
+        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, double, int, int>(), nb::arg("socket"),
              nb::arg("inbound").none(), nb::arg("outbound").none(), nb::arg("read_ahead"), nb::arg("lend_from") = 0,
-             nb::arg("pid") = 0, nb::arg("helpers") = 0)
+             nb::arg("lend_for") = 0.0, nb::arg("pid") = 0, nb::arg("helpers") = 0)
         .def_prop_ro("ended", &Pipe::ended)
         .def_prop_ro("ahead", &Pipe::ahead)
         .def_prop_ro("written", &Pipe::written)

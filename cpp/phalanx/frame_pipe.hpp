@@ -20,6 +20,7 @@
 
 #include "phalanx/lending.hpp"
 #include "phalanx/ring.hpp"
+#include "phalanx/stream_transfer.hpp"
 
 namespace phalanx {
 
@@ -118,9 +119,10 @@ public:
     }
 
     // As `send`, of a frame whose payload the other side reads where it lies. The memory is not lent any more when this
-    // returns; what did not go by then is sent by `send`. The first part is the header and the head.
+    // returns, which is at the latest when nothing was read for `lend_for`; what did not go by then is sent by `send`. The
+    // header and the head are parts of their own.
     std::size_t send_lent(const Rings& rings, CallHeader& header, std::span<iovec> parts, std::int64_t patience_ns,
-                          std::int64_t stay_ns) {
+                          std::int64_t stay_ns, std::int64_t lend_for_ns) {
         RingWriter& ring = *rings.out;
         header.kind |= in_parts;
         unannounced_ = header.payload;
@@ -134,7 +136,7 @@ public:
             const std::size_t bytes = std::min<std::size_t>(parts.front().iov_len, Loan::longest);
             const bool is_short = bytes < worth_lending;
             const std::size_t count = is_short ? put_short(ring, parts.front())
-                                               : lend(ring, parts.front().iov_base, bytes, patience_ns, stay_ns);
+                                               : lend(ring, parts.front().iov_base, bytes, patience_ns, lend_for_ns);
             sent += count;
             drop(parts, count);
             if (count == bytes || !lends_) continue;
@@ -395,10 +397,7 @@ private:
     }
 
     std::size_t put(std::span<iovec> parts) {
-        msghdr message{};
-        message.msg_iov = parts.data();
-        message.msg_iovlen = std::min<std::size_t>(parts.size(), 64);
-        const ssize_t count = ::sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t count = send_parts(socket_, parts.data(), std::min<std::size_t>(parts.size(), 64));
         if (count >= 0) return static_cast<std::size_t>(count);
         if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = errno;
         return 0;

@@ -156,6 +156,7 @@ class FramePipe:
         outbound: RingOut | None,
         read_ahead: int,
         lend_from: int = 0,
+        lend_for: float = 0.0,
         pid: int = 0,
         helpers: int = 0,
     ) -> None: ...

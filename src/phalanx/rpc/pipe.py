@@ -138,8 +138,16 @@ class _NativePipe(Pipe):
         super().__init__(stream)
         assert core is not None
         if isinstance(stream, DuplexRing):
-            rings = stream.inbound, stream.outbound
-            native = core.FramePipe(stream.fd, *rings, READ_AHEAD, lending.lend_from, stream.pid, lending.helpers)
+            native = core.FramePipe(
+                stream.fd,
+                stream.inbound,
+                stream.outbound,
+                READ_AHEAD,
+                lend_from=lending.lend_from,
+                lend_for=lending.lend_for,
+                pid=stream.pid,
+                helpers=lending.helpers,
+            )
             self.slice = LENT_SLICE if lending.helpers else SLICE
         else:
             native = core.FramePipe(stream.fd, None, None, READ_AHEAD)
