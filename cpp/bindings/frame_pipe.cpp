@@ -73,7 +73,7 @@ public:
         if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
         const Kept kept(parts, buffers);
         const std::int64_t stay_ns = worth_staying_ns(payload);
-        if (lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
         return send_held(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
@@ -248,8 +248,7 @@ private:
 
     // A long payload, which the other side reads in this process's memory if that can be done.
     std::size_t send_lent(CallHeader& header, std::span<iovec> parts, std::int64_t stay_ns) {
-        std::optional<RingOut::Stay> stay;
-        if (out_ != nullptr) stay.emplace(*out_);
+        const RingOut::Stay stay(*out_);
         const FramePipe::Rings rings = open_rings();
         if (rings_closed()) return 0;
         std::size_t count = 0;
@@ -257,10 +256,13 @@ private:
             const WithoutGil released;
             const bool loan = pipe_.may_lend(rings, header.head) && way_.is_loan();
             const std::int64_t since = monotonic_ns();
-            count = loan ? pipe_.send_lent(rings, header, parts, patience_ns, stay_ns, lend_for_ns_)
-                         : pipe_.send(rings, parts, patience_ns, stay_ns);
+            if (loan)
+                count = pipe_.send_lent(rings, header, parts, patience_ns, stay_ns, lend_for_ns_);
+            else
+                count = pipe_.send(rings, parts, patience_ns, stay_ns);
             // What a ring holds was sent, but is still to be read.
-            way_.note(loan, loan || out_ == nullptr ? count : count - std::min(count / 2, out_->size()), monotonic_ns() - since);
+            const std::size_t read = loan ? header.payload : header.payload - std::min(header.payload / 2, out_->size());
+            way_.note(loan, read, monotonic_ns() - since, count == sizeof header + header.head + header.payload);
             if (loan) ++loans_;
         }
         written_ += count;

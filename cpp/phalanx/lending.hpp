@@ -60,10 +60,11 @@ public:
         return loan_ != 0 && ring_ != 0 && ++choices_ % 16 == 0 ? !quicker : quicker;
     }
 
-    void note(bool loan, std::size_t bytes, std::int64_t ns) noexcept {
-        const double now = static_cast<double>(std::max<std::int64_t>(ns, 1)) / static_cast<double>(std::max<std::size_t>(bytes, 1));
-        double& before = loan ? loan_ : ring_;
-        before = before == 0 ? now : before + (now - before) / 4;
+    // So long it took to send so many bytes. `whole`: all of them went; else the rest takes about as long again.
+    void note(bool loan, std::size_t bytes, std::int64_t ns, bool whole) noexcept {
+        const double cost = static_cast<double>(whole ? ns : 2 * ns) / static_cast<double>(bytes);
+        double& known = loan ? loan_ : ring_;
+        known = known == 0 ? cost : known + (cost - known) / 4;
     }
 
 private:

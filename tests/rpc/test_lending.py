@@ -166,7 +166,7 @@ def test_a_rank_with_a_forked_child() -> None:
 
 
 def of_a_file(agent: Agent, path: str) -> tuple[int, int]:
-    x = np.memmap(path, np.int32, "r")
+    x = np.asarray(np.memmap(path, np.int32, "r"))
     assert np.array_equal(agent.call(1, "echo", x), x)
     return lent_to(agent, 1)
 
