@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,6 @@ def there_and_back(agent: Agent) -> list[tuple[int, ...]]:
     return [lent_to(agent, 1), tuple(agent.call(1, "lent"))]
 
 
-def test_an_argument_and_a_result() -> None:
-    # So it is the first time on each link; later each takes the way that was quicker.
-    assert run("rings", 2, serve, there_and_back) == [(1, LONG)] * 2
-
-
 def many_kinds(agent: Agent) -> int:
     long = numbers(LEND_FROM // 4)
     read_only = long.copy()
@@ -115,6 +111,22 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
     else:
         assert bytes(found) == bytes(expected)
+
+
+def test_an_argument_and_a_result() -> None:
+    # So it is the first time on each link; later each takes the way that was quicker.
+    assert run("rings", 2, serve, there_and_back) == [(1, LONG)] * 2
+
+
+def serve_with_helpers(agent: Agent) -> None:
+    agent._connections._lending = agent._connections._lending._replace(helpers=3)
+    serve(agent)
+
+
+def test_several_threads_read() -> None:
+    # As where there are cores to spare.
+    assert run("rings", 2, serve_with_helpers, there_and_back) == [(1, LONG)] * 2
+    assert run("rings", 2, serve_with_helpers, many_kinds) > 1
 
 
 def test_values_of_all_kinds() -> None:
@@ -256,97 +268,106 @@ class Signs:
         until(lambda: self.given(name), f"the sign {name!r}", 30.0)
 
 
-class ServeHeld:
-    """Serves calls, in a thread that can be held up in the middle of a payload that it reads in another process."""
-
-    def __init__(self, folder: str) -> None:
-        self._signs = Signs(folder)
-
-    def __call__(self, agent: Agent) -> None:
-        lend_for(agent, 1.0)
-        signs = self._signs
-        sums: list[int] = []
-
-        def wait(turn: int) -> None:
-            if turn == 3:  # after the proof and the first piece
-                signs.give("held")
-                signs.wait("go on")
-
-        agent.register("hold", lambda: hold_up(READ_PEER, wait))
-        agent.register("add", lambda x: sums.append(int(x.astype(np.int64).sum())))
-        agent.register("sums", lambda: sums)
-
-
-def changed_after_it_was_issued(agent: Agent, folder: str) -> list[int]:
+def held_agent(world: px.Group, folder: str) -> Agent:
+    """An agent whose threads can be held up in the middle of a payload that they read in another process."""
     signs = Signs(folder)
-    agent.call(1, "hold")
-    x = np.ones(LONG // 2, np.uint8)  # so many may be queued
-    future = agent.call_async(1, "add", x)  # returns without the reader, which is held up
-    x[:] = 2
-    signs.wait("held")
-    signs.give("go on")
-    future.result(30)
-    assert lent_to(agent, 1)[1] < x.nbytes
-    x[:] = 3
-    agent.call(1, "add", x)
-    return list(agent.call(1, "sums"))
+    reads: list[int] = []
+    sums: list[int] = []
+
+    def wait(turn: int) -> None:
+        if reads:
+            reads.append(turn)
+        if len(reads) == 4:  # after the proof and the first piece
+            signs.give("held")
+            signs.wait("go on")
+
+    world.barrier()  # the group's own read of the other processes has the GIL, which `wait` needs
+    hold_up(READ_PEER, wait)  # in this thread, and in those that are made from now on
+    agent = Agent(world, timeout=30)
+    lend_for(agent, 2.0)
+    agent.register("hold", lambda: reads.append(0))
+    agent.register("add", lambda x: sums.append(int(x.astype(np.int64).sum())))
+    agent.register("sums", lambda: sums)
+    world.barrier()
+    return agent
+
+
+def run_held(n: int, fn: Callable[..., Any], folder: Path, *args: Any, may_die: Collection[int] = ()) -> Any:
+    return run_ranks(n, fn, str(folder), *args, backend="mesh", timeout=60, may_die=may_die)
+
+
+def changed_after_it_was_issued(world: px.Group, folder: str) -> list[int]:
+    signs, agent = Signs(folder), held_agent(world, folder)
+    sums = []
+    if world.rank == 0:
+        agent.call(1, "hold")
+        x = np.ones(LONG // 2, np.uint8)  # so many may be queued
+        future = agent.call_async(1, "add", x)  # returns without the reader, which is held up
+        x[:] = 2
+        signs.wait("held")
+        signs.give("go on")
+        future.result(30)
+        assert lent_to(agent, 1)[1] < x.nbytes
+        x[:] = 3
+        agent.call(1, "add", x)
+        sums = list(agent.call(1, "sums"))
+    world.barrier()
+    return sums
 
 
 def test_who_waits_no_more_may_change_its_array(tmp_path: Path) -> None:
-    where = str(tmp_path)
-    assert run("rings", 2, ServeHeld(where), changed_after_it_was_issued, where) == [LONG // 2, 3 * LONG // 2]
+    assert run_held(2, changed_after_it_was_issued, tmp_path)[0] == [LONG // 2, 3 * LONG // 2]
 
 
-def given_up(agent: Agent, folder: str, why: str) -> list[int]:
-    signs = Signs(folder)
-    agent.call(1, "hold")
-    x = np.ones(LONG, np.uint8)
+def given_up(world: px.Group, folder: str, why: str) -> list[int]:
+    signs, agent = Signs(folder), held_agent(world, folder)
+    sums = []
 
     def interrupt() -> None:
         signs.wait("held")
         os.kill(os.getpid(), signal.SIGINT)
 
-    if why == "interrupt":
-        threading.Thread(target=interrupt, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            agent.call(1, "add", x, timeout=30)
-    else:
-        assert isinstance(error_of(agent.call, 1, "add", x, timeout=0.5), px.Timeout)
-    x[:] = 2
-    signs.wait("held")
-    signs.give("go on")
-    agent.call(1, "add", x, timeout=30)
-    return list(agent.call(1, "sums"))
+    if world.rank == 0:
+        agent.call(1, "hold")
+        x = np.ones(LONG, np.uint8)
+        if why == "interrupt":
+            threading.Thread(target=interrupt, daemon=True).start()
+            with pytest.raises(KeyboardInterrupt):
+                agent.call(1, "add", x)
+        else:
+            assert isinstance(error_of(agent.call, 1, "add", x, timeout=0.5), px.Timeout)
+        x[:] = 2
+        signs.wait("held")
+        signs.give("go on")
+        agent.call(1, "add", x)
+        sums = list(agent.call(1, "sums"))
+    world.barrier()
+    return sums
 
 
 @pytest.mark.parametrize("why", ["time is over", "interrupt"])
 def test_a_call_that_is_given_up(tmp_path: Path, why: str) -> None:
     # It may have been run, with what it was given; never with what the array was changed to since.
-    sums = run("rings", 2, ServeHeld(str(tmp_path)), given_up, str(tmp_path), why)
-    assert sums in ([2 * LONG], [LONG, 2 * LONG])
+    assert run_held(2, given_up, tmp_path, why)[0] in ([2 * LONG], [LONG, 2 * LONG])
 
 
-def sender_dies(world: px.Group, folder: str) -> Any:
-    signs = Signs(folder)
-    agent = Agent(world, timeout=30)
-    ServeHeld(folder)(agent)
-    world.barrier()
+def sender_dies(world: px.Group, folder: str) -> list[int]:
+    signs, agent = Signs(folder), held_agent(world, folder)
     pids = world.all_gather_object(os.getpid())
+
+    def end() -> None:
+        signs.wait("held")
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if world.rank == 1:
         agent.call(0, "hold")
-
-        def end() -> None:
-            signs.wait("held")
-            os.kill(os.getpid(), signal.SIGKILL)
-
         threading.Thread(target=end, daemon=True).start()
         agent.call(0, "add", np.ones(LONG, np.uint8))
-    signs.wait("held")
-    until(lambda: is_dead(pids[1]), "the end of the caller")
+    until(lambda: is_dead(pids[1]), "the end of the caller", 30.0)
     if world.rank == 0:
         signs.give("go on")
         signs.wait("done")
-        return None
+        return []
     signs.wait("go on")
     try:
         return list(agent.call(0, "sums"))
@@ -362,14 +383,11 @@ def is_dead(pid: int) -> bool:
 
 
 def test_a_sender_that_dies(tmp_path: Path) -> None:
-    results = run_ranks(3, sender_dies, str(tmp_path), backend="mesh", timeout=60, may_die=[1])
-    assert results[2] == []
+    assert run_held(3, sender_dies, tmp_path, may_die=[1])[2] == []
 
 
 def reader_dies(world: px.Group, folder: str) -> Any:
-    agent = Agent(world, timeout=30)
-    ServeHeld(folder)(agent)
-    world.barrier()
+    agent = held_agent(world, folder)
     if world.rank == 1:
         Signs(folder).wait("held")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -379,5 +397,4 @@ def reader_dies(world: px.Group, folder: str) -> Any:
 
 
 def test_a_reader_that_dies(tmp_path: Path) -> None:
-    results = run_ranks(2, reader_dies, str(tmp_path), backend="mesh", timeout=60, may_die=[1])
-    assert results[0] == (True, 1)
+    assert run_held(2, reader_dies, tmp_path, may_die=[1])[0] == (True, 1)
