@@ -23,6 +23,10 @@ namespace {
 
 constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up with a long payload
 
+// How long a sender sleeps for an other side that does not keep up. What it does not send it has to copy aside, so it waits
+// about as long as that would take: most often, the other side only has to wake up.
+std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
+
 constexpr std::int64_t longest_sample_ns = 400'000;  // so that a few quick answers are enough after a long silence
 
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
@@ -32,18 +36,22 @@ int poll_for(pollfd* polled, nfds_t count, double seconds) {
     return ::ppoll(polled, count, &span, nullptr);
 }
 
+double seconds_now() { return static_cast<double>(monotonic_ns()) * 1e-9; }
 std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
 class Pipe {
 public:
-    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead)
+    Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead, std::uint64_t lend_from, double lend_for, int pid,
+         int helpers)
         : in_object_(std::move(in)),
           out_object_(std::move(out)),
           in_(in_object_.is_none() ? nullptr : nb::cast<RingIn*>(in_object_)),
           out_(out_object_.is_none() ? nullptr : nb::cast<RingOut*>(out_object_)),
           socket_(socket),
-          pipe_(socket, read_ahead) {}
+          lend_from_(lend_from),
+          lend_for_ns_(to_ns(lend_for)),
+          pipe_(socket, read_ahead, {.pid = pid, .helpers = helpers, .lends = lend_from != 0}) {}
 
     int ended() const noexcept { return pipe_.ended(); }
     RingIn* ring() const noexcept { return in_; }
@@ -63,13 +71,17 @@ public:
         std::vector<iovec> parts;
         parts.push_back({&header, sizeof header});
         if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
-        return send_parts(parts, buffers, sizeof header + head.size() + payload);
+        const Kept kept(parts, buffers);
+        const std::int64_t stay_ns = worth_staying_ns(payload);
+        if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        return send_held(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
     // How many bytes of what is left of a frame went.
     std::size_t send_rest(nb::sequence buffers) {
         std::vector<iovec> parts;
-        return send_parts(parts, buffers, worth_releasing);
+        const Kept kept(parts, buffers);
+        return send_held(parts, worth_releasing);
     }
 
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
@@ -99,7 +111,12 @@ public:
                 nb::bytes head(pipe_.head(), found->head);
                 pipe_.skip(sizeof *found + found->head);
                 ++taken_;
-                frames.append(nb::make_tuple(found->kind, found->call, head, found->payload));
+                std::uint8_t kind = found->kind;
+                if ((kind & in_parts) != 0 && in_ != nullptr && found->payload != 0) {
+                    kind &= static_cast<std::uint8_t>(~in_parts);
+                    pipe_.begin_parts(found->payload);
+                }
+                frames.append(nb::make_tuple(kind, found->call, head, found->payload));
                 if (found->payload != 0) break;
                 continue;
             }
@@ -149,7 +166,8 @@ public:
     bool may_sleep() noexcept { return pipe_.may_sleep(open_rings()); }
     void woken() noexcept { pipe_.woken(open_rings()); }
 
-    std::size_t fill(nb::handle view) {
+    // Fills memory with what follows. If it does not come, sleeps, for so many seconds in all and until the waker is set.
+    std::size_t fill(nb::handle view, double wait, int waker) {
         std::optional<RingIn::Stay> stay;
         if (in_ != nullptr) stay.emplace(*in_);
         const FramePipe::Rings rings = open_rings();
@@ -162,6 +180,14 @@ public:
         } else {
             const WithoutGil released;
             count = pipe_.fill(rings, to, buffer.bytes(), patience_ns);
+            const double end = wait > 0 ? seconds_now() + wait : 0;
+            while (count < buffer.bytes() && wait > 0 && pipe_.ended() == 0) {
+                if (pipe_.may_sleep(rings)) sleep(rings, wait, waker, false);
+                const std::size_t more = pipe_.fill(rings, to + count, buffer.bytes() - count, patience_ns);
+                if (more == 0) break;  // the time is over, or the waker is set
+                count += more;
+                wait = end - seconds_now();
+            }
         }
         taken_ += count;
         return count;
@@ -170,6 +196,10 @@ public:
     // How many bytes were ever written, and bytes and frames taken out: an interrupt may come between a call and whoever notes its result.
     std::uint64_t written() const noexcept { return written_; }
     std::uint64_t taken() const noexcept { return taken_; }
+
+    // How many payloads were offered to be read where they lie, and how many bytes of them were.
+    std::uint64_t loans() const noexcept { return loans_; }
+    std::uint64_t lent() const noexcept { return pipe_.lent(); }
 
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
@@ -202,17 +232,45 @@ private:
         if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) pipe_.woken(rings);
     }
 
-    std::size_t send_parts(std::vector<iovec>& parts, nb::sequence buffers, std::size_t total) {
-        std::deque<Buffer> kept;
-        for (nb::handle view : buffers) {
-            kept.emplace_back(view, PyBUF_SIMPLE);
-            if (kept.back().bytes() != 0) parts.push_back({kept.back().data(), kept.back().bytes()});
+    // Adds the memory of buffers to the parts of a frame, and keeps it as long as this exists.
+    class Kept {
+    public:
+        Kept(std::vector<iovec>& parts, nb::sequence buffers) {
+            for (nb::handle view : buffers) {
+                buffers_.emplace_back(view, PyBUF_SIMPLE);
+                if (buffers_.back().bytes() != 0) parts.push_back({buffers_.back().data(), buffers_.back().bytes()});
+            }
         }
-        return send_held(parts, total);
+
+    private:
+        std::deque<Buffer> buffers_;
+    };
+
+    // A long payload, which the other side reads in this process's memory if that can be done.
+    std::size_t send_lent(CallHeader& header, std::span<iovec> parts, std::int64_t stay_ns) {
+        const RingOut::Stay stay(*out_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return 0;
+        std::size_t count = 0;
+        {
+            const WithoutGil released;
+            const bool loan = pipe_.may_lend(rings, header.head) && way_.is_loan();
+            const std::int64_t since = monotonic_ns();
+            if (loan)
+                count = pipe_.send_lent(rings, header, parts, patience_ns, stay_ns, lend_for_ns_);
+            else
+                count = pipe_.send(rings, parts, patience_ns, stay_ns);
+            // What a ring holds was sent, but is still to be read.
+            const std::size_t read = loan ? header.payload : header.payload - std::min(header.payload / 2, out_->size());
+            way_.note(loan, read, monotonic_ns() - since, count == sizeof header + header.head + header.payload);
+            if (loan) ++loans_;
+        }
+        written_ += count;
+        return count;
     }
 
     // Parts whose memory stays until this returns.
-    std::size_t send_held(std::span<iovec> parts, std::size_t total) {
+    std::size_t send_held(std::span<iovec> parts, std::size_t total, std::int64_t stay_ns = 0) {
         std::optional<RingOut::Stay> stay;
         if (out_ != nullptr) stay.emplace(*out_);
         const FramePipe::Rings rings = open_rings();
@@ -222,7 +280,7 @@ private:
             count = pipe_.send(rings, parts, 0);
         } else {
             const WithoutGil released;
-            count = pipe_.send(rings, parts, patience_ns);
+            count = pipe_.send(rings, parts, patience_ns, stay_ns);
         }
         written_ += count;
         return count;
@@ -240,6 +298,10 @@ private:
     RingIn* in_;
     RingOut* out_;
     int socket_;
+    std::uint64_t lend_from_;  // bytes of a payload; 0: never
+    std::int64_t lend_for_ns_;
+    QuickerWay way_;
+    std::uint64_t loans_ = 0;
     FramePipe pipe_;
     std::int64_t typical_ns_ = 0;  // how long something was waited for of late
     unsigned unlooked_ = 0;        // waits that slept at once
@@ -337,18 +399,21 @@ private:
 
 void phalanx::bind_frame_pipe(nb::module_& m) {
     nb::class_<Pipe>(m, "FramePipe", "Frames of remote calls; see cpp/phalanx/frame_pipe.hpp.")
-        .def(nb::init<int, nb::object, nb::object, std::size_t>(), nb::arg("socket"), nb::arg("inbound").none(),
-             nb::arg("outbound").none(), nb::arg("read_ahead"))
+        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, double, int, int>(), nb::arg("socket"),
+             nb::arg("inbound").none(), nb::arg("outbound").none(), nb::arg("read_ahead"), nb::arg("lend_from") = 0,
+             nb::arg("lend_for") = 0.0, nb::arg("pid") = 0, nb::arg("helpers") = 0)
         .def_prop_ro("ended", &Pipe::ended)
         .def_prop_ro("ahead", &Pipe::ahead)
         .def_prop_ro("written", &Pipe::written)
         .def_prop_ro("taken", &Pipe::taken)
+        .def_prop_ro("loans", &Pipe::loans)
+        .def_prop_ro("lent", &Pipe::lent)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)
         .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
-        .def("fill", &Pipe::fill, nb::arg("view"))
+        .def("fill", &Pipe::fill, nb::arg("view"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)
         .def("sleep", &Pipe::wait, nb::arg("seconds"), nb::arg("waker"), nb::arg("writes"));

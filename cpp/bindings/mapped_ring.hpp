@@ -48,6 +48,7 @@ public:
         control->size = size_;
     }
 
+    std::size_t size() const noexcept { return size_; }
     bool accepted() const noexcept { return half_ && control().accepted.load(std::memory_order_acquire) != 0; }
 
     // True if the memory is the one that was offered; says so to the other side.

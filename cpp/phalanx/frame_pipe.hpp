@@ -18,7 +18,9 @@
 #include <span>
 #include <vector>
 
+#include "phalanx/lending.hpp"
 #include "phalanx/ring.hpp"
+#include "phalanx/stream_transfer.hpp"
 
 namespace phalanx {
 
@@ -33,6 +35,7 @@ struct CallHeader {
 static_assert(sizeof(CallHeader) == 24);
 
 constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
+constexpr std::uint8_t in_parts = 0x80;   // added to the kind of a frame whose payload comes in parts; only through rings
 
 // What ends a pipe; other values are error numbers of the operating system.
 constexpr int pipe_closed = -1;    // by the other side, in order
@@ -40,6 +43,7 @@ constexpr int pipe_severed = -2;   // as by a network that fails
 constexpr int pipe_broken = -3;    // the counters of a ring are not possible
 constexpr int pipe_beside = -4;    // bytes came beside a ring
 constexpr int pipe_no_frame = -5;  // the bytes that were read ahead do not begin with a header
+constexpr int pipe_no_part = -6;   // a part of a payload is longer than the payload, or of a kind that does not exist
 
 // Whether other processes want the cores that this one would look with: seen by a look that took much too long.
 struct Cores {
@@ -55,7 +59,16 @@ private:
 
 class FramePipe {
 public:
-    FramePipe(int socket, std::size_t read_ahead) : socket_(socket), buffer_(read_ahead) {}
+    // `lends`: long payloads are read where they lie, here by so many threads more. The process at the other end is `pid`.
+    struct Lending {
+        pid_t pid = 0;
+        int helpers = 0;
+        bool lends = false;
+    };
+
+    FramePipe(int socket, std::size_t read_ahead) : FramePipe(socket, read_ahead, Lending{}) {}
+    FramePipe(int socket, std::size_t read_ahead, const Lending& lending)
+        : socket_(socket), lends_(lending.lends), borrower_(lending.pid, lending.helpers), buffer_(read_ahead) {}
 
     int ended() const noexcept { return ended_; }  // 0 as long as it goes on
     void end_without_frame() noexcept { ended_ = pipe_no_frame; }
@@ -66,30 +79,71 @@ public:
         RingWriter* out = nullptr;
     };
 
-    // As many bytes of these parts as go now; waits for room for `patience` at a time.
-    std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns) {
+    // As many bytes of these parts as go now. Looks for room for `patience` at a time, and then sleeps for `stay` at a time.
+    std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns, std::int64_t stay_ns = 0) {
         std::size_t sent = 0;
         std::int64_t since = 0;
         while (!parts.empty() && ended_ == 0) {
-            const std::size_t count = rings.out != nullptr ? put(*rings.out, parts) : put(parts);
+            std::size_t count = 0;
+            if (rings.out == nullptr)
+                count = put(parts);
+            else if (unannounced_ == 0 || announce_rest(*rings.out))
+                count = put(*rings.out, parts, sent == 0 ? first_piece : piece);
             sent += count;
             if (count != 0) {
                 drop(parts, count);
                 since = 0;
                 continue;
             }
-            if (!go_on(since, patience_ns)) break;
+            if (go_on(since, patience_ns)) continue;
+            if (stay_ns == 0 || !sleep_for_room(rings, stay_ns)) break;
+            since = 0;
         }
         if (!parts.empty() && rings.out != nullptr && ended_ == 0) {
             rings.out->ask_for_byte();
             if (rings.out->room(1) != 0) {  // there is just now: somebody must try again
                 rings.out->ask_for_no_byte();
-                const std::size_t count = put(*rings.out, parts);
-                sent += count;
+                if (unannounced_ == 0 || announce_rest(*rings.out)) sent += put(*rings.out, parts, piece);
                 rings.out->ask_for_byte();
             }
         }
         return sent;
+    }
+
+    std::uint64_t lent() const noexcept { return lent_; }  // bytes that the other side has read in this one's memory
+
+    // Whether a frame with such a head goes by `send_lent` now.
+    bool may_lend(const Rings& rings, std::size_t head) noexcept {
+        const std::size_t wanted = sizeof(CallHeader) + head + sizeof(PayloadPart);
+        return lends_ && rings.out != nullptr && fits(head) && ended_ == 0 && rings.out->room(wanted) >= wanted;
+    }
+
+    // As `send`, of a frame whose payload the other side reads where it lies. The memory is not lent any more when this
+    // returns, which is at the latest when nothing was read for `lend_for`; what did not go by then is sent by `send`. The
+    // header and the head are parts of their own.
+    std::size_t send_lent(const Rings& rings, CallHeader& header, std::span<iovec> parts, std::int64_t patience_ns,
+                          std::int64_t stay_ns, std::int64_t lend_for_ns) {
+        RingWriter& ring = *rings.out;
+        header.kind |= in_parts;
+        unannounced_ = header.payload;
+        std::size_t sent = 0;
+        for (const std::size_t before = sizeof header + header.head; sent < before; parts = parts.subspan(1)) {
+            ring.put(parts.front().iov_base, parts.front().iov_len);
+            sent += parts.front().iov_len;
+        }
+        ring.publish();
+        while (!parts.empty() && lends_ && ended_ == 0) {
+            const std::size_t bytes = std::min<std::size_t>(parts.front().iov_len, Loan::longest);
+            const bool is_short = bytes < worth_lending;
+            const std::size_t count = is_short ? put_short(ring, parts.front())
+                                               : lend(ring, parts.front().iov_base, bytes, patience_ns, lend_for_ns);
+            sent += count;
+            drop(parts, count);
+            if (count == bytes || !lends_) continue;
+            if (is_short) break;
+            return sent;  // the other side is slow
+        }
+        return parts.empty() || ended_ != 0 ? sent : sent + send(rings, parts, patience_ns, stay_ns);
     }
 
     // Reads into the buffer of the pipe; looks for so long if nothing is there. False if nothing came.
@@ -129,8 +183,31 @@ public:
         look_for_frame();
     }
 
+    // The payload that follows comes in parts.
+    void begin_parts(std::size_t payload) noexcept { parts_left_ = payload; }
+
     // Fills memory with what follows; looks for more for `patience` at a time. Returns how many bytes came.
     std::size_t fill(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
+        if (parts_left_ == 0) return fill_plain(rings, to, size, patience_ns);
+        std::size_t filled = 0;
+        while (filled < std::min(size, parts_left_) && ended_ == 0) {
+            if (part_left_ == 0) {
+                if (!begin_part(rings, patience_ns)) break;
+                continue;
+            }
+            const std::size_t wanted = std::min(size - filled, part_left_);
+            const std::size_t count = part_.lent != 0 ? borrow(rings, to + filled, wanted)
+                                                      : fill_plain(rings, to + filled, wanted, patience_ns);
+            filled += count;
+            part_left_ -= count;
+            borrows_.store(part_left_ != 0 && part_.lent != 0, std::memory_order_relaxed);
+            if (count == 0 && part_left_ != 0) break;
+        }
+        parts_left_ -= filled;
+        return filled;
+    }
+
+    std::size_t fill_plain(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
         std::size_t filled = std::min(size, stop_ - start_);
         jitter::copy(to, buffer_.data() + start_, filled);
         skip(filled);
@@ -176,11 +253,79 @@ public:
     std::span<const char> ahead() const noexcept { return {buffer_.data() + start_, stop_ - start_}; }
 
     // Whether there is a frame to give without reading: all of its head, or the header of one whose head is too long for
-    // the buffer. A part of a frame does not count: only the other side can send the rest. From any thread.
-    bool has_frame() const noexcept { return has_frame_.load(std::memory_order_relaxed); }
+    // the buffer. A part of a frame does not count, as only the other side can send the rest, unless this side may read it
+    // where it lies. From any thread.
+    bool has_frame() const noexcept {
+        return has_frame_.load(std::memory_order_relaxed) || borrows_.load(std::memory_order_relaxed);
+    }
 
 private:
-    static constexpr std::size_t piece = 256 << 10;  // what is copied at a time, so that the other side goes on meanwhile
+    static constexpr std::size_t piece = 64 << 10;       // what is copied at a time, so that the other side goes on meanwhile
+    static constexpr std::size_t first_piece = 4 << 10;  // the head of a frame: the other side makes room for the payload
+
+    static constexpr std::size_t worth_lending = 64 << 10;  // of one array in a payload
+
+    // Says that all the rest of a payload follows. False if there is no room to say so.
+    bool announce_rest(RingWriter& ring) noexcept {
+        const PayloadPart part{.lent = 0, .number = 0, .bytes = unannounced_, .address = 0, .proof_at = 0, .proof = {}};
+        if (!announce(ring, part)) return false;
+        unannounced_ = 0;
+        return true;
+    }
+
+    bool announce(RingWriter& ring, const PayloadPart& part) noexcept {
+        if (ring.room(sizeof part) < sizeof part) return false;
+        ring.put(&part, sizeof part);
+        return true;
+    }
+
+    // Lends memory, and returns how many bytes the other side has read.
+    std::size_t lend(RingWriter& ring, const void* memory, std::size_t bytes, std::int64_t look_ns, std::int64_t stay_ns) {
+        if (ring.room(sizeof(PayloadPart)) < sizeof(PayloadPart)) return 0;
+        const auto part = lender_.offer(ring, memory, bytes);
+        if (!part) {
+            lends_ = false;
+            return 0;
+        }
+        announce(ring, *part);
+        ring.publish();
+        const std::size_t count = lender_.wait(ring, bytes, Cores::wanted(monotonic_ns()) ? 0 : look_ns, stay_ns);
+        if (lender_.broken()) ended_ = pipe_broken;
+        lends_ = lends_ && !lender_.refused();
+        unannounced_ -= count;
+        lent_ += count;
+        return count;
+    }
+
+    // An array that is not worth lending: all of it, or nothing where there is no room for all of it.
+    std::size_t put_short(RingWriter& ring, const iovec& memory) noexcept {
+        const PayloadPart part{.lent = 0, .number = 0, .bytes = memory.iov_len, .address = 0, .proof_at = 0, .proof = {}};
+        const std::size_t wanted = sizeof part + memory.iov_len;
+        if (ring.room(wanted) < wanted) return 0;
+        announce(ring, part);
+        ring.put(memory.iov_base, memory.iov_len);
+        ring.publish();
+        unannounced_ -= memory.iov_len;
+        return memory.iov_len;
+    }
+
+    // Takes what comes before the next bytes of a payload. False if it is not there yet.
+    bool begin_part(const Rings& rings, std::int64_t patience_ns) {
+        part_got_ += fill_plain(rings, reinterpret_cast<char*>(&part_) + part_got_, sizeof part_ - part_got_, patience_ns);
+        if (part_got_ < sizeof part_) return false;
+        part_got_ = 0;
+        if (part_.lent > 1 || part_.bytes == 0 || part_.bytes > parts_left_) ended_ = pipe_no_part;
+        if (ended_ == 0) part_left_ = part_.bytes;
+        return ended_ == 0;
+    }
+
+    // Reads of the other side's memory. If it cannot, the part is over, and the rest comes in another one.
+    std::size_t borrow(const Rings& rings, char* to, std::size_t bytes) {
+        auto* memory = reinterpret_cast<std::byte*>(to);
+        const std::size_t count = borrower_.read(*rings.in, part_, part_.bytes - part_left_, memory, bytes);
+        if (count == 0) part_left_ = 0;
+        return count;
+    }
 
     // Notes whether the buffer begins with a frame. In a header of its own: `front` has lent `header_` to the caller.
     void look_for_frame() noexcept {
@@ -211,6 +356,20 @@ private:
         return now - since < patience_ns;
     }
 
+    // Sleeps until the other side has made room. False if it has not for so long, or is gone.
+    bool sleep_for_room(const Rings& rings, std::int64_t longest_ns) const noexcept {
+        if (rings.out == nullptr) {
+            pollfd polled{socket_, POLLOUT, 0};
+            const timespec span{static_cast<time_t>(longest_ns / 1'000'000'000), static_cast<long>(longest_ns % 1'000'000'000)};
+            return ::ppoll(&polled, 1, &span, nullptr) == 1;
+        }
+        RingWriter& ring = *rings.out;
+        static const Shared<std::uint32_t> never{0};
+        const Bound bound{.deadline_ns = monotonic_ns() + longest_ns, .aborted = &never};
+        const auto over = [&] { return ring.room(1) != 0 || ring.broken() || ring.other_closed(); };
+        return detail::wait_asleep(ring.bell(), bound, over) == Outcome::done && !ring.other_closed();
+    }
+
     static void drop(std::span<iovec>& parts, std::size_t count) noexcept {
         while (count != 0) {
             iovec& first = parts.front();
@@ -223,10 +382,10 @@ private:
         while (!parts.empty() && parts.front().iov_len == 0) parts = parts.subspan(1);
     }
 
-    std::size_t put(RingWriter& ring, std::span<const iovec> parts) {
+    std::size_t put(RingWriter& ring, std::span<const iovec> parts, std::size_t most) {
         std::size_t total = 0;
         for (const iovec& part : parts) {
-            const std::size_t wanted = std::min(part.iov_len, piece - total);
+            const std::size_t wanted = std::min(part.iov_len, most - total);
             const std::size_t count = std::min(wanted, ring.room(wanted));
             ring.put(part.iov_base, count);
             total += count;
@@ -239,10 +398,7 @@ private:
     }
 
     std::size_t put(std::span<iovec> parts) {
-        msghdr message{};
-        message.msg_iov = parts.data();
-        message.msg_iovlen = std::min<std::size_t>(parts.size(), 64);
-        const ssize_t count = ::sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t count = send_parts(socket_, parts.data(), std::min<std::size_t>(parts.size(), 64));
         if (count >= 0) return static_cast<std::size_t>(count);
         if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = errno;
         return 0;
@@ -276,6 +432,18 @@ private:
 
     int socket_;
     int ended_ = 0;
+    // Of the sender.
+    bool lends_;
+    Lender lender_;
+    std::uint64_t lent_ = 0;
+    std::size_t unannounced_ = 0;  // bytes of a payload in parts that are in none yet
+    // Of the receiver.
+    Borrower borrower_;
+    std::size_t parts_left_ = 0;  // bytes to come of a payload in parts
+    PayloadPart part_{};
+    std::size_t part_got_ = 0;   // bytes of `part_` itself that have come
+    std::size_t part_left_ = 0;  // bytes that it is still to give
+    std::atomic<bool> borrows_{false};
     bool socket_ended_ = false;  // of a pipe with rings: what is in them is still to be read
     mutable std::int64_t last_look_ = 0;
     std::vector<char> buffer_;

@@ -44,6 +44,7 @@ struct RingControl {
     alignas(64) RingCount read;
     RingSide reader;
     RingSide writer;
+    alignas(64) Shared<std::uint64_t> loan{0};  // what the reader has taken of the writer's memory; see lending.hpp
 };
 
 constexpr std::size_t ring_control_bytes = 4096;

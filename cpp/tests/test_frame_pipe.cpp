@@ -44,8 +44,8 @@ struct Connection {
 
 // One end: what the bindings do around a pipe.
 struct End {
-    End(Connection& connection, int side)
-        : pipe(connection.sockets[side], read_ahead),
+    End(Connection& connection, int side, const FramePipe::Lending& lending = {})
+        : pipe(connection.sockets[side], read_ahead, lending),
           socket(connection.sockets[side]),
           in(connection.memory[1 - side], ring_size, socket),
           out(connection.memory[side], ring_size, socket),
@@ -182,6 +182,129 @@ void an_end_is_seen_after_what_came_before() {
     }
 }
 
+// -- loans --
+
+constexpr std::int64_t second = 1'000'000'000;
+constexpr std::size_t long_array = 600'001;
+constexpr std::size_t short_array = 999;
+
+// A frame of a long array, a short one, and a long one. Returns what was left to be sent through the ring.
+std::size_t send_loan(End& end, const std::vector<char>& payload, std::int64_t lend_for) {
+    CallHeader header{{'P', 'C'}, 1, 0, 3, 17, payload.size()};
+    char head[] = {'a', 'b', 'c'};
+    auto* bytes = const_cast<char*>(payload.data());
+    std::vector<iovec> parts{{&header, sizeof header}, {head, sizeof head}, {bytes, long_array}};
+    parts.push_back({bytes + long_array, short_array});
+    parts.push_back({bytes + long_array + short_array, payload.size() - long_array - short_array});
+    CHECK(end.pipe.may_lend(end.rings, sizeof head));
+    const std::size_t before = sizeof header + sizeof head;
+    std::size_t done = end.pipe.send_lent(end.rings, header, parts, 1000, 0, lend_for) - before;
+    const std::size_t left = payload.size() - done;
+    while (done < payload.size() && end.pipe.ended() == 0) {
+        iovec rest[] = {{bytes + done, payload.size() - done}};
+        const std::size_t count = end.pipe.send(end.rings, rest, 1000);
+        done += count;
+        if (count == 0) end.wait(POLLOUT);
+    }
+    return left;
+}
+
+void receive_loan(End& end, const std::vector<char>& payload) {
+    bool whole = false;
+    while (end.pipe.front(whole) == nullptr || !whole)
+        if (!end.pipe.receive(end.rings, 1000) && end.pipe.may_sleep(end.rings)) end.wait(POLLIN);
+    const CallHeader header = *end.pipe.front(whole);
+    CHECK(header.kind == (1 | in_parts) && header.payload == payload.size());
+    end.pipe.skip(sizeof header + header.head);
+    end.pipe.begin_parts(header.payload);
+    std::vector<char> found(payload.size());
+    for (std::size_t done = 0; done < found.size();) {  // in pieces, as the bindings do
+        const std::size_t piece = std::min<std::size_t>(200'000, found.size() - done);
+        CHECK(take(end, found.data() + done, piece));
+        done += piece;
+    }
+    CHECK(found == payload);
+}
+
+void loans() {
+    const auto payload = pattern(3 * long_array, 5);
+    for (const int helpers : {0, 2}) {
+        Connection connection(true);
+        const FramePipe::Lending lending{.pid = getpid(), .helpers = helpers, .lends = true};
+        End mine(connection, 0, lending);
+        End other(connection, 1, lending);
+        for (int i = 0; i < 20; ++i) {
+            std::size_t left = 0;
+            std::thread sender([&] { left = send_loan(mine, payload, 20 * second); });
+            receive_loan(other, payload);
+            sender.join();
+            CHECK(left == 0);
+            CHECK(other.pipe.may_sleep(other.rings));
+        }
+        CHECK(mine.pipe.lent() == 20 * (payload.size() - short_array));
+    }
+}
+
+// A receiver that is slow: the sender takes its memory back at any time, and changes it.
+void loans_that_are_taken_back() {
+    const auto payload = pattern(3 * long_array, 6);
+    for (std::int64_t lend_for = 0; lend_for < 200'000; lend_for += 5'000) {
+        Connection connection(true);
+        const FramePipe::Lending lending{.pid = getpid(), .helpers = 0, .lends = true};
+        End mine(connection, 0, lending);
+        End other(connection, 1, lending);
+        std::thread sender([&] {
+            for (int i = 0; i < 3; ++i) {
+                auto copy = payload;
+                send_loan(mine, copy, lend_for);
+                std::fill(copy.begin(), copy.end(), 'x');
+            }
+        });
+        for (int i = 0; i < 3; ++i) receive_loan(other, payload);
+        sender.join();
+    }
+}
+
+// Another process than the one that lends: what is read there is not used.
+void loans_that_are_refused() {
+    const auto payload = pattern(3 * long_array, 7);
+    Connection connection(true);
+    const FramePipe::Lending lending{.pid = getppid(), .helpers = 0, .lends = true};
+    End mine(connection, 0, lending);
+    End other(connection, 1, lending);
+    std::thread sender([&] { send_loan(mine, payload, 20 * second); });
+    receive_loan(other, payload);
+    sender.join();
+    CHECK(mine.pipe.lent() == 0);
+    CHECK(!mine.pipe.may_lend(mine.rings, 3));
+}
+
+void nonsense_in_a_part_is_refused() {
+    for (const PayloadPart part : {PayloadPart{2, 1, 10, 0, 0, {}}, PayloadPart{0, 1, 11, 0, 0, {}}, PayloadPart{1, 1, 0, 0, 0, {}}}) {
+        Connection connection(true);
+        End mine(connection, 0);
+        End other(connection, 1);
+        iovec parts[] = {{const_cast<PayloadPart*>(&part), sizeof part}};
+        CHECK(mine.pipe.send(mine.rings, parts, 0) == sizeof part);
+        other.pipe.begin_parts(10);
+        char found[10];
+        CHECK(other.pipe.fill(other.rings, found, sizeof found, 0) == 0);
+        CHECK(other.pipe.ended() == pipe_no_part);
+    }
+}
+
+void nonsense_in_the_word_of_a_loan_is_refused() {
+    const auto payload = pattern(3 * long_array, 8);
+    Connection connection(true);
+    End mine(connection, 0, {.pid = getpid(), .helpers = 0, .lends = true});
+    std::thread sender([&] { send_loan(mine, payload, 20 * second); });
+    while (mine.out.control().written.bytes.load() < sizeof(CallHeader) + 3 + sizeof(PayloadPart)) std::this_thread::yield();
+    mine.out.control().loan.store(Loan::open(1) + long_array + 1);
+    mine.out.bell().wake();
+    sender.join();
+    CHECK(mine.pipe.ended() == pipe_broken);
+}
+
 void what_comes_beside_rings_is_refused() {
     Connection connection(true);
     End mine(connection, 0);
@@ -221,6 +344,11 @@ int main() {
     what_comes_beside_rings_is_refused();
     nonsense_in_the_counters_is_refused();
     a_severed_ring_ends_both();
+    loans();
+    loans_that_are_taken_back();
+    loans_that_are_refused();
+    nonsense_in_a_part_is_refused();
+    nonsense_in_the_word_of_a_loan_is_refused();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures.load() == 0 ? 0 : 1;
 }

@@ -28,6 +28,8 @@ class LinkPort(ABC):
 
     oversubscribed = True
     """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
+    spare_cores = 0
+    """Cores of this host for each of its ranks, besides the one that the rank runs on."""
 
     def __init__(self, members: Sequence[int], control: ControlPlane) -> None:
         self.members = tuple(members)

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from ..transports.stream import Stream
 from ..wire.codec import Limits
 from .event_loop import EventLoop
+from .lending import Lending
 from .link import MAX_QUEUED, CallLink
 from .poller import LinkPoller
 from .registry import Registry
@@ -37,8 +38,9 @@ class ThrottledLink(CallLink, Generic[Served]):
         limits: Limits,
         *,
         spin: float,
+        lending: Lending,
     ) -> None:
-        super().__init__(stream, peer, max_message, limits, spin=spin)
+        super().__init__(stream, peer, max_message, limits, spin=spin, lending=lending)
         self.poller = poller
         self.registry = weakref.ref(registry)
         self.loop = loop

@@ -32,6 +32,7 @@ from ..transports.waker import Waker
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, running_call
+from .lending import Lending
 from .link import AT_ONCE, MAX_QUEUED, CallLink, Frame, Waiter
 from .payload import FrameBody, decode_error, encode_value, read_value
 from .poller import LinkPoller
@@ -123,6 +124,7 @@ class CallerLink(CallLink):
         limits: Limits,
         *,
         spin: float,
+        lending: Lending,
         rank: int,
         world_rank: int,
         max_in_flight: int,
@@ -130,7 +132,7 @@ class CallerLink(CallLink):
         forget: Callable[[CallerLink], None],
         open_stream: Callable[[CallerLink, PendingCall], ItemReader],
     ) -> None:
-        super().__init__(stream, peer, max_message, limits, spin=spin)
+        super().__init__(stream, peer, max_message, limits, spin=spin, lending=lending)
         self.needs_poller = False
         self.rank = rank
         self.world_rank = world_rank

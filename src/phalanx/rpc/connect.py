@@ -31,6 +31,7 @@ from ..wire.codec import Limits
 from ..wire.control import OperationStatus
 from .caller import CallerLink
 from .event_loop import EventLoop
+from .lending import lending_with
 from .link import SPIN, CallLink
 from .poller import LinkPoller
 from .registry import Registry
@@ -102,6 +103,7 @@ class Connections:
         everyone = range(backend.world_size)
         self.port = backend.open_port(self._context, LANE, everyone, functools.partial(_accept, weakref.ref(self)))
         self._spin = 0.0 if self.port.oversubscribed else SPIN
+        self._lending = lending_with(self.port.spare_cores)
         self.poller = LinkPoller(name, workers, self._spin)
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
@@ -198,6 +200,7 @@ class Connections:
             self._max_message,
             self._limits,
             spin=self._spin,
+            lending=self._lending,
             rank=self._world_ranks[self._rank],
             world_rank=self._world_ranks[dst],
             max_in_flight=self._max_in_flight,
@@ -277,6 +280,7 @@ class Connections:
             self._max_message,
             self._limits,
             spin=self._spin,
+            lending=self._lending,
             pid=None if src == self._rank else self.port.memory_of(src),
             max_queue=self._max_queue,
             forget=self.servers.discard,

@@ -27,6 +27,7 @@ from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
+from .lending import NOTHING, Lending
 from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, plan_call, plan_value, read_value
 from .pipe import open_pipe
 
@@ -34,8 +35,6 @@ __all__ = ["CallLink", "Frame", "Waiter"]
 
 BATCH = 64
 """Frames that are read from one link before other links have their turn."""
-SLICE = 4 << 20
-"""Bytes of a long payload that are read before other links have their turn."""
 SCRATCH = 256 << 10
 MAX_QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
@@ -135,10 +134,21 @@ class CallLink(ABC):
     Args:
         peer: The rank at the other end.
         spin: Seconds to look for bytes again and again before sleeping.
+        lending: How long payloads go through shared memory.
     """
 
-    def __init__(self, stream: Stream, peer: int, max_message: int, limits: Limits, *, spin: float) -> None:
-        self.pipe = open_pipe(stream)
+    def __init__(
+        self,
+        stream: Stream,
+        peer: int,
+        max_message: int,
+        limits: Limits,
+        *,
+        spin: float,
+        lending: Lending = NOTHING,
+    ) -> None:
+        self._lending = lending
+        self.pipe = open_pipe(stream, lending)
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
@@ -180,7 +190,7 @@ class CallLink(ABC):
 
     def use(self, stream: Stream) -> None:
         """Switches to another stream on the same connection."""
-        self.pipe = open_pipe(stream)
+        self.pipe = open_pipe(stream, self._lending)
         self._written = self._taken = 0
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
@@ -343,7 +353,7 @@ class CallLink(ABC):
         """
         frames: list[Frame] = []
         if self._frame is not None:
-            if self._fill(self._frame):
+            if self._fill(self._frame, wait, waker):
                 self._unhandled = True
                 frames.append(self._frame)
                 self._frame = None
@@ -372,7 +382,7 @@ class CallLink(ABC):
                 frames.append(frame)
                 continue
             self._begin(frame, size, payload)
-            if self._fill(frame):
+            if self._fill(frame, wait, waker):
                 frames.append(frame)
             else:
                 self._frame = frame
@@ -402,16 +412,22 @@ class CallLink(ABC):
         except MemoryError:
             frame.error = InvalidMessage(f"not enough memory for a message of {payload} bytes")
 
-    def _fill(self, frame: Frame) -> bool:
-        """Reads more of a frame; True once it is complete."""
-        enough = self._left - SLICE
+    def _fill(self, frame: Frame, wait: float, waker: int) -> bool:
+        """Reads more of a frame; True once it is complete.
+
+        Args:
+            wait, waker: As for `read_frames`. While something waits to be sent, it does not sleep here.
+        """
+        wait = 0.0 if self._unsent else wait
+        most = self.pipe.slice
+        enough = self._left - most
         while self._left:
             if self._left < enough:
                 return False
             room = self._target
             if room is None:  # it is dropped
                 room = memoryview(bytearray(min(self._left, SCRATCH)))
-            count = self.pipe.fill(room[:SLICE])
+            count = self.pipe.fill(room[:most], wait, waker)
             self._taken += count
             if not count:
                 self.pipe.check()
@@ -427,7 +443,7 @@ class CallLink(ABC):
         if not payload:
             return True
         self._plan(frame, payload)
-        return self._fill(frame)
+        return self._fill(frame, wait, waker)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from ..errors import ProtocolError
 from ..transports.duplex_ring import DuplexRing
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded, ended_with
 from ..wire.calls import HEADER_SIZE, pack_header, split_header
+from .lending import NOTHING, Lending
 
 if TYPE_CHECKING:
     from .._core import FramePipe
@@ -20,7 +21,11 @@ __all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
 
 READ_AHEAD = 64 << 10
 """Bytes that are read at once where a frame is expected, so that many small frames cost one call."""
-_CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME = -1, -2, -3, -4, -5  # see cpp/phalanx/frame_pipe.hpp
+SLICE = 4 << 20
+"""Bytes of a long payload that are read before other links have their turn."""
+LENT_SLICE = 16 << 20
+"""The same where several threads read them."""
+_CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME, _NO_PART = range(-1, -7, -1)  # see cpp/phalanx/frame_pipe.hpp
 
 Found = tuple[Any, ...]
 """Kind, call number, head and payload length of a frame. A head that is too long to be read ahead is None, and its
@@ -34,6 +39,7 @@ class Pipe(ABC):
         self.stream = stream
 
     native: FramePipe | None = None
+    slice = SLICE
 
     @abstractmethod
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
@@ -72,8 +78,13 @@ class Pipe(ABC):
         return None
 
     @abstractmethod
-    def fill(self, view: memoryview) -> int:
-        """Reads the bytes that follow into `view`; returns their number."""
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
+        """Reads the bytes that follow into `view`; returns their number.
+
+        Args:
+            wait: Seconds that it may sleep at a time if they do not come. A pipe need not make use of it.
+            waker: A descriptor that ends the sleep.
+        """
 
     @abstractmethod
     def may_sleep(self) -> bool:
@@ -115,19 +126,32 @@ class Pipe(ABC):
         """
 
 
-def open_pipe(stream: Stream) -> Pipe:
+def open_pipe(stream: Stream, lending: Lending = NOTHING) -> Pipe:
     """The fastest pipe for a stream."""
     if core is not None and type(stream) in (Stream, DuplexRing):
-        return _NativePipe(stream)
+        return _NativePipe(stream, lending)
     return _StreamPipe(stream)
 
 
 class _NativePipe(Pipe):
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, lending: Lending) -> None:
         super().__init__(stream)
         assert core is not None
-        rings = (stream.inbound, stream.outbound) if isinstance(stream, DuplexRing) else (None, None)
-        self.native = native = core.FramePipe(stream.fd, *rings, READ_AHEAD)
+        if isinstance(stream, DuplexRing):
+            native = core.FramePipe(
+                stream.fd,
+                stream.inbound,
+                stream.outbound,
+                READ_AHEAD,
+                lend_from=lending.lend_from,
+                lend_for=lending.lend_for,
+                pid=stream.pid,
+                helpers=lending.helpers,
+            )
+            self.slice = LENT_SLICE if lending.helpers else SLICE
+        else:
+            native = core.FramePipe(stream.fd, None, None, READ_AHEAD)
+        self.native = native
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
         self.pull = native.pull  # type: ignore[method-assign]
@@ -143,7 +167,7 @@ class _NativePipe(Pipe):
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
         raise NotImplementedError
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
         raise NotImplementedError
 
     def may_sleep(self) -> bool:
@@ -182,6 +206,8 @@ class _NativePipe(Pipe):
             raise ProtocolError("corrupt ring: its read and write counters contradict each other")
         if ended == _BESIDE:
             raise ProtocolError("protocol error: bytes on the socket, although a ring was agreed on")
+        if ended == _NO_PART:
+            raise ProtocolError("protocol error: a part of a payload that does not fit the payload")
         if ended == _NO_FRAME:
             found = self.ahead[:HEADER_SIZE].hex()
             raise ProtocolError(f"protocol error: expected the header of a frame, got {found}")
@@ -276,7 +302,7 @@ class _StreamPipe(Pipe):
         self._reading = 0
         return frames
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
         self._reading = 1
         count = min(self._stop - self._start, len(view))
         view[:count] = self._view[self._start : self._start + count]

@@ -13,6 +13,7 @@ from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
+from .lending import Lending
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
 from .poller import LinkPoller
@@ -47,11 +48,12 @@ class ServerLink(ThrottledLink[ServedCall]):
         limits: Limits,
         *,
         spin: float,
+        lending: Lending,
         pid: int | None,
         max_queue: int,
         forget: Callable[[ServerLink], None],
     ) -> None:
-        super().__init__(stream, peer, poller, registry, loop, max_message, limits, spin=spin)
+        super().__init__(stream, peer, poller, registry, loop, max_message, limits, spin=spin, lending=lending)
         self._forget = forget
         self._max_queue = max_queue
         self._tasks = poller.tasks

@@ -30,15 +30,17 @@ class DuplexRing(RingStream):
 
     Args:
         stream: The TCP connection, taken over.
+        pid: The process at the other end.
         aside: What was read from it after the agreement.
     """
 
     exact = False
 
-    def __init__(self, stream: Stream, inbound: RingIn, outbound: RingOut, aside: bytes = b"") -> None:
+    def __init__(self, stream: Stream, inbound: RingIn, outbound: RingOut, pid: int, aside: bytes = b"") -> None:
         super().__init__(stream, inbound, aside)
         self.inbound = inbound
         self.outbound = outbound
+        self.pid = pid
 
     def receive_into(self, view: memoryview) -> int:
         raise NotImplementedError("frames are read by the core: see phalanx.rpc.pipe")
@@ -100,7 +102,7 @@ class RingAgreement:
         """The stream that carries everything from now on, on both sides."""
         assert self._inbound is not None
         assert self._outbound is not None
-        rings = DuplexRing(self._stream, self._inbound, self._outbound, aside)
+        rings = DuplexRing(self._stream, self._inbound, self._outbound, self._pid, aside)
         self._inbound = self._outbound = None
         self.close()
         return rings

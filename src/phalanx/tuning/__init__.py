@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from .lookup import current
-from .values import DEFAULTS, Tuning
+from .values import DEFAULTS, NEVER, Tuning
 
-__all__ = ["DEFAULTS", "Tuning", "current"]
+__all__ = ["DEFAULTS", "NEVER", "Tuning", "current"]

@@ -24,6 +24,7 @@ class MeshPort(LinkPort):
         self._accept = accept
         self._closed = False
         self.oversubscribed = world.oversubscribed
+        self.spare_cores = world.spare_cores
 
     def start(self) -> None:
         self._world.add_lane(self._key, self)

@@ -168,8 +168,17 @@ class MeshWorld(ControlPlane):
     @property
     def oversubscribed(self) -> bool:
         """True if the ranks of this host have to share its cores."""
-        here = sum(member.host_id == self.roster[self.rank].host_id for member in self._living())
-        return here > usable_cores()
+        return self._ranks_here > usable_cores()
+
+    @property
+    def spare_cores(self) -> int:
+        """Cores of this host for each of its ranks, besides the one that the rank runs on."""
+        return max(usable_cores() // self._ranks_here - 1, 0)
+
+    @property
+    def _ranks_here(self) -> int:
+        """The ranks of this host, this one among them."""
+        return sum(member.host_id == self.roster[self.rank].host_id for member in self._living())
 
     def _living(self) -> list[Member]:
         return [member for member in self.roster.values() if member.rank not in self._lost]

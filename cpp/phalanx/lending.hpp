@@ -1,0 +1,200 @@
+// Long payloads that the receiver reads where they lie, in the memory of the sender's process.
+//
+// The payload of such a frame comes in parts through the ring. A part has its bytes behind it, or says where they lie. Then
+// the sender waits, and the receiver reads (peer_memory.hpp) and counts what it has read in a word of the ring's memory.
+// Both change this word by one exchange. The receiver keeps what it read only if the word was still open then. The sender
+// closes it before it goes on, for whatever reason: the memory is its own again, and it knows how much the receiver has.
+// The rest goes through the ring. So a receiver that is slow, that may not read, or that reads memory which has changed
+// since, costs time and nothing else.
+#pragma once
+
+#include <signal.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "phalanx/peer_memory.hpp"
+#include "phalanx/ring.hpp"
+
+namespace phalanx {
+
+// What comes before the bytes of a payload, or in their place.
+struct PayloadPart {
+    std::uint32_t lent;    // 1: they lie at `address`; 0: they follow
+    std::uint32_t number;  // of the loan on this ring
+    std::uint64_t bytes;
+    std::uint64_t address;
+    std::uint64_t proof_at;
+    Proof proof;
+};
+static_assert(sizeof(PayloadPart) == 48);
+
+// The word of a loan: its number, whether it is closed and whether the receiver cannot read it, and the bytes it has read.
+struct Loan {
+    static constexpr std::uint64_t longest = std::uint64_t{1} << 30;
+    static constexpr std::uint64_t closed = std::uint64_t{1} << 63;
+    static constexpr std::uint64_t refused = std::uint64_t{1} << 62;
+
+    static std::uint64_t open(std::uint32_t number) noexcept { return std::uint64_t{number & 0xffffff} << 36; }
+    static std::uint64_t taken(std::uint64_t word) noexcept { return word & ((std::uint64_t{1} << 36) - 1); }
+    static bool is_of(std::uint64_t word, std::uint32_t number) noexcept {
+        return (word & ~(closed | refused)) - taken(word) == open(number);
+    }
+};
+
+// Which way was quicker of late: through the ring two cores copy at the same time, by a loan one copies once, perhaps with
+// threads that help. What is better depends on the machine, and on who else wants its cores just now.
+class QuickerWay {
+public:
+    // Whether to lend now. Each way is tried first, and the slower one again now and then.
+    bool is_loan() noexcept {
+        const bool quicker = loan_ <= ring_;
+        return loan_ != 0 && ring_ != 0 && ++choices_ % 16 == 0 ? !quicker : quicker;
+    }
+
+    // So long it took to send so many bytes. `whole`: all of them went; else the rest takes about as long again.
+    void note(bool loan, std::size_t bytes, std::int64_t ns, bool whole) noexcept {
+        const double cost = static_cast<double>(whole ? ns : 2 * ns) / static_cast<double>(bytes);
+        double& known = loan ? loan_ : ring_;
+        known = known == 0 ? cost : known + (cost - known) / 4;
+    }
+
+private:
+    double loan_ = 0;  // ns for a byte
+    double ring_ = 0;
+    unsigned choices_ = 0;
+};
+
+// The sender's side. One loan at a time.
+class Lender {
+public:
+    // The part that offers this memory. None if it cannot be offered.
+    std::optional<PayloadPart> offer(RingWriter& ring, const void* memory, std::size_t bytes) {
+        if (proof_ == nullptr && !prove()) return std::nullopt;
+        const std::uint64_t proof_at = proof_->set(secret_);
+        ring.control().loan.store(Loan::open(++number_), std::memory_order_relaxed);  // the part is published after it
+        return PayloadPart{1, number_, bytes, reinterpret_cast<std::uintptr_t>(memory), proof_at, secret_};
+    }
+
+    // Waits until all was read, or nothing for so long. Returns the bytes that were; then the memory is the sender's again.
+    std::size_t wait(RingWriter& ring, std::size_t bytes, std::int64_t look_ns, std::int64_t stay_ns) noexcept {
+        Shared<std::uint64_t>& word = ring.control().loan;
+        std::uint64_t seen = Loan::open(number_);
+        while (Loan::taken(seen) != bytes && (seen & Loan::refused) == 0) {
+            const auto changed = [&] { return word.load(std::memory_order_acquire) != seen || ring.other_closed(); };
+            if (!comes(ring, changed, look_ns, stay_ns) || ring.other_closed()) break;
+            seen = word.load(std::memory_order_acquire);
+        }
+        seen = word.fetch_or(Loan::closed, std::memory_order_acq_rel);
+        proof_->erase();
+        refused_ = refused_ || (seen & Loan::refused) != 0;
+        broken_ = !Loan::is_of(seen, number_) || Loan::taken(seen) > bytes;
+        return broken_ ? 0 : static_cast<std::size_t>(Loan::taken(seen));
+    }
+
+    bool refused() const noexcept { return refused_; }  // the other side could not read once: nothing more is lent
+    bool broken() const noexcept { return broken_; }    // the other side has written what cannot be
+
+private:
+    bool prove() {
+        if (getrandom(secret_.data(), secret_.size(), GRND_NONBLOCK) != static_cast<ssize_t>(secret_.size())) return false;
+        proof_ = std::make_unique<OwnProof>();
+        return true;
+    }
+
+    template <class Ready>
+    static bool comes(RingWriter& ring, Ready ready, std::int64_t look_ns, std::int64_t stay_ns) noexcept {
+        const std::int64_t since = monotonic_ns();
+        for (std::int64_t now = since; now - since < look_ns; now = monotonic_ns()) {
+            if (ready()) return true;
+            relax();
+        }
+        static const Shared<std::uint32_t> never{0};
+        const Bound bound{.deadline_ns = since + look_ns + stay_ns, .aborted = &never};
+        return detail::wait_asleep(ring.bell(), bound, ready) == Outcome::done;
+    }
+
+    std::unique_ptr<OwnProof> proof_;
+    Proof secret_{};
+    std::uint32_t number_ = 0;
+    bool refused_ = false;
+    bool broken_ = false;
+};
+
+// The receiver's side.
+class Borrower {
+public:
+    // `pid`: the process at the other end. `helpers`: threads that read along.
+    Borrower(pid_t pid, int helpers) noexcept : pid_(pid), helpers_(helpers) {}
+
+    // Reads on. 0 if that cannot be done, or the sender waits no more: then the rest comes in another part.
+    std::size_t read(RingReader& ring, const PayloadPart& part, std::size_t done, std::byte* to, std::size_t bytes) {
+        const std::uint64_t before = Loan::open(part.number) + done;
+        std::uint64_t found = before;
+        // Not if it is over already: the address may be another's array by now.
+        const bool stands = ring.control().loan.load(std::memory_order_acquire) == before;
+        const bool came = stands && knows(part) && read_all(to, part.address + done, bytes);
+        const std::uint64_t after = came ? before + bytes : before | Loan::closed | Loan::refused;
+        const bool kept = ring.control().loan.compare_exchange_strong(found, after, std::memory_order_acq_rel);
+        ring.wake_other();
+        return came && kept ? bytes : 0;
+    }
+
+private:
+    static constexpr std::size_t worth_a_thread = 512 << 10;  // so long takes as long as it takes to make one
+
+    bool knows(const PayloadPart& part) {
+        if (known_ && part.proof_at == proof_at_ && part.proof == proof_) return true;
+        proof_at_ = part.proof_at;
+        proof_ = part.proof;
+        return known_ = memory_.open({Peer{pid_, part.proof_at, part.proof}});
+    }
+
+    bool read_piece(std::byte* to, std::uint64_t from, std::size_t bytes) const noexcept {
+        return memory_.read(0, to, from, bytes, [] { return false; });
+    }
+
+    // One core does not copy as fast as the memory could: threads help that are made for it, and gone afterwards.
+    bool read_all(std::byte* to, std::uint64_t from, std::size_t bytes) const noexcept {
+        const std::size_t members = std::min<std::size_t>(static_cast<std::size_t>(helpers_) + 1, bytes / worth_a_thread);
+        if (members < 2) return read_piece(to, from, bytes);
+        const std::size_t each = (bytes / members + 4095) / 4096 * 4096;
+        std::atomic<bool> fine{true};
+        std::vector<std::thread> team;
+        std::size_t given = 0;
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals go to the program's own threads
+        try {
+            team.reserve(members);
+            for (; bytes - given > each; given += each) {
+                team.emplace_back([this, &fine, to, from, given, each] {
+                    if (!read_piece(to + given, from + given, each)) fine.store(false, std::memory_order_relaxed);
+                });
+            }
+        } catch (const std::exception&) {
+            // There are no more threads to be had: this one reads the rest.
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        if (!read_piece(to + given, from + given, bytes - given)) fine.store(false, std::memory_order_relaxed);
+        for (std::thread& thread : team) thread.join();
+        return fine.load(std::memory_order_relaxed);
+    }
+
+    pid_t pid_;
+    int helpers_;
+    PeerMemory memory_;
+    bool known_ = false;
+    std::uint64_t proof_at_ = 0;
+    Proof proof_{};
+};
+
+}  // namespace phalanx

@@ -1,0 +1,46 @@
+"""Whether long arguments and results are read where they lie, in the memory of the other rank's process.
+
+Through a ring a payload is copied twice, by two cores at the same time. Where it lies it is copied once, by one core
+and by threads that help if there are cores to spare. The second way is several times faster on a large machine, and on
+one whose cores others want; on a small and quiet one the first may be. So a link tries both, and takes the way that was
+faster of late. See cpp/phalanx/lending.hpp for how memory is lent, and how that is given up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..tuning import NEVER, current
+
+__all__ = ["NOTHING", "Lending", "lending_with"]
+
+LEND_FROM = 2 << 20
+"""Bytes of a payload from which a copy less, or a thread more, gains more than it takes to arrange."""
+LEND_FOR = 20e-3
+"""Seconds without progress after which a sender takes its memory back: on a busy machine the reader comes later."""
+MOST_HELPERS = 3
+"""Threads that copy beside the one that waits for the payload."""
+
+
+class Lending(NamedTuple):
+    """How a link moves long payloads."""
+
+    lend_from: int
+    """Bytes of a payload from which it may be read where it lies; 0: never."""
+    lend_for: float
+    """Seconds without progress after which the sender takes its memory back."""
+    helpers: int
+    """Threads that copy beside the one that waits for the payload."""
+
+
+NOTHING = Lending(0, 0.0, 0)
+
+
+def lending_with(spare_cores: int) -> Lending:
+    """How the links of a rank move long payloads, if it has so many cores to spare.
+
+    `copy_once_from` of `PHALANX_TUNING` switches loans off, as it does for collectives.
+    """
+    if current(0.0).copy_once_from >= NEVER:
+        return NOTHING
+    return Lending(LEND_FROM, LEND_FOR, min(spare_cores, MOST_HELPERS))
