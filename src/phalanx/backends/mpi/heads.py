@@ -32,7 +32,7 @@ class MessageHeadReader:
         self.behind: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         """Heads of each rank that are still on their way; what it sent later comes after them."""
         self.unread: deque[Head] = deque()
-        """Heads that have come, in order. The caller of `read` takes them."""
+        """Heads that have come, in order. The caller of `read` takes them. The fast path holds this object, too."""
 
     def give_back(self, src: int, data: bytes) -> None:
         """Puts a head in line that the fast path has taken and cannot use."""
@@ -71,5 +71,8 @@ class MessageHeadReader:
         heads = [head for head in heads if head.world == self._world]
         # A rank that made an offer and took it back before this rank looked has sent nothing.
         cut = {(head.src, head.number) for head in heads if head.word == Word.CUT}
+        if cut:  # an offer that the fast path has given back waits here already
+            heads = [*self.unread, *heads]
+            self.unread.clear()
         self.unread.extend(head for head in heads if head.word != Word.OFFER or (head.src, head.number) not in cut)
         return True
