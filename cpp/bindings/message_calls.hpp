@@ -44,6 +44,7 @@ protected:
     struct Message {
         PlainArray array;
         ArrayHead head;
+        bool is_tensor = false;
         int peer = -1;
         std::int64_t tag = 0;
         std::int64_t began = monotonic_ns();
@@ -68,11 +69,19 @@ protected:
     bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write) const {
         PlainArray& array = message.array;
         if (!limits(message, timeout)) return false;
-        if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
+        if (!PyLong_CheckExact(tag.ptr())) return false;
+        if (!arrays_.look(x, write, array) && !(message.is_tensor = arrays_.look_at_tensor(x, array))) return false;
+        if (array.dtype == nullptr || array.gpu >= 0 || array.bytes > max_message_) return false;
         message.tag = PyLong_AsLongLong(tag.ptr());
         if (message.tag < 0) PyErr_Clear();
-        return message.tag >= 0 && message.head.make(*array.dtype, array.dims, array.shape,
-                                                     static_cast<std::uint64_t>(message.tag), array.bytes);
+        return message.tag >= 0 &&
+               message.head.make(*array.dtype, array.dims, array.shape, static_cast<std::uint64_t>(message.tag), array.bytes,
+                                 message.is_tensor);
+    }
+
+    // What the general way goes on with: of a tensor, its memory, which is there whether or not it has a gradient.
+    nb::object memory_of(nb::handle x, const Message& message) const {
+        return message.is_tensor ? arrays_.flat(x) : nb::borrow(x);
     }
 
     // Whether a receive or a message waits in the mailbox that this receive must not overtake.

@@ -158,13 +158,14 @@ private:
         if (answers(answer, HeadWord::drop, bare_number)) return sent(message);
         if (!answers(answer, HeadWord::ready, bare_number)) {
             const nb::bytes other(answer.data(), answer.size());
-            return waited(in_any_case([&] { return general_.attr("go_on_offering")(peer, number, x, other); }), message);
+            const nb::object memory = memory_of(x, message);
+            return waited(in_any_case([&] { return general_.attr("go_on_offering")(peer, number, memory, other); }), message);
         }
         auto body = std::make_unique<MpiRequest>(wire_);
         if (!body->begin_body(message.array.data, message.array.bytes, rank, bare_number)) return failed("sending a message");
         if (await_body(*body, message)) return sent(message);
-        const nb::object request = given(std::move(body));
-        return waited(in_any_case([&] { return general_.attr("go_on_sending")(peer, x, request); }), message);
+        const nb::object request = given(std::move(body)), memory = memory_of(x, message);
+        return waited(in_any_case([&] { return general_.attr("go_on_sending")(peer, memory, request); }), message);
     }
 
     nb::object sent(const Message& message) {
@@ -246,9 +247,9 @@ private:
         }
         const ArrayHead& head = message.head;
         const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
-        const nb::object request = given(std::move(body));
+        const nb::object request = given(std::move(body)), memory = memory_of(out, message);
         return waited(in_any_case([&] {
-                          return general_.attr("go_on_receiving")(peer, number, out, message.tag, description, request);
+                          return general_.attr("go_on_receiving")(peer, number, memory, message.tag, description, request);
                       }),
                       message);
     }

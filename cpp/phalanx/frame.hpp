@@ -1,5 +1,5 @@
 // The frame of an array as src/phalanx/wire/frames.py and src/phalanx/group/data/arrays.py write it: a header of 24 bytes,
-// then the description (MessagePack of [dtype, shape, "numpy"]), then the bytes of the array.
+// then the description (MessagePack of [dtype, shape, "numpy" or "torch"]), then the bytes of the array.
 #pragma once
 
 #include <array>
@@ -32,14 +32,15 @@ public:
     static constexpr std::size_t most_text = 31;
 
     // False if this array is not as simple. Takes what a Py_buffer says.
-    bool make(std::string_view dtype, int dims, const std::ptrdiff_t* shape, std::uint64_t tag, std::uint64_t payload) {
+    bool make(std::string_view dtype, int dims, const std::ptrdiff_t* shape, std::uint64_t tag, std::uint64_t payload,
+              bool of_torch = false) {
         if (dtype.empty() || dtype.size() > most_text || dims > most_dims) return false;
         size_ = sizeof(FrameHeader);
         put(0x93);
         text(dtype);
         put(static_cast<std::uint8_t>(0x90 | dims));
         for (int i = 0; i < dims; ++i) number(static_cast<std::uint64_t>(shape[i]));
-        text("numpy");
+        text(of_torch ? "torch" : "numpy");
         FrameHeader header;
         header.kind = kind_array;
         header.description = static_cast<std::uint32_t>(size_ - sizeof header);
