@@ -25,7 +25,7 @@ namespace {
 using Head = std::span<const std::byte>;
 
 // The kind of a head, its first byte; all of them are in protocol.py.
-enum class HeadWord : std::uint8_t { message = 1, offer = 2, ready = 3, drop = 4 };
+enum class HeadWord : std::uint8_t { message = 1, offer = 2, ready = 3, drop = 4, cut = 5 };
 
 constexpr std::size_t number_at = 25;      // in a head, after the word, the world and the lane
 constexpr std::size_t sizes_bytes = 10;    // of an offer of one part: how many there are, and its length
@@ -92,7 +92,7 @@ private:
     static constexpr int held_looks = 20;
     static constexpr std::size_t worth_holding = 16 << 10;  // bytes: MPI may copy more than these while it is looked at
     static constexpr long nap_ns = 20'000;
-    static constexpr int nothing = -1, give_up = -2;
+    static constexpr int nothing = -1, give_up = -2, came = -3;
 
     struct Route {
         int rank = -1;  // in the world
@@ -151,7 +151,7 @@ private:
         const auto bare_number = nb::cast<std::uint64_t>(number);
         if (!say(offer_of(message, bare_number), rank)) return waited(nb::none(), message);
         std::array<std::byte, longest_head> read;
-        const int bytes = await(message, held_looks, bound_of(message, lock_), true, [&] { return answer_of(rank); });
+        const int bytes = await(held_looks, bound_of(message, lock_), true, [&] { return answer_of(rank); });
         Head answer;
         if (bytes >= 0 && static_cast<std::size_t>(bytes) <= read.size() && wire_.receive_head(read.data(), bytes, rank))
             answer = Head(read.data(), static_cast<std::size_t>(bytes));
@@ -163,7 +163,7 @@ private:
         }
         auto body = std::make_unique<MpiRequest>(wire_);
         if (!body->begin_body(message.array.data, message.array.bytes, rank, bare_number)) return failed("sending a message");
-        if (await_body(*body, message)) return sent(message);
+        if (await_body(*body, message) == came) return sent(message);
         const nb::object request = given(std::move(body)), memory = memory_of(x, message);
         return waited(in_any_case([&] { return general_.attr("go_on_sending")(peer, memory, request); }), message);
     }
@@ -201,7 +201,7 @@ private:
 
     nb::object receive(int rank, const nb::object peer, const Message& message, nb::handle out) {
         std::array<std::byte, longest_head> read;
-        const int bytes = await(message, held_looks, bound_of(message, lock_), true, [&] { return wire_.waiting(rank); });
+        const int bytes = await(held_looks, bound_of(message, lock_), true, [&] { return wire_.waiting(rank); });
         if (bytes < 0 || static_cast<std::size_t>(bytes) > read.size() || !wire_.receive_head(read.data(), bytes, rank))
             return waited(nb::none(), message);
         const Head head(read.data(), static_cast<std::size_t>(bytes));
@@ -210,8 +210,7 @@ private:
             note("recv", message);
             return nb::bool_(true);
         }
-        // What came behind an offer may take it back.
-        if (is_offer(head, message) && wire_.waiting(rank) < 0)
+        if (is_offer(head, message))
             return take_body(rank, peer, read_at<std::uint64_t>(head, number_at), message, out);
         const nb::bytes other(head.data(), head.size());
         in_any_case([&] { return general_.attr("give_back")(peer, other); });
@@ -241,9 +240,19 @@ private:
         auto body = std::make_unique<MpiRequest>(wire_);
         const bool expected = body->expect_body(message.array.data, message.array.bytes, rank, number);
         if (!expected || !say(std::move(ready), rank)) return failed("receiving a message");
-        if (await_body(*body, message)) {
-            note("recv", message);
-            return nb::bool_(true);
+        for (;;) {
+            const int next = await_body(*body, message, rank);
+            if (next == nothing) break;
+            if (next == came) {
+                note("recv", message);
+                return nb::bool_(true);
+            }
+            if (!hear_more(rank, peer, number)) continue;
+            // The sender had taken the offer back before it heard that it is wanted. The next message may be the one.
+            body->cancel();
+            for (int i = 0; i < held_looks && !body->test();) ++i;
+            if (body->test()) return waited(nb::none(), message);
+            break;
         }
         const ArrayHead& head = message.head;
         const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
@@ -252,6 +261,16 @@ private:
                           return general_.attr("go_on_receiving")(peer, number, memory, message.tag, description, request);
                       }),
                       message);
+    }
+
+    // Takes the next head, which came before the body. True if it takes back the offer; any other is for the general way.
+    bool hear_more(int rank, const nb::object& peer, std::uint64_t number) {
+        std::vector<std::byte> read(static_cast<std::size_t>(std::max(wire_.waiting(rank), 0)));
+        if (read.empty() || !wire_.receive_head(read.data(), static_cast<int>(read.size()), rank)) return false;
+        if (answers(read, HeadWord::cut, number)) return true;
+        const nb::bytes other(read.data(), read.size());
+        in_any_case([&] { return general_.attr("give_back")(peer, other); });
+        return false;
     }
 
     // -- both ----------------------------------------------------------------------------------------------------------
@@ -293,20 +312,24 @@ private:
         throw std::logic_error("MPI failed, and nobody said so");
     }
 
-    // Both sides have agreed on it, so that it does not take longer than its bytes do. False if it is time for the general way.
-    bool await_body(MpiRequest& body, const Message& message) {
+    // Both sides have agreed on it, so that it does not take longer than its bytes do. Returns `came`, `nothing` if it is time
+    // for the general way, or the bytes of a head that has come from `rank` before it.
+    int await_body(MpiRequest& body, const Message& message, int rank = -1) {
         const std::size_t bytes = message.array.bytes;
         Bound bound = bound_of(message, lock_);
         bound.deadline_ns = std::min(monotonic_ns() + handover_ns + static_cast<std::int64_t>(bytes), // at 1 GB/s
                                      message.began + message.timeout_ns);
         const int looks = bytes <= worth_holding ? held_looks : 0;
-        return await(message, looks, bound, false, [&] { return body.test() ? 0 : nothing; }) == 0;
+        return await(looks, bound, false, [&] {
+            if (body.test()) return came;
+            return rank < 0 ? nothing : wire_.waiting(rank);
+        });
     }
 
     // Looks until there is something, first so many times with the GIL. `naps`: after a while, sleeps between looks. Returns
     // `nothing` if it is time for the general way.
     template <class Look>
-    int await(const Message& message, int held, const Bound& bound, bool naps, Look look) {
+    int await(int held, const Bound& bound, bool naps, Look look) {
         for (int i = 0; i < held; ++i)
             if (const int found = look(); found != nothing) return found;
         lock_.forget_asking();

@@ -95,7 +95,9 @@ public:
         const TensorReader* const reader = reader_for(object);
         TensorView view;
         if (reader == nullptr || !reader->look(object, view) || view.is_stand_in) return false;
-        found = {view.data, view.bytes(), view.dims, view.shape, &dtypes_[static_cast<std::size_t>(view.number)].name, view.number};
+        const auto number = static_cast<std::size_t>(view.number);
+        if (number >= dtypes_.size()) return false;
+        found = {view.data, view.bytes(), view.dims, view.shape, &dtypes_[number].name, view.number};
         return true;
     }
 

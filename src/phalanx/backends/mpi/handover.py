@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Handover"]
 
 
+class _OneMessage(BufferSink):
+    """The memory for a message whose type the fast path has compared: no other may come in its place."""
+
+    takes_another = False
+
+
 class Handover:
     """Goes on with the messages of one lane. All but `fail` is called with the lock of `messages` held."""
 
@@ -51,7 +57,7 @@ class Handover:
         """A message whose sender was told to send the body, which has not come yet."""
         view = bytes_of(out)
         envelope = Envelope(src, FrameKind.ARRAY, tag, description, len(view))
-        receive = self._messages.go_on_receiving(self._inbox, envelope, BufferSink(view), number, request)
+        receive = self._messages.go_on_receiving(self._inbox, envelope, _OneMessage(view), number, request)
         note_handed_over(receive)
         return receive
 

@@ -12,6 +12,9 @@ __all__ = ["MessageHeadReader"]
 
 BATCH = 64
 """Heads that are taken at once, before anything else is looked at."""
+LOOKS_BEHIND_OFFERS = 3
+"""Looks that find nothing before an offer is believed: a probe may find nothing and yet bring in what the next one finds,
+and what was sent behind an offer may take it back."""
 
 
 class MessageHeadReader:
@@ -44,17 +47,23 @@ class MessageHeadReader:
         """Adds the heads that have come to `unread`; False if none came."""
         status = self._status
         found: list[tuple[int, bytearray]] = []
+        looks = LOOKS_BEHIND_OFFERS if self.unread else 0
         for _ in range(BATCH):
             with self._mpi.lock:
                 message = self._probe(*self._anyone, status)
                 if message is None:
-                    break
+                    if looks == 0:
+                        break
+                    looks -= 1
+                    continue
                 src: int = status.Get_source()
                 size: int = status.Get_count(self._byte)
                 data = bytearray(size)
                 if size <= 2 * INLINE and not self.behind.get(src):
                     message.Recv([data, self._byte])
                     found.append((src, data))
+                    if data[0] == Word.OFFER:
+                        looks = LOOKS_BEHIND_OFFERS
                 else:
                     self.behind[src].append((message.Irecv([data, self._byte]), data))
         for src, waiting in list(self.behind.items()) if self.behind else ():

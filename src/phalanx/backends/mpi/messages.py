@@ -329,7 +329,7 @@ class MpiMessages:
         elif word == Word.CUT:
             known = self._arriving.get((src, head.number))
             if known is not None:
-                self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"))
+                self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"), called_off=True)
         elif word == Word.GOODBYE:
             if head.lane not in self._closed_lanes:
                 closed = ChannelClosed(src, "it has closed this group")
@@ -387,8 +387,12 @@ class MpiMessages:
         transfer = self._transfers.add(requests, arrival.view, arrived)
         self._arriving[src, number] = (transfer, arrival, inbox)
 
-    def _cancel(self, arrival: Arrival, error: BaseException) -> None:
-        """Ends a message whose rest will not come."""
+    def _cancel(self, arrival: Arrival, error: BaseException, *, called_off: bool = False) -> None:
+        """Ends a message whose rest will not come.
+
+        Args:
+            called_off: Its sender has taken it back before any of it was on its way.
+        """
         for key, (transfer, known, inbox) in list(self._arriving.items()):
             if known is not arrival:
                 continue
@@ -401,7 +405,10 @@ class MpiMessages:
             if open_ones:  # half of it is here already: MPI keeps the memory
                 self._mpi.left_under_way.append((open_ones, transfer.memory))
             inbox.under_way[key[0]] -= 1
-            inbox.mailbox.cut(arrival, error)
+            if called_off and not open_ones:
+                inbox.mailbox.call_off(arrival, error)
+            else:
+                inbox.mailbox.cut(arrival, error)
 
     def _end_departed(self) -> bool:
         """Ends the lanes of ranks that have gone, once everything that they sent has come."""

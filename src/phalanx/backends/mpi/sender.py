@@ -7,7 +7,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind, pack_header
