@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core
+from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import Closed
@@ -131,7 +132,7 @@ class CollectiveWorker:
         self._is_over = False
         """True once the thread has ended: it would not run what came now."""
         self._fast_path: AnyFastPath | None = None
-        self._alarm: Alarm | _PlainAlarm = _PlainAlarm() if core is None else core.Alarm()
+        self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
@@ -219,29 +220,3 @@ class CollectiveWorker:
                 self._is_over = first is None
             if first is not None and not self._run_first(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
-
-
-class _PlainAlarm:
-    """As the core's, where there is none. All work is urgent."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._stopped = False
-
-    def arm(self) -> None:
-        self._event.set()
-
-    hurry = arm
-
-    def disarm(self) -> None:
-        self._event.clear()
-        if self._stopped:  # perhaps just before
-            self._event.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._event.set()
-
-    def wait(self) -> bool:
-        self._event.wait()
-        return not self._stopped

@@ -13,8 +13,8 @@ __all__ = ["MessageHeadReader"]
 BATCH = 64
 """Heads that are taken at once, before anything else is looked at."""
 LOOKS_BEHIND_OFFERS = 3
-"""Looks that find nothing before an offer is believed: a probe may find nothing and yet bring in what the next one finds,
-and what was sent behind an offer may take it back."""
+"""Looks that find nothing before an offer is believed: what was sent behind it may take it back, and a probe may find
+nothing and yet bring in what the next one finds."""
 
 
 class MessageHeadReader:
