@@ -201,7 +201,9 @@ class Work(Generic[T_co]):
         """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""
         with self._lock:
             if not self._done:
-                self._result, self._error = result, error
+                self._result = result
+                if error is not None:
+                    self._error = error
                 self._done = True
             if self._ended is not None:
                 self._ended.set()

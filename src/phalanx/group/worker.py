@@ -17,6 +17,7 @@ from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import Closed
+from ..frames import hide_frames
 from .core import GroupCore
 from .fast_path import AnyFastPath
 from .work import Work
@@ -82,6 +83,18 @@ class IssuedWork(Work[Any]):
         self._group = group
         self._on_told = on_told
         self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        # Mostly it is the only one, and done by the thread that waits: without the steps between, which take as long.
+        group = self._group
+        if timeout is None and group is not None and not group._backend.forked:
+            try:
+                if self._worker.run_if_first(self) and self._error is None:
+                    return self._result
+            except BaseException as error:
+                hide_frames(error)
+                raise
+        return super().wait(timeout)
 
     def _run(self) -> bool:
         """Does it, in whichever thread; True once it has ended. May be called again.
@@ -165,6 +178,29 @@ class CollectiveWorker:
     def hurry(self) -> None:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
+
+    def run_if_first(self, work: IssuedWork) -> bool:
+        """Runs a collective in this thread if none was issued before it; True if it has ended."""
+        jobs = self._jobs
+        if not jobs or jobs[0] is not work:
+            return False
+        try:
+            if not work._issued.run():
+                return False
+            work._finish(work._issued.result, work._issued.error)
+            work._group = None
+            with self._lock:
+                if len(jobs) == 1 and jobs[0] is work:
+                    jobs.popleft()
+                    self._alarm.disarm()
+                    if self._fast_path is not None:
+                        self._fast_path.paused = 0
+                    return True
+            self._take_out(work)
+        except BaseException:
+            self.hurry()
+            raise
+        return True
 
     def run_until(self, work: IssuedWork) -> None:
         """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
