@@ -1,20 +1,43 @@
-"""What the fast path of messages leaves to the general way (see cpp/bindings/mpi_messages.cpp)."""
+"""Messages that the fast path has begun, and leaves to the general way (see cpp/bindings/mpi_messages.cpp)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import PhalanxError
-from ...transports.mailbox import BufferSink, Envelope, Receive
+from ...transports.mailbox import BufferSink, Envelope, Receive, Sink
 from ...transports.ring_channel import bytes_of, note_handed_over
 from ...wire.frames import FrameKind
 from .inbox import Inbox, Sending
 
 if TYPE_CHECKING:
     from ..._core import MpiRequest
-    from .messages import MpiMessages
 
 __all__ = ["Handover"]
+
+
+class GeneralWay(Protocol):
+    """The part of `MpiMessages` that goes on with messages."""
+
+    version: str
+    """Of MPI."""
+
+    def go_on_offering(self, sending: Sending) -> None:
+        """With one that was offered, and not answered yet."""
+
+    def go_on_sending(self, sending: Sending, request: MpiRequest) -> Sending:
+        """With one that MPI has, and has not sent yet."""
+
+    def go_on_receiving(
+        self, inbox: Inbox, envelope: Envelope, sink: Sink, number: int, request: MpiRequest
+    ) -> Receive:
+        """With one whose sender was told to send the body, which has not come yet."""
+
+    def give_back(self, src: int, head: bytes) -> None:
+        """With a head that the fast path cannot use."""
+
+    def keep(self, request: MpiRequest) -> None:
+        """With a head that MPI has not sent yet."""
 
 
 class _OneMessage(BufferSink):
@@ -26,7 +49,7 @@ class _OneMessage(BufferSink):
 class Handover:
     """Goes on with the messages of one lane. All but `fail` is called with the lock of `messages` held."""
 
-    def __init__(self, messages: MpiMessages, lane: bytes, inbox: Inbox) -> None:
+    def __init__(self, messages: GeneralWay, lane: bytes, inbox: Inbox) -> None:
         self._messages = messages
         self._lane = lane
         self._inbox = inbox
