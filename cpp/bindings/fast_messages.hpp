@@ -110,7 +110,7 @@ private:
         }
         if (done < size) {
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(x, done); }), message);
+            return waited(in_any_case([&] { return hand_over(memory_of(x, message), done); }), message);
         }
         note("send", message);
         return nb::bool_(true);
@@ -134,7 +134,7 @@ private:
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(out, message.tag, description, done); }), message);
+            return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
         }
         note("recv", message);
         return nb::bool_(true);

@@ -25,7 +25,7 @@ protected:
           arrays_(*nb::cast<PlainArrays*>(arrays_object_)),
           recorder_object_(std::move(recorder)),
           recorder_(*nb::cast<Recorder*>(recorder_object_)),
-          longest_ns_(shorter(timeout)),
+          timeout_ns_(in_ns(timeout)),
           max_message_(max_message) {}
 
     struct Turn {
@@ -44,11 +44,15 @@ protected:
     struct Message {
         PlainArray array;
         ArrayHead head;
+        bool is_tensor = false;
         int peer = -1;
         std::int64_t tag = 0;
         std::int64_t began = monotonic_ns();
-        std::int64_t longest_ns = 0;
+        std::int64_t timeout_ns = 0;
+        std::int64_t longest_ns = 0;  // before the general way goes on
     };
+
+    static constexpr std::int64_t handover_ns = 50'000'000;
 
     // Of the rank that a call names; null if it is not the number of one.
     template <class Route>
@@ -65,11 +69,19 @@ protected:
     bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write, const char* library) const {
         PlainArray& array = message.array;
         if (!limits(message, timeout)) return false;
-        if (!PyLong_CheckExact(tag.ptr()) || !arrays_.look(x, write, array) || array.bytes > max_message_) return false;
+        if (!PyLong_CheckExact(tag.ptr())) return false;
+        if (!arrays_.look(x, write, array) && !(message.is_tensor = arrays_.look_at_tensor(x, array))) return false;
+        if (array.dtype == nullptr || array.gpu >= 0 || array.bytes > max_message_) return false;
         message.tag = PyLong_AsLongLong(tag.ptr());
         if (message.tag < 0) PyErr_Clear();
-        return message.tag >= 0 && message.head.make(*array.dtype, array.dims, array.shape,
-                                                     static_cast<std::uint64_t>(message.tag), array.bytes, library);
+        return message.tag >= 0 &&
+               message.head.make(*array.dtype, array.dims, array.shape, static_cast<std::uint64_t>(message.tag), array.bytes,
+                                 message.is_tensor ? "torch" : library);
+    }
+
+    // What the general way goes on with: of a tensor, its memory, which is there whether or not it has a gradient.
+    nb::object memory_of(nb::handle x, const Message& message) const {
+        return message.is_tensor ? arrays_.flat(x) : nb::borrow(x);
     }
 
     // Whether a receive or a message waits in the mailbox that this receive must not overtake.
@@ -107,21 +119,26 @@ protected:
     }
 
 private:
-    static constexpr std::int64_t handover_ns = 50'000'000;
+    static constexpr double longest_seconds = 1e9;
 
     bool limits(Message& message, nb::handle timeout) const {
-        message.longest_ns = longest_ns_;
+        set_time(message, timeout_ns_);
         if (timeout.is_none()) return true;
         if (!PyFloat_CheckExact(timeout.ptr()) && !PyLong_CheckExact(timeout.ptr())) return false;
         const double seconds = PyFloat_AsDouble(timeout.ptr());
         if (seconds == -1.0 && PyErr_Occurred() != nullptr) PyErr_Clear();
         if (!(seconds > 0.0)) return false;  // also if it is no number
-        message.longest_ns = shorter(seconds);
+        set_time(message, in_ns(seconds));
         return true;
     }
 
-    static std::int64_t shorter(double seconds) noexcept {
-        return std::min(handover_ns, static_cast<std::int64_t>(std::min(seconds, 1.0) * 1e9));
+    static void set_time(Message& message, std::int64_t timeout_ns) noexcept {
+        message.timeout_ns = timeout_ns;
+        message.longest_ns = std::min(handover_ns, timeout_ns);
+    }
+
+    static std::int64_t in_ns(double seconds) noexcept {
+        return static_cast<std::int64_t>(std::min(seconds, longest_seconds) * 1e9);
     }
 
     nb::dict ahead_;
@@ -129,7 +146,7 @@ private:
     PlainArrays& arrays_;
     nb::object recorder_object_;
     Recorder& recorder_;
-    std::int64_t longest_ns_;
+    std::int64_t timeout_ns_;
     std::size_t max_message_;
 };
 

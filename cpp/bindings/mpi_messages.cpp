@@ -1,5 +1,5 @@
-// The fast path of a synchronous send or receive of a short NumPy array through MPI: as FastMessages does it over rings. MPI's
-// functions are called by their addresses, as in mpi_calls.hpp; src/phalanx/backends/mpi/protocol.py says what is sent.
+// The fast path of a synchronous send or receive of a NumPy array through MPI: as FastMessages does it over rings.
+// src/phalanx/backends/mpi/protocol.py says what is sent.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,12 +7,14 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "gil.hpp"
 #include "message_calls.hpp"
 #include "module.hpp"
+#include "mpi_wire.hpp"
 #include "phalanx/wait_policy.hpp"
 
 namespace nb = nanobind;
@@ -20,87 +22,33 @@ using namespace phalanx;
 
 namespace {
 
-// The functions that messages need, and the handles that they need. MPI_Request is a pointer or an int: a word holds either.
-class MpiHeads {
-public:
-    using Word = std::uintptr_t;
+using Head = std::span<const std::byte>;
 
-    // `functions`: MPI_Isend, MPI_Test, MPI_Iprobe, MPI_Get_count, MPI_Recv. `comm` carries the heads, with the tag 0.
-    MpiHeads(const std::vector<Word>& functions, Word comm, Word byte, int anyone)
-        : functions_(functions), comm_(comm), byte_(byte), anyone_(anyone) {
-        if (functions.size() != 5) throw std::invalid_argument("not all of MPI's functions");
-    }
+// The kind of a head, its first byte; all of them are in protocol.py.
+enum class HeadWord : std::uint8_t { message = 1, offer = 2, ready = 3, drop = 4, cut = 5 };
 
-    bool begin_send(const void* data, std::size_t bytes, int dst, Word& request) const {
-        return call<int(const void*, int, Word, int, int, Word, Word*)>(0)(data, static_cast<int>(bytes), byte_, dst, 0, comm_,
-                                                                          &request) == 0;
-    }
+constexpr std::size_t number_at = 25;      // in a head, after the word, the world and the lane
+constexpr std::size_t sizes_bytes = 10;    // of an offer of one part: how many there are, and its length
+constexpr std::size_t longest_head = 4096;  // what is longer goes the general way, which need not wait for it
 
-    bool test(Word& request) const {
-        int done = 0;
-        Status status;
-        return call<int(Word*, int*, Status*)>(1)(&request, &done, &status) == 0 && done != 0;
-    }
-
-    // The bytes of the next head of a rank; -1 if there is none.
-    int waiting(int src) const {
-        int found = 0, bytes = 0;
-        Status status;
-        if (call<int(int, int, Word, int*, Status*)>(2)(src, 0, comm_, &found, &status) != 0 || found == 0) return -1;
-        return call<int(const Status*, Word, int*)>(3)(&status, byte_, &bytes) == 0 ? bytes : -1;
-    }
-    bool anything_waits() const { return waiting(anyone_) >= 0; }
-
-    bool receive(void* data, int bytes, int src) const {
-        Status status;
-        return call<int(void*, int, Word, int, int, Word, Status*)>(4)(data, bytes, byte_, src, 0, comm_, &status) == 0;
-    }
-
-private:
-    struct alignas(16) Status {
-        std::byte bytes[64];  // more than any MPI's
-    };
-
-    template <class Signature>
-    Signature* call(std::size_t number) const noexcept {
-        return reinterpret_cast<Signature*>(functions_[number]);
-    }
-
-    std::vector<Word> functions_;
-    Word comm_, byte_;
-    int anyone_;
-};
-
-// A head that MPI has not sent yet, with its memory. Python tests it as it tests mpi4py's requests.
-class MpiHeadUnderWay {
-public:
-    MpiHeadUnderWay(const MpiHeads& mpi, std::size_t bytes)
-        : mpi_(mpi), data(std::make_unique_for_overwrite<std::byte[]>(bytes)), bytes(bytes) {}
-
-    bool begin(int dst) { return mpi_.begin_send(data.get(), bytes, dst, request_); }
-    bool test() { return done_ || (done_ = mpi_.test(request_)); }
-
-private:
-    const MpiHeads mpi_;  // a copy: this may outlast the group
-    MpiHeads::Word request_ = 0;
-    bool done_ = false;
-
-public:
-    const std::unique_ptr<std::byte[]> data;
-    const std::size_t bytes;
-};
+template <class T>
+T read_at(Head head, std::size_t at) {
+    T value;
+    std::memcpy(&value, head.data() + at, sizeof value);
+    return value;
+}
 
 class MpiMessages : MessageCalls {
 public:
-    // `begins`: what the head of every message of this lane begins with. `inbox`, `reader` and `lock` are as in
-    // src/phalanx/backends/mpi. `hand_over(request, rank)` makes an operation of a head that is under way, `give_back(rank,
-    // head)` puts a head that was taken in line for the general way. `members` are world ranks, by which MPI and the inbox know
-    // them.
-    MpiMessages(const MpiHeads& mpi, const nb::bytes& begins, int rank, const std::vector<int>& members, nb::object inbox,
-                nb::object reader, nb::object lock, nb::object arrays, nb::object recorder, double timeout, std::size_t most,
-                bool oversubscribed, nb::object hand_over, nb::object give_back)
+    // `begins`: what the head of every short message of this lane begins with. `inbox`, `reader` and `lock` are as in
+    // src/phalanx/backends/mpi; `general` goes on with what is not done here (handover.py), and `numbers` are those of the
+    // messages of this rank. `members` are world ranks, by which MPI and the inbox know them. Messages of up to `whole` bytes
+    // travel in their heads.
+    MpiMessages(const MpiWire& wire, const nb::bytes& begins, int rank, const std::vector<int>& members, nb::object inbox,
+                nb::object reader, nb::object lock, nb::object arrays, nb::object recorder, double timeout, std::size_t whole,
+                std::size_t most, bool oversubscribed, nb::object general, nb::object numbers)
         : MessageCalls(inbox.attr("mailbox"), std::move(arrays), std::move(recorder), timeout, most),
-          mpi_(mpi),
+          wire_(wire),
           begins_(begins.c_str(), begins.size()),
           gone_(inbox.attr("gone")),
           talked_(inbox.attr("talked")),
@@ -108,9 +56,10 @@ public:
           unread_(reader.attr("unread")),
           lock_object_(std::move(lock)),
           lock_(*nb::cast<ChannelLock*>(lock_object_)),
+          whole_(whole),
           policy_(oversubscribed),
-          hand_over_(std::move(hand_over)),
-          give_back_(std::move(give_back)) {
+          general_(std::move(general)),
+          numbers_(std::move(numbers)) {
         for (int i = 0; i < static_cast<int>(members.size()); ++i) {
             const int number = members[static_cast<std::size_t>(i)];
             routes_.push_back(i == rank ? Route{} : Route{number, nb::int_(number), false});
@@ -125,24 +74,15 @@ public:
         Message message;
         Route* const found = usable(dst, message);
         if (found == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
-        // Now and then: that the other rank has closed the group is heard by the general way only.
-        if (++sends_ % sends_between_looks == 0 && mpi_.anything_waits()) return nb::bool_(false);
-        meet(*found);
-        const int rank = found->rank;
-        const ArrayHead& head = message.head;
-        auto sending = std::make_unique<MpiHeadUnderWay>(mpi_, begins_.size() + head.size() + message.array.bytes);
-        std::byte* const to = sending->data.get();
-        std::memcpy(to, begins_.data(), begins_.size());
-        std::memcpy(to + begins_.size(), head.data(), head.size());
-        std::memcpy(to + begins_.size() + head.size(), message.array.data, message.array.bytes);
-        if (!sending->begin(rank)) return waited(nb::none(), message);
-        if (!sending->test()) {
-            const nb::object number = found->number;
-            const nb::object request = nb::cast(sending.release(), nb::rv_policy::take_ownership);
-            return waited(in_any_case([&] { return hand_over_(request, number); }), message);
-        }
-        note("send", message);
-        return nb::bool_(true);
+        return message.array.bytes <= whole_ ? send_whole(*found, message) : send_in_two(*found, message, x);
+    }
+
+    // As `send`, of a message that travels in its head; any other is declined. It never waits.
+    nb::object send_at_once(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout) {
+        Message message;
+        Route* const found = usable(dst, message);
+        if (found == nullptr || !describe(message, x, tag, timeout, false, "numpy")) return nb::bool_(false);
+        return message.array.bytes <= whole_ ? send_whole(*found, message) : nb::bool_(false);
     }
 
     nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
@@ -150,17 +90,17 @@ public:
         Route* const found = usable(src, message);
         if (found == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
         const Turn turn(lock_);
-        if (!turn.taken || behind_.size() != 0 || PyObject_Size(unread_.ptr()) != 0 || comes_later(found->number))
-            return nb::bool_(false);
+        if (!turn.taken || has_line() || comes_later(found->number)) return nb::bool_(false);
         meet(*found);
-        return receive_head(found->rank, found->number, message);
+        return receive(found->rank, found->number, message, out);
     }
 
 private:
     static constexpr unsigned sends_between_looks = 32;
     static constexpr int held_looks = 20;
+    static constexpr std::size_t worth_holding = 16 << 10;  // bytes: MPI may copy more than these while it is looked at
     static constexpr long nap_ns = 20'000;
-    static constexpr std::size_t longest_head = 4096;  // what is longer goes the general way, which need not wait for it
+    static constexpr int nothing = -1, give_up = -2, came = -3;
 
     struct Route {
         int rank = -1;  // in the world
@@ -180,50 +120,250 @@ private:
         route.met = true;
     }
 
-    nb::object receive_head(int rank, const nb::object number, const Message& message) {
-        int bytes = -1;
-        for (int i = 0; i < held_looks && bytes < 0; ++i) bytes = mpi_.waiting(rank);
-        if (bytes < 0) {
-            lock_.forget_asking();
-            const Bound bound = bound_of(message, lock_);
-            Wait wait(policy_);
-            const WithoutGil released;
-            bytes = await(rank, wait, bound);
-        }
+    // Whether heads have come that the general way has not looked at yet.
+    bool has_line() const { return behind_.size() != 0 || PyObject_Size(unread_.ptr()) != 0; }
+
+    // -- sending -------------------------------------------------------------------------------------------------------
+
+    nb::object send_whole(Route& route, const Message& message) {
+        // Now and then: that the other rank has closed the group is heard by the general way only.
+        if (++sends_ % sends_between_looks == 0 && wire_.anything_waits()) return nb::bool_(false);
+        meet(route);
         const ArrayHead& head = message.head;
-        const auto [data, size] = std::pair(message.array.data, message.array.bytes);
+        auto sending = std::make_unique<MpiRequest>(wire_, begins_.size() + head.size() + message.array.bytes);
+        std::byte* const to = begin_head(*sending, HeadWord::message, 0);
+        std::memcpy(to, head.data(), head.size());
+        std::memcpy(to + head.size(), message.array.data, message.array.bytes);
+        if (!sending->begin_head(route.rank)) return waited(nb::none(), message);
+        // Some MPIs send more than a few hundred bytes only when the receiver has looked, which it may be about to do.
+        bool is_sent = false;
+        for (int i = 0; i < held_looks && !is_sent; ++i) is_sent = sending->test();
+        if (!is_sent) {
+            const nb::object peer = route.number;
+            const nb::object request = given(std::move(sending));
+            return waited(in_any_case([&] { return general_.attr("go_on_with_head")(peer, request); }), message);
+        }
+        return sent(message);
+    }
+
+    // Offers it, and sends its body when the receiver asks for it. Until then it can be taken back.
+    nb::object send_in_two(Route& route, const Message& message, nb::handle x) {
+        const Turn turn(lock_);
+        // What has come is for the general way, and the answer would be behind it.
+        if (!turn.taken || has_line() || wire_.anything_waits()) return nb::bool_(false);
+        meet(route);
+        const int rank = route.rank;
+        const nb::object peer = route.number;  // the group may be closed meanwhile
+        const nb::object number = nb::steal(PyIter_Next(numbers_.ptr()));
+        if (!number.is_valid()) throw nb::python_error();
+        const auto bare_number = nb::cast<std::uint64_t>(number);
+        if (!say(offer_of(message, bare_number), rank)) return waited(nb::none(), message);
         std::array<std::byte, longest_head> read;
-        if (bytes < 0 || static_cast<std::size_t>(bytes) > read.size() || !mpi_.receive(read.data(), bytes, rank))
+        const int bytes = await(held_looks, bound_of(message, lock_), true, [&] { return answer_of(rank); });
+        Head answer;
+        if (bytes >= 0 && static_cast<std::size_t>(bytes) <= read.size() && wire_.receive_head(read.data(), bytes, rank))
+            answer = Head(read.data(), static_cast<std::size_t>(bytes));
+        if (answers(answer, HeadWord::drop, bare_number)) return sent(message);
+        if (!answers(answer, HeadWord::ready, bare_number)) {
+            const nb::bytes other(answer.data(), answer.size());
+            const nb::object memory = memory_of(x, message);
+            return waited(in_any_case([&] { return general_.attr("go_on_offering")(peer, number, memory, other); }), message);
+        }
+        auto body = std::make_unique<MpiRequest>(wire_);
+        if (!body->begin_body(message.array.data, message.array.bytes, rank, bare_number)) return failed("sending a message");
+        if (await_body(*body, message) == came) return sent(message);
+        const nb::object request = given(std::move(body)), memory = memory_of(x, message);
+        return waited(in_any_case([&] { return general_.attr("go_on_sending")(peer, memory, request); }), message);
+    }
+
+    nb::object sent(const Message& message) {
+        note("send", message);
+        return nb::bool_(true);
+    }
+
+    std::unique_ptr<MpiRequest> offer_of(const Message& message, std::uint64_t number) const {
+        const ArrayHead& head = message.head;
+        auto offer = std::make_unique<MpiRequest>(wire_, begins_.size() + head.size() + sizes_bytes);
+        const std::uint16_t parts = 1;
+        const std::uint64_t size = message.array.bytes;
+        std::byte* to = begin_head(*offer, HeadWord::offer, number);
+        to = put(to, head.data(), sizeof(FrameHeader));
+        to = put(to, &parts, sizeof parts);
+        to = put(to, &size, sizeof size);
+        put(to, head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
+        return offer;
+    }
+
+    // The bytes of the next head, if it is this rank's. Another's may be that of a rank that waits for this one.
+    int answer_of(int rank) const {
+        if (!wire_.anything_waits()) return nothing;
+        const int bytes = wire_.waiting(rank);
+        return bytes >= 0 ? bytes : give_up;
+    }
+
+    bool answers(Head head, HeadWord word, std::uint64_t number) const {
+        return head.size() == begins_.size() && is_ours(head, word) && read_at<std::uint64_t>(head, number_at) == number;
+    }
+
+    // -- receiving -----------------------------------------------------------------------------------------------------
+
+    nb::object receive(int rank, const nb::object peer, const Message& message, nb::handle out) {
+        std::array<std::byte, longest_head> read;
+        const int bytes = await(held_looks, bound_of(message, lock_), true, [&] { return wire_.waiting(rank); });
+        if (bytes < 0 || static_cast<std::size_t>(bytes) > read.size() || !wire_.receive_head(read.data(), bytes, rank))
             return waited(nb::none(), message);
-        const std::size_t start = begins_.size() + head.size();
-        if (static_cast<std::size_t>(bytes) == start + size && std::memcmp(read.data(), begins_.data(), begins_.size()) == 0 &&
-            std::memcmp(read.data() + begins_.size(), head.data(), head.size()) == 0) {
-            std::memcpy(data, read.data() + start, size);
+        const Head head(read.data(), static_cast<std::size_t>(bytes));
+        if (is_whole(head, message)) {
+            std::memcpy(message.array.data, head.data() + head.size() - message.array.bytes, message.array.bytes);
             note("recv", message);
             return nb::bool_(true);
         }
-        const nb::bytes other(read.data(), static_cast<std::size_t>(bytes));
-        in_any_case([&] { return give_back_(number, other); });
+        if (is_offer(head, message))
+            return take_body(rank, peer, read_at<std::uint64_t>(head, number_at), message, out);
+        const nb::bytes other(head.data(), head.size());
+        in_any_case([&] { return general_.attr("give_back")(peer, other); });
         return waited(nb::none(), message);
     }
 
-    // The bytes of the next head of a rank; -1 if it is time for the general way.
-    int await(int rank, Wait& wait, const Bound& bound) const {
+    bool is_whole(Head head, const Message& message) const {
+        const ArrayHead& expected = message.head;
+        return head.size() == begins_.size() + expected.size() + message.array.bytes && is_ours(head, HeadWord::message) &&
+               std::memcmp(head.data() + begins_.size(), expected.data(), expected.size()) == 0;
+    }
+
+    // Whether the body of an offer fits: the header has its length, the description its type.
+    bool is_offer(Head head, const Message& message) const {
+        const ArrayHead& expected = message.head;
+        const std::size_t start = begins_.size(), sizes = start + sizeof(FrameHeader);
+        return head.size() == start + expected.size() + sizes_bytes && is_ours(head, HeadWord::offer) &&
+               std::memcmp(head.data() + start, expected.data(), sizeof(FrameHeader)) == 0 &&
+               read_at<std::uint16_t>(head, sizes) == 1 && read_at<std::uint64_t>(head, sizes + 2) == message.array.bytes &&
+               std::memcmp(head.data() + sizes + sizes_bytes, expected.data() + sizeof(FrameHeader),
+                           expected.size() - sizeof(FrameHeader)) == 0;
+    }
+
+    nb::object take_body(int rank, const nb::object& peer, std::uint64_t number, const Message& message, nb::handle out) {
+        auto ready = std::make_unique<MpiRequest>(wire_, begins_.size());
+        begin_head(*ready, HeadWord::ready, number);
+        auto body = std::make_unique<MpiRequest>(wire_);
+        const bool expected = body->expect_body(message.array.data, message.array.bytes, rank, number);
+        if (!expected || !say(std::move(ready), rank)) return failed("receiving a message");
         for (;;) {
-            const int bytes = mpi_.waiting(rank);
-            if (bytes >= 0) {
-                if (wait.waits()) wait.end(monotonic_ns());
-                return bytes;
+            const int next = await_body(*body, message, rank);
+            if (next == nothing) break;
+            if (next == came) {
+                note("recv", message);
+                return nb::bool_(true);
             }
-            if (bound.aborted->load(std::memory_order_relaxed) != 0 || lock_.asked()) return -1;
+            if (!hear_more(rank, peer, number)) continue;
+            // The sender had taken the offer back before it heard that it is wanted. The next message may be the one.
+            body->cancel();
+            for (int i = 0; i < held_looks && !body->test();) ++i;
+            if (body->test()) return waited(nb::none(), message);
+            break;
+        }
+        const ArrayHead& head = message.head;
+        const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
+        const nb::object request = given(std::move(body)), memory = memory_of(out, message);
+        return waited(in_any_case([&] {
+                          return general_.attr("go_on_receiving")(peer, number, memory, message.tag, description, request);
+                      }),
+                      message);
+    }
+
+    // Takes the next head, which came before the body. True if it takes back the offer; any other is for the general way.
+    bool hear_more(int rank, const nb::object& peer, std::uint64_t number) {
+        std::vector<std::byte> read(static_cast<std::size_t>(std::max(wire_.waiting(rank), 0)));
+        if (read.empty() || !wire_.receive_head(read.data(), static_cast<int>(read.size()), rank)) return false;
+        if (answers(read, HeadWord::cut, number)) return true;
+        const nb::bytes other(read.data(), read.size());
+        in_any_case([&] { return general_.attr("give_back")(peer, other); });
+        return false;
+    }
+
+    // -- both ----------------------------------------------------------------------------------------------------------
+
+    static std::byte* put(std::byte* to, const void* from, std::size_t bytes) {
+        std::memcpy(to, from, bytes);
+        return to + bytes;
+    }
+
+    // Writes what every head of this lane begins with; returns where it goes on.
+    std::byte* begin_head(MpiRequest& head, HeadWord word, std::uint64_t number) const {
+        std::byte* const data = head.data.get();
+        std::memcpy(data, begins_.data(), begins_.size());
+        data[0] = static_cast<std::byte>(word);
+        std::memcpy(data + number_at, &number, sizeof number);
+        return data + begins_.size();
+    }
+
+    // Whether a head of at least that length is of this lane, and says this word.
+    bool is_ours(Head head, HeadWord word) const {
+        return head[0] == static_cast<std::byte>(word) && std::memcmp(head.data() + 1, begins_.data() + 1, number_at - 1) == 0;
+    }
+
+    static nb::object given(std::unique_ptr<MpiRequest> request) {
+        return nb::cast(request.release(), nb::rv_policy::take_ownership);
+    }
+
+    // Sends a head. Nobody waits until MPI has sent it.
+    bool say(std::unique_ptr<MpiRequest> head, int rank) {
+        if (!head->begin_head(rank)) return false;
+        if (head->test()) return true;
+        const nb::object request = given(std::move(head));
+        in_any_case([&] { return general_.attr("keep")(request); });
+        return true;
+    }
+
+    nb::object failed(const char* what) {
+        in_interpreter([&] { return general_.attr("fail")(what); });
+        throw std::logic_error("MPI failed, and nobody said so");
+    }
+
+    // Both sides have agreed on it, so that it does not take longer than its bytes do. Returns `came`, `nothing` if it is time
+    // for the general way, or the bytes of a head that has come from `rank` before it.
+    int await_body(MpiRequest& body, const Message& message, int rank = -1) {
+        const std::size_t bytes = message.array.bytes;
+        Bound bound = bound_of(message, lock_);
+        bound.deadline_ns = std::min(monotonic_ns() + handover_ns + static_cast<std::int64_t>(bytes), // at 1 GB/s
+                                     message.began + message.timeout_ns);
+        const int looks = bytes <= worth_holding ? held_looks : 0;
+        return await(looks, bound, false, [&] {
+            if (body.test()) return came;
+            return rank < 0 ? nothing : wire_.waiting(rank);
+        });
+    }
+
+    // Looks until there is something, first so many times with the GIL. `naps`: after a while, sleeps between looks. Returns
+    // `nothing` if it is time for the general way.
+    template <class Look>
+    int await(int held, const Bound& bound, bool naps, Look look) {
+        for (int i = 0; i < held; ++i)
+            if (const int found = look(); found != nothing) return found;
+        lock_.forget_asking();
+        Wait wait(policy_);
+        const WithoutGil released;
+        for (;;) {
+            if (const int found = look(); found != nothing) {
+                if (wait.waits()) wait.end(monotonic_ns());
+                return found;
+            }
+            if (bound.aborted->load(std::memory_order_relaxed) != 0 || lock_.asked()) return nothing;
             if (look_again(wait)) continue;
-            if (monotonic_ns() >= bound.deadline_ns) return -1;
-            const timespec nap{0, nap_ns};
-            nanosleep(&nap, nullptr);
+            if (monotonic_ns() >= bound.deadline_ns) return nothing;
+            pause(naps);
         }
     }
 
-    const MpiHeads mpi_;
+    static void pause(bool naps) {
+        const timespec nap{0, nap_ns};
+        if (naps)
+            nanosleep(&nap, nullptr);
+        else
+            sched_yield();
+    }
+
+    const MpiWire wire_;
     const std::string begins_;
     nb::dict gone_;
     nb::object talked_;
@@ -231,8 +371,9 @@ private:
     nb::object unread_;
     nb::object lock_object_;
     ChannelLock& lock_;
+    const std::size_t whole_;
     WaitPolicy policy_;
-    nb::object hand_over_, give_back_;
+    nb::object general_, numbers_;
     std::vector<Route> routes_;
     unsigned sends_ = 0;
 };
@@ -240,20 +381,23 @@ private:
 }  // namespace
 
 void phalanx::bind_mpi_messages(nb::module_& m) {
-    nb::class_<MpiHeads>(m, "MpiHeads", "MPI's functions for messages, by their addresses.")
-        .def(nb::init<const std::vector<MpiHeads::Word>&, MpiHeads::Word, MpiHeads::Word, int>(), nb::arg("functions"),
-             nb::arg("comm"), nb::arg("byte"), nb::arg("anyone"));
-    nb::class_<MpiHeadUnderWay>(m, "MpiHeadUnderWay", "A head that MPI has not sent yet.")
-        .def("Test", &MpiHeadUnderWay::test);
-    nb::class_<MpiMessages>(m, "MpiMessages", "Sends and receives short arrays through MPI, in one call each.")
-        .def(nb::init<const MpiHeads&, const nb::bytes&, int, const std::vector<int>&, nb::object, nb::object, nb::object, nb::object,
-                      nb::object, double, std::size_t, bool, nb::object, nb::object>(),
-             nb::arg("mpi"), nb::arg("begins"), nb::arg("rank"), nb::arg("members"), nb::arg("inbox"), nb::arg("reader"),
-             nb::arg("lock"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("most"),
-             nb::arg("oversubscribed"), nb::arg("hand_over"), nb::arg("give_back"))
+    nb::class_<MpiWire>(m, "MpiWire", "MPI's functions for messages, by their addresses.")
+        .def(nb::init<const std::vector<MpiWire::Word>&, MpiWire::Word, MpiWire::Word, MpiWire::Word, int, int>(),
+             nb::arg("functions"), nb::arg("heads"), nb::arg("bodies"), nb::arg("byte"), nb::arg("anyone"), nb::arg("highest_tag"));
+    nb::class_<MpiRequest>(m, "MpiRequest", "What MPI has not finished yet.")
+        .def("Test", &MpiRequest::test)
+        .def("Cancel", &MpiRequest::cancel);
+    nb::class_<MpiMessages>(m, "MpiMessages", "Sends and receives arrays through MPI, in one call each.")
+        .def(nb::init<const MpiWire&, const nb::bytes&, int, const std::vector<int>&, nb::object, nb::object, nb::object, nb::object,
+                      nb::object, double, std::size_t, std::size_t, bool, nb::object, nb::object>(),
+             nb::arg("wire"), nb::arg("begins"), nb::arg("rank"), nb::arg("members"), nb::arg("inbox"), nb::arg("reader"),
+             nb::arg("lock"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("whole"), nb::arg("most"),
+             nb::arg("oversubscribed"), nb::arg("general"), nb::arg("numbers"))
         .def("close", &MpiMessages::close)
         .def("send", &MpiMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
+        .def("send_at_once", &MpiMessages::send_at_once, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none())
         .def("recv", &MpiMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
 }

@@ -89,6 +89,25 @@ public:
         return true;
     }
 
+    // As `look`, of a tensor in ordinary memory whose dtype is one of NumPy's. The shape is to be copied at once.
+    bool look_at_tensor(nanobind::handle object, PlainArray& found) {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == array_type_.ptr()) return false;
+        const TensorReader* const reader = reader_for(object);
+        TensorView view;
+        if (reader == nullptr || !reader->look(object, view) || view.is_stand_in) return false;
+        const auto number = static_cast<std::size_t>(view.number);
+        if (number >= dtypes_.size()) return false;
+        found = {view.data, view.bytes(), view.dims, view.shape, &dtypes_[number].name, view.number};
+        return true;
+    }
+
+    // The memory of a tensor that was looked at, with the tensor.
+    nanobind::object flat(nanobind::handle tensor) const {
+        FlatTensor flat;
+        if (!reader_.is_valid() || !nanobind::inst_ptr<TensorReader>(reader_)->look(tensor, flat)) return nanobind::borrow(tensor);
+        return nanobind::cast(std::move(flat));
+    }
+
 private:
     const ArrayFields* usable_fields(nanobind::handle object, bool write) const noexcept {
         const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());

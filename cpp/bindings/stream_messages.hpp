@@ -66,7 +66,7 @@ public:
         const nb::bytes head(frame.head + frame.head_size - left, left);
         const nb::object hand_over = route->channel.attr("hand_over");
         const std::size_t of_payload = sent - (frame.head_size - left);
-        return waited(in_any_case([&] { return hand_over(x, of_payload, head); }), message);
+        return waited(in_any_case([&] { return hand_over(memory_of(x, message), of_payload, head); }), message);
     }
 
     nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
@@ -136,7 +136,7 @@ private:
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(out, message.tag, description, done); }), message);
+            return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
         }
         note("recv", message);
         return nb::bool_(true);

@@ -134,7 +134,9 @@ class TorchCalls {
 public:
     // `group` does the work. `lines` are pairs of a line and the lock of its turn: of the collectives, of messages to others,
     // and of messages from others.
-    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines) : torch_(torch), group_(std::move(group)) {
+    // `buffered`: bytes up to which a message is sent even if no receiver waits for it.
+    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines, std::size_t buffered)
+        : torch_(torch), group_(std::move(group)), buffered_(buffered) {
         for (nb::handle pair : lines) lines_.push_back({nb::object(pair[0]), nb::getattr(nb::object(pair[1]), "locked")});
         world_size_ = nb::cast<int>(group_.attr("world_size"));
     }
@@ -210,7 +212,7 @@ public:
     // A short message. The handle of one that is done; otherwise what FastMessages says of one that goes on.
     nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0 || flat.bytes() > longest_at_once || !lines_[1].idle())
+        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0 || flat.bytes() > buffered_ || !lines_[1].idle())
             return nb::none();
         const nb::object messages = nb::getattr(group_, fast_messages_);
         if (messages.is_none()) return nb::none();
@@ -250,9 +252,6 @@ private:
                    all_to_all = interned("all_to_all"), barrier = interned("barrier");
     };
     static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
-
-    // Bytes up to which a message is buffered on its way; as in phalanx/torch_backend/messages.py.
-    static constexpr std::size_t longest_at_once = 16 << 10;
 
     bool is_open() const { return !closed && !torch_.is_watched(); }
 
@@ -301,6 +300,7 @@ private:
 
     const TorchAccess& torch_;
     nb::object group_;
+    const std::size_t buffered_;
     std::vector<Line> lines_;
     Verbs verbs_;
     nb::object fast_messages_ = interned("_fast_messages"), send_ = interned("send"), mean_ = interned("mean");
@@ -342,8 +342,8 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_ro("size", &PreparedCall::size)
         .def("__call__", &PreparedCall::run, nb::arg("patience"), nb::arg("limit"));
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
-        .def(nb::init<const TorchAccess&, nb::object, nb::list>(), nb::arg("torch"), nb::arg("group"), nb::arg("lines"),
-             nb::keep_alive<1, 2>())
+        .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t>(), nb::arg("torch"), nb::arg("group"), nb::arg("lines"),
+             nb::arg("buffered"), nb::keep_alive<1, 2>())
         .def_rw("closed", &TorchCalls::closed)
         .def_rw("takes_gpu", &TorchCalls::takes_gpu)
         .def("allreduce", &TorchCalls::all_reduce, nb::arg().none(), nb::arg().none())

@@ -1,5 +1,5 @@
 // The frame of an array as src/phalanx/wire/frames.py and src/phalanx/group/data/arrays.py write it: a header of 24 bytes,
-// then the description (MessagePack of [dtype, shape, "numpy"]), then the bytes of the array.
+// then the description (MessagePack of [dtype, shape, "numpy" or "torch"]), then the bytes of the array.
 #pragma once
 
 #include <array>

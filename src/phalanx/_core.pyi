@@ -235,16 +235,19 @@ class StreamMessages:
     def send(self, x: Any, dst: Any, tag: Any, timeout: Any = ..., library: str = ...) -> Any: ...
     def recv(self, out: Any, src: Any, tag: Any, timeout: Any = ..., library: str = ...) -> Any: ...
 
-class MpiHeads:
-    def __init__(self, functions: list[int], comm: int, byte: int, anyone: int) -> None: ...
+class MpiWire:
+    def __init__(
+        self, functions: list[int], heads: int, bodies: int, byte: int, anyone: int, highest_tag: int
+    ) -> None: ...
 
-class MpiHeadUnderWay:
+class MpiRequest:
     def Test(self) -> bool: ...  # noqa: N802 - as mpi4py calls it
+    def Cancel(self) -> None: ...  # noqa: N802
 
 class MpiMessages:
     def __init__(
         self,
-        mpi: MpiHeads,
+        wire: MpiWire,
         begins: bytes,
         rank: int,
         members: Sequence[int],
@@ -254,13 +257,15 @@ class MpiMessages:
         arrays: PlainArrays,
         recorder: Recorder,
         timeout: float,
+        whole: int,
         most: int,
         oversubscribed: bool,
-        hand_over: Any,
-        give_back: Any,
+        general: Any,
+        numbers: Any,
     ) -> None: ...
     def close(self) -> None: ...
     def send(self, x: Any, dst: Any, tag: Any, timeout: Any = ..., library: str = ...) -> Any: ...
+    def send_at_once(self, x: Any, dst: Any, tag: Any, timeout: Any = ...) -> Any: ...
     def recv(self, out: Any, src: Any, tag: Any, timeout: Any = ..., library: str = ...) -> Any: ...
 
 class TurnLock:
@@ -518,7 +523,7 @@ class PreparedCall:
 class TorchCalls:
     closed: bool
     takes_gpu: bool
-    def __init__(self, torch: TorchAccess, group: Any, lines: list[tuple[Any, Any]]) -> None: ...
+    def __init__(self, torch: TorchAccess, group: Any, lines: list[tuple[Any, Any]], buffered: int) -> None: ...
     def allreduce(self, tensors: Any, options: Any, /) -> Any: ...
     def broadcast(self, tensors: Any, options: Any, /) -> Any: ...
     def reduce(self, tensors: Any, options: Any, /) -> Any: ...

@@ -20,7 +20,7 @@ import phalanx as px
 def fail(world: px.Group, how: str) -> None:
     if how == "raises":
         raise ValueError("these data are no good")
-    if how == "is killed":
+    if how.startswith("is killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "calls another operation":
         world.all_reduce(np.ones(5, np.float32))
@@ -63,6 +63,10 @@ def main(how: str, folder: Path) -> None:
             fail(world, how)
         else:
             x[:] = 1
+            if how == "is killed with a message for it":
+                world.send(np.ones(100_000), last)
+            if how == "is killed with a message from it":
+                world.recv(np.ones(100_000), last)
             world.all_reduce(x, timeout=1 if how == "comes late" else 20)
             assert how != "forks" or x.tolist() == [world.world_size] * 4, x
     except px.PhalanxError as error:

@@ -71,6 +71,9 @@ class Lane(ABC):
     oversubscribed = True
     """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
 
+    buffered = 16 << 10
+    """Bytes up to which a message is sent even if no receiver waits for it."""
+
     # -- what a transport provides -------------------------------------------------------------------------------------
 
     @abstractmethod

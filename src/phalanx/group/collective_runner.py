@@ -231,7 +231,7 @@ class CollectiveRunner(GroupCore):
         if fast is None or not self._turn.acquire(timeout=0.0):
             return None
         try:
-            worker = self._running_worker()
+            worker = self._worker or self._running_worker()
             issued: IssuedCollective | None = getattr(fast, verb)(*arguments, True)
             if issued is None:
                 return None

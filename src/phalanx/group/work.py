@@ -19,6 +19,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 logger = logging.getLogger("phalanx.group")
 
+_NEVER_HELD_LONG = threading.Lock()
+"""The lock of all work that had ended when it was made: nothing of it changes any more."""
+
 
 class Work(Generic[T_co]):
     """An operation under way. It has its own deadline, so it ends by itself, with a result or with an error.
@@ -61,6 +64,15 @@ class Work(Generic[T_co]):
         self._on_told = on_told
         """Called when the program is given the error that the operation ended with."""
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_ended(cls, operation: str) -> Work[None]:
+        """The work of an operation that was done at once, and has no result."""
+        work: Work[None] = Work.__new__(Work)
+        work._operation = operation
+        work._lock = _NEVER_HELD_LONG
+        work._done = True
+        return work
 
     def wait(self, timeout: float | None = None) -> T_co:
         """Waits for the result. The operation goes on if this wait ends before it.
@@ -189,7 +201,9 @@ class Work(Generic[T_co]):
         """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""
         with self._lock:
             if not self._done:
-                self._result, self._error = result, error
+                self._result = result
+                if error is not None:
+                    self._error = error
                 self._done = True
             if self._ended is not None:
                 self._ended.set()

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core
+from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import Closed
+from ..frames import hide_frames
 from .core import GroupCore
 from .fast_path import AnyFastPath
 from .work import Work
@@ -82,6 +84,18 @@ class IssuedWork(Work[Any]):
         self._on_told = on_told
         self._lock = threading.Lock()
 
+    def wait(self, timeout: float | None = None) -> Any:
+        # Mostly it is the only one, and done by the thread that waits: without the steps between, which take as long.
+        group = self._group
+        if timeout is None and group is not None and not group._backend.forked:
+            try:
+                if self._worker.run_if_first(self) and self._error is None:
+                    return self._result
+            except BaseException as error:
+                hide_frames(error)
+                raise
+        return super().wait(timeout)
+
     def _run(self) -> bool:
         """Does it, in whichever thread; True once it has ended. May be called again.
 
@@ -131,7 +145,7 @@ class CollectiveWorker:
         self._is_over = False
         """True once the thread has ended: it would not run what came now."""
         self._fast_path: AnyFastPath | None = None
-        self._alarm: Alarm | _PlainAlarm = _PlainAlarm() if core is None else core.Alarm()
+        self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
@@ -164,6 +178,29 @@ class CollectiveWorker:
     def hurry(self) -> None:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
+
+    def run_if_first(self, work: IssuedWork) -> bool:
+        """Runs a collective in this thread if none was issued before it; True if it has ended."""
+        jobs = self._jobs
+        if not jobs or jobs[0] is not work:
+            return False
+        try:
+            if not work._issued.run():
+                return False
+            work._finish(work._issued.result, work._issued.error)
+            work._group = None
+            with self._lock:
+                if len(jobs) == 1 and jobs[0] is work:
+                    jobs.popleft()
+                    self._alarm.disarm()
+                    if self._fast_path is not None:
+                        self._fast_path.paused = 0
+                    return True
+            self._take_out(work)
+        except BaseException:
+            self.hurry()
+            raise
+        return True
 
     def run_until(self, work: IssuedWork) -> None:
         """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
@@ -219,29 +256,3 @@ class CollectiveWorker:
                 self._is_over = first is None
             if first is not None and not self._run_first(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
-
-
-class _PlainAlarm:
-    """As the core's, where there is none. All work is urgent."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._stopped = False
-
-    def arm(self) -> None:
-        self._event.set()
-
-    hurry = arm
-
-    def disarm(self) -> None:
-        self._event.clear()
-        if self._stopped:  # perhaps just before
-            self._event.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._event.set()
-
-    def wait(self) -> bool:
-        self._event.wait()
-        return not self._stopped

@@ -51,7 +51,7 @@ def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> Torc
         finished: The class of the handle of an operation that is done.
     """
     access = _access(finished)
-    return None if access is None or core is None else core.TorchCalls(access, group, lines)
+    return None if access is None or core is None else core.TorchCalls(access, group, lines, group._messages.buffered)
 
 
 def are_available() -> bool:

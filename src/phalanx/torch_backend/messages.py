@@ -27,9 +27,6 @@ __all__ = ["TorchMessages"]
 FlatTensor = getattr(core, "FlatTensor", None)
 PreparedCall = getattr(core, "PreparedCall", None)
 
-SHORT = 16 << 10
-"""Bytes up to which a message is sent in the calling thread: short enough to be buffered on its way."""
-
 
 class TorchMessages(GroupBase):
     """`send`, `recv` and `recv_anysource`, all of them asynchronous, as torch means them.
@@ -57,7 +54,7 @@ class TorchMessages(GroupBase):
         def begin() -> Any:
             return self._send(array, dst, tag)
 
-        if array.nbytes <= SHORT and outgoing.idle:  # it is sent even if no receiver waits
+        if array.nbytes <= self.group._messages.buffered and outgoing.idle:
             work = self._at_once(begin, [tensor], (outgoing, incoming))
         else:
             work = MessageWork((outgoing, incoming), begin, [tensor])

@@ -41,6 +41,8 @@ class Sink(ABC):
 
     takes_plain_bytes = False
     """True if it needs no description of the message."""
+    takes_another = True
+    """True if another message may come in the place of one that was taken back."""
     receive: weakref.ref[Receive] | None = None
     """The receive that it was posted for. Set before anything can arrive, so that a caller that is interrupted inside
     `post` can take the receive back: the memory of a call that has raised is not written to any more."""
@@ -291,23 +293,9 @@ class Mailbox:
         receive = Receive(src, tag, sink, next(self._numbers))
         sink.receive = weakref.ref(receive)
         with self._lock:
-            if self._error is not None:
-                receive.settle(self._error)
-                return receive
-            arrival = self._waiting.first((src, tag))
-            if arrival is None:
-                if src is not None and src in self._gone:
-                    receive.settle(self._gone[src])
-                elif src is None and self._no_source_left():
-                    receive.settle(next(reversed(self._gone.values())))
-                else:
-                    self._count(src, 1)
-                    self._posted.add(receive, [(src, tag)])
-                return receive
-            self._forget_arrival(arrival)
-            arrival.give_to(receive)
-            if not arrival.complete:
-                return receive
+            arrival = self._take_first_for(receive)
+        if arrival is None:
+            return receive
         try:
             self._hand_over(arrival)
         except BaseException:  # Ctrl-C: the caller will never know of this receive, even if it is done
@@ -316,6 +304,30 @@ class Mailbox:
                 self._put_back(arrival)
             raise
         return receive
+
+    def _take_first_for(self, receive: Receive) -> Arrival | None:
+        """Gives a receive the first message that matches it, or lets it wait. The caller holds the lock.
+
+        Returns:
+            The message if it is complete: it is to be handed over.
+        """
+        src, tag = receive.src, receive.tag
+        if self._error is not None:
+            receive.settle(self._error)
+            return None
+        arrival = self._waiting.first((src, tag))
+        if arrival is None:
+            if src is not None and src in self._gone:
+                receive.settle(self._gone[src])
+            elif src is None and self._no_source_left():
+                receive.settle(next(reversed(self._gone.values())))
+            else:
+                self._count(src, 1)
+                self._posted.add(receive, [(src, tag)])
+            return None
+        self._forget_arrival(arrival)
+        arrival.give_to(receive)
+        return arrival if arrival.complete else None
 
     def withdraw(self, receive: Receive) -> bool:
         """Takes a receive back, as after a timeout.
@@ -499,6 +511,27 @@ class Mailbox:
             if receive is not None:
                 receive.settle(error)
         if receive is not None:
+            receive.announce()
+
+    def call_off(self, arrival: Arrival, error: BaseException) -> None:
+        """The sender has taken a message back of which nothing was on its way. Its receive waits for the next one.
+
+        Args:
+            error: Ends a receive that only this message fits.
+        """
+        receive = arrival.receive
+        if receive is None or not receive.sink.takes_another:
+            self.cut(arrival, error)
+            return
+        with self._lock:
+            arrival.receive, arrival.complete = None, True
+            if receive.done or receive.withdrawn:
+                return
+            receive.arrival = receive.envelope = None
+            following = self._take_first_for(receive)
+        if following is not None:
+            self._hand_over(following)
+        elif receive.done:
             receive.announce()
 
     def fail(self, error: BaseException) -> None:

@@ -28,7 +28,7 @@ from .stream import Buffer, Stream, StreamEnded
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
-__all__ = ["RingInbound", "RingOutbound", "last_handed_over"]
+__all__ = ["RingInbound", "RingOutbound", "bytes_of", "last_handed_over", "note_handed_over"]
 
 _local = threading.local()
 
@@ -48,7 +48,13 @@ def last_handed_over() -> PendingTransfer | None:
     return operation
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+def note_handed_over(operation: PendingTransfer) -> None:
+    """Notes what the fast path hands over in this thread, for `last_handed_over`."""
+    _local.operation = operation
+
+
+def bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The memory of an array that the fast path has taken."""
     return np.asarray(array).reshape(-1).view(np.uint8).data  # of a tensor, the fast path takes its flat memory
 
 
@@ -106,13 +112,13 @@ class RingInbound(Inbound):
 
     def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
         """Goes on with a message of which the fast path has received a part. Called with the lock held."""
-        view = _bytes_of(out)
+        view = bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
         self.resting = False
         if isinstance(self.stream, InboundRing):
             self.stream.ring.resting = False
-        _local.operation = receive
+        note_handed_over(receive)
         return receive
 
     def give_back(self, data: bytes) -> None:
@@ -191,10 +197,10 @@ class RingOutbound(Outbound):
             sent: Bytes of the array that are on their way.
             head: The rest of what comes before the array.
         """
-        outgoing = OutgoingFrame([head, _bytes_of(array)[sent:]], self)
+        outgoing = OutgoingFrame([head, bytes_of(array)[sent:]], self)
         outgoing.begun = True
         self._queue.append(outgoing)
-        _local.operation = outgoing
+        note_handed_over(outgoing)
         return outgoing
 
     def _close_stream(self) -> None:

@@ -23,6 +23,8 @@ class Inbox:
         self.under_way: defaultdict[int, int] = defaultdict(int)
         """Messages of each world rank whose payload is on its way."""
         self.sending: set[Sending] = set()
+        self.ended: BaseException | None = None
+        """Why this rank's lane has ended."""
 
 
 class Sending(PendingTransfer):

@@ -14,6 +14,7 @@ from ...wire.frames import FrameKind
 from ..lane import Lane
 from .inbox import Sending
 from .messages import MpiMessages
+from .protocol import INLINE
 
 if TYPE_CHECKING:
     from ..._core import MpiMessages as FastMpiMessages
@@ -29,6 +30,8 @@ class MpiLane(Lane):
     Args:
         name: The lane's, the same on all members.
     """
+
+    buffered = INLINE
 
     def __init__(
         self, messages: MpiMessages, name: bytes, rank: int, members: Sequence[int], control: ControlPlane

@@ -7,33 +7,34 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..._native import core, plain_arrays
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
-from ...transports.mailbox import Arrival, Mailbox, PendingTransfer, Receive
+from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind
 from ..bounded_set import BoundedSet
 from .forming import Communicators
+from .handover import Handover
 from .heads import MessageHeadReader
 from .inbox import Inbox, Sending
 from .library import LONGEST_NAP, Backoff, Mpi
 from .progress_thread import ProgressThread
 from .protocol import INLINE, Head, Word, pack_word, parse_message, parse_offer
-from .sender import MpiSender
+from .sender import PIECE, MpiSender
 from .transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
-    from ..._core import ChannelLock, Recorder
+    from ..._core import ChannelLock, MpiRequest, Recorder
     from ..._core import MpiMessages as FastMpiMessages
 
 __all__ = ["MpiMessages"]
 
-_FAST = ("MPI_Isend", "MPI_Test", "MPI_Iprobe", "MPI_Get_count", "MPI_Recv")  # as in cpp/bindings/mpi_messages.cpp
+_FAST = ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Cancel", "MPI_Iprobe", "MPI_Get_count", "MPI_Recv")
+"""As in cpp/bindings/mpi_wire.hpp."""
 
 ENDING = 1.0
 """Seconds that a transfer may still take after its time is over: MPI cannot be told to leave memory alone."""
@@ -54,6 +55,7 @@ class MpiMessages:
         self, mpi: Mpi, comms: Communicators, context: bytes, options: Options, *, oversubscribed: bool
     ) -> None:
         self.oversubscribed = oversubscribed
+        self.version = mpi.version
         self._mpi = mpi
         self._heads, self._bodies = comms.heads, comms.bodies
         self._world = context[:8]
@@ -100,9 +102,7 @@ class MpiMessages:
         """Begins to send a message to a world rank. The memory of `payload` must stay until it is done."""
         sending = self._sender.send(lane, inbox, dst, kind, tag, description, payload)
         if not sending.done:
-            with self._lock:
-                inbox.sending.add(sending)
-            sending.on_done(lambda: inbox.sending.discard(sending))
+            self._go_on(sending)
         return sending
 
     def withdraw_send(self, sending: Sending) -> bool:
@@ -142,6 +142,7 @@ class MpiMessages:
             if lane in self._closed_lanes:
                 return
             self._closed_lanes.add(lane)
+            inbox.ended = error
             self._inboxes.pop(lane, None)
             self._farewells = [farewell for farewell in self._farewells if farewell[1] is not inbox]
             sending = list(inbox.sending)
@@ -220,14 +221,15 @@ class MpiMessages:
     def fast_messages(
         self, lane: bytes, inbox: Inbox, rank: int, members: Sequence[int], recorder: Recorder, timeout: float
     ) -> FastMpiMessages | None:
-        """The fast path of short messages of a lane; None where there is no core, or only one thread may be in MPI."""
+        """The fast path of messages of a lane; None where there is no core, or only one thread may be in MPI."""
         addresses = [self._mpi.address_of(name) for name in _FAST]
         if core is None or not self._mpi.multiple or not all(addresses):
             return None
-        handle = self._mpi.module._handleof
-        heads = core.MpiHeads(addresses, handle(self._heads), handle(self._byte), self._mpi.module.ANY_SOURCE)
+        handle, anyone = self._mpi.module._handleof, self._mpi.module.ANY_SOURCE
+        comms = handle(self._heads), handle(self._bodies)
+        wire = core.MpiWire(addresses, *comms, handle(self._byte), anyone, self._sender.highest_tag)
         made: FastMpiMessages = core.MpiMessages(
-            heads,
+            wire,
             pack_word(Word.MESSAGE, self._world, lane),
             rank,
             members,
@@ -238,11 +240,46 @@ class MpiMessages:
             recorder,
             timeout,
             INLINE,
+            min(PIECE, self._options.max_message),
             self.oversubscribed,
-            partial(self._sender.go_on, lane, inbox),
-            self._reader.give_back,
+            Handover(self, lane, inbox),
+            self._sender.numbers,
         )
         return made
+
+    def go_on_offering(self, sending: Sending) -> None:
+        """Goes on with a message that was offered, and not answered yet."""
+        self._sender.add_offer(sending)
+        self._go_on(sending)
+
+    def go_on_sending(self, sending: Sending, request: MpiRequest) -> Sending:
+        """Goes on with a message that MPI has, and has not sent yet."""
+        sending.started = True
+        self._transfers.add([request], sending.parts, sending.complete)
+        self._go_on(sending)
+        return sending
+
+    def go_on_receiving(
+        self, inbox: Inbox, envelope: Envelope, sink: Sink, number: int, request: MpiRequest
+    ) -> Receive:
+        """Goes on with a message whose sender was told to send the body, which has not come yet."""
+        lock = threading.RLock()
+        with lock:
+            receive, arrival = inbox.mailbox.adopt(envelope, lock, sink, 0)
+        self._await_body(inbox, arrival, number, [request])
+        with self._lock:
+            ended = inbox.ended
+        if ended is not None:
+            self._cancel(arrival, ended)
+        return receive
+
+    def give_back(self, src: int, head: bytes) -> None:
+        """Takes a head that the fast path has read, and cannot use."""
+        self._reader.give_back(src, head)
+
+    def keep(self, request: MpiRequest) -> None:
+        """Keeps a head until MPI has sent it."""
+        self._transfers.add([request], None, lambda: None)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -292,7 +329,7 @@ class MpiMessages:
         elif word == Word.CUT:
             known = self._arriving.get((src, head.number))
             if known is not None:
-                self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"))
+                self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"), called_off=True)
         elif word == Word.GOODBYE:
             if head.lane not in self._closed_lanes:
                 closed = ChannelClosed(src, "it has closed this group")
@@ -333,20 +370,29 @@ class MpiMessages:
             with self._mpi.lock:
                 requests.append(self._bodies.Irecv([view[start : start + size], self._byte], src, tag))
             start += size
+        self._await_body(inbox, arrival, number, requests)
+        self._sender.say(src, Word.READY, lane, number)
+
+    def _await_body(self, inbox: Inbox, arrival: Arrival, number: int, requests: list[Any]) -> None:
+        """Ends a message when its body has come, in these requests."""
+        src = arrival.envelope.src
         inbox.under_way[src] += 1
 
         def arrived() -> None:
             del self._arriving[src, number]
-            arrival.received = envelope.size
+            arrival.received = arrival.envelope.size
             inbox.mailbox.finish(arrival)
             inbox.under_way[src] -= 1
 
-        transfer = self._transfers.add(requests, view, arrived)
+        transfer = self._transfers.add(requests, arrival.view, arrived)
         self._arriving[src, number] = (transfer, arrival, inbox)
-        self._sender.say(src, Word.READY, lane, number)
 
-    def _cancel(self, arrival: Arrival, error: PhalanxError) -> None:
-        """Ends a message whose rest will not come."""
+    def _cancel(self, arrival: Arrival, error: BaseException, *, called_off: bool = False) -> None:
+        """Ends a message whose rest will not come.
+
+        Args:
+            called_off: Its sender has taken it back before any of it was on its way.
+        """
         for key, (transfer, known, inbox) in list(self._arriving.items()):
             if known is not arrival:
                 continue
@@ -359,7 +405,10 @@ class MpiMessages:
             if open_ones:  # half of it is here already: MPI keeps the memory
                 self._mpi.left_under_way.append((open_ones, transfer.memory))
             inbox.under_way[key[0]] -= 1
-            inbox.mailbox.cut(arrival, error)
+            if called_off and not open_ones:
+                inbox.mailbox.call_off(arrival, error)
+            else:
+                inbox.mailbox.cut(arrival, error)
 
     def _end_departed(self) -> bool:
         """Ends the lanes of ranks that have gone, once everything that they sent has come."""
@@ -378,6 +427,16 @@ class MpiMessages:
 
     def _finish_soon(self, operation: PendingTransfer) -> bool:
         return self.wait([operation], Deadline(ENDING))
+
+    def _go_on(self, sending: Sending) -> None:
+        """Counts a message among those of its lane. Where another thread has ended the lane meanwhile, it ends, too."""
+        inbox = sending.inbox
+        with self._lock:
+            inbox.sending.add(sending)
+            ended = inbox.ended
+        sending.on_done(lambda: inbox.sending.discard(sending))
+        if ended is not None and not sending.started and self._sender.withdraw_offer(sending):
+            sending.complete(ended)
 
     def _forget(self, sending: Sending) -> None:
         with self._lock:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from ..._native import core
+from ...alarm import PlainAlarm
 from ...background_thread import BackgroundThread
 from ...deadline import Deadline
 from ...errors import PhalanxError
@@ -13,11 +16,16 @@ from ...transports.mailbox import PendingTransfer
 from ..lane_thread import STOP_WAIT
 from .library import Backoff
 
+if TYPE_CHECKING:
+    from ..._core import Alarm
+
 __all__ = ["ProgressThread"]
 
 
 class ProgressThread:
     """Moves messages while there are operations whose caller is not waiting. Else it sleeps.
+
+    Most operations are waited for at once, and then done by the thread that waits: this one begins a moment later.
 
     Args:
         progress: Moves what can be moved now; true if anything was.
@@ -26,30 +34,29 @@ class ProgressThread:
     def __init__(self, progress: Callable[[], bool | None]) -> None:
         self._progress = progress
         self._jobs: list[tuple[PendingTransfer, Deadline, Callable[[], None]]] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
         self._stopping = False
         self._thread = BackgroundThread(self._run, "phalanx-mpi").start()
 
     def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves messages until the operation is done. Calls `expire` if the deadline passes first."""
-        with self._changed:
+        with self._lock:
+            if self._jobs and all(job[0].done for job in self._jobs):  # other threads have done them
+                self._jobs = []
+                self._alarm.disarm()
             self._jobs.append((operation, deadline, expire))
-            self._changed.notify()
+            self._alarm.arm()
 
     def stop(self) -> None:
         """Ends the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
+        self._alarm.stop()
         self._thread.join(STOP_WAIT)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._jobs and not self._stopping:
-                    self._changed.wait()
-                if self._stopping:
-                    return
+        while self._alarm.wait():
+            self._alarm.disarm()  # before it looks: what is added from now on is armed again
             self._move()
 
     def _move(self) -> None:
@@ -70,7 +77,7 @@ class ProgressThread:
                         expire()
                     except Exception as error:  # it must not end the service of the other operations
                         operation.complete(error)
-            with self._changed:
+            with self._lock:
                 self._jobs = [job for job in self._jobs if not job[0].done]
                 if not self._jobs:
                     return

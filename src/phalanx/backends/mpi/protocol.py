@@ -3,7 +3,11 @@
 A message is announced by a head on a communicator of its own, found by matched probe from anyone: the head names the
 lane and carries tag, kind and description, so tags have 63 bits and a sub-group needs nobody's consent. A short payload
 travels inside the head. A longer one stays where it is until the receiver has a place for it and says so; then it goes
-from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back.
+from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back: a receive
+that has asked for it meanwhile waits for the next message.
+
+Synchronous messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.cpp), which speaks the
+same words and leaves to `handover` what takes long.
 
 ```
 sender                                      receiver

@@ -7,7 +7,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind, pack_header
@@ -17,7 +16,7 @@ from .library import Mpi
 from .protocol import INLINE, Word, pack_message, pack_offer, pack_word
 from .transfers import Transfers
 
-__all__ = ["MpiSender"]
+__all__ = ["PIECE", "MpiSender"]
 
 PIECE = 1 << 30
 """Bytes that are given to MPI as one message."""
@@ -40,7 +39,8 @@ class MpiSender:
         self.highest_tag: int = comms.bodies.Get_attr(mpi.module.TAG_UB) or 32767
         """The tag of a body is the message's number modulo this."""
         # Random, so that the body of a message of an earlier world is not taken for one of this world.
-        self._numbers = itertools.count(secrets.randbits(62))
+        self.numbers = itertools.count(secrets.randbits(62))
+        """Of the messages of this rank whose body follows; the fast path takes from it, too."""
         self._lock = threading.RLock()
         self._offers: dict[int, Sending] = {}
 
@@ -65,18 +65,15 @@ class MpiSender:
             sending.parts, sending.started = [], True
             self._send_head(dst, pack_message(self._world, lane, header, description, parts), sending)
         else:
-            sending.number = next(self._numbers)
-            with self._lock:
-                self._offers[sending.number] = sending
+            sending.number = next(self.numbers)
+            self.add_offer(sending)
             self._send_head(dst, pack_offer(self._world, lane, sending.number, header, description, parts))
         return sending
 
-    def go_on(self, lane: bytes, inbox: Inbox, request: Any, dst: int) -> Sending:
-        """A message whose head the fast path has given to MPI, which has not sent it yet."""
-        sending = Sending(lane, inbox, dst, [])
-        sending.started = True
-        self._transfers.add([request], None, sending.complete)
-        return sending
+    def add_offer(self, sending: Sending) -> None:
+        """Keeps a message that was offered until it is answered."""
+        with self._lock:
+            self._offers[sending.number] = sending
 
     def take_offer(self, number: int) -> Sending | None:
         """Removes an offer that has no answer yet, and returns it; None if there is no such one."""

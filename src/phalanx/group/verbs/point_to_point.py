@@ -85,6 +85,9 @@ class PointToPoint(GroupCore):
             PeerLost: The receiver is gone.
         """
         try:
+            sent = self._send_at_once(x, dst, tag, timeout) if async_op else None
+            if sent is not None:
+                return sent
             dst, tag = self._check_target(dst, tag)
             return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
         except BaseException as error:
@@ -463,6 +466,17 @@ class PointToPoint(GroupCore):
         else:
             self._complete(self._journal.begin(_to("send", dst, tag), dst), [operation], deadline, [dst])
             last_handed_over()
+
+    def _send_at_once(self, x: Any, dst: int, tag: int, timeout: float | None) -> Work[None] | None:
+        """Sends what needs no receiver yet, where the fast path can; None if it was not sent."""
+        send = getattr(self._fast_messages, "send_at_once", None)
+        answer = False if send is None else send(x, dst, tag, timeout)
+        if answer is True:
+            return Work.of_ended("send")
+        if answer is False or answer[0] is None:
+            return None
+        entry = self._journal.begin(_to("send", dst, tag), dst, posted=True)
+        return self._in_background(entry, answer[0], self._deadline(timeout), [dst], lambda: None)
 
     def _go_on_receiving(
         self, out: Any, src: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
