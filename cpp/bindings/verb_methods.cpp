@@ -70,6 +70,7 @@ struct VerbMethod {
     PyObject* function;
     PyObject* hide_frames;
     Signature* signature;
+    PyObject* weak_references;
 };
 
 // False for a call that the fast path does not know: the Python method says what is wrong, or knows better.
@@ -269,6 +270,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 void forget(PyObject* self) {
     PyObject_GC_UnTrack(self);
+    if (reinterpret_cast<VerbMethod*>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
     clear(self);
     delete reinterpret_cast<VerbMethod*>(self)->signature;
     PyTypeObject* const type = Py_TYPE(self);
@@ -292,6 +294,11 @@ PyObject* ask_function(PyObject* self, void* closure) {
     return PyObject_GetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure));
 }
 
+// How torch.compile is told not to look inside; see phalanx/untraced.py.
+int tell_function(PyObject* self, PyObject* value, void* closure) {
+    return PyObject_SetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure), value);
+}
+
 PyObject* wrapped(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<VerbMethod*>(self)->function); }
 
 }  // namespace
@@ -305,10 +312,20 @@ void phalanx::bind_verb_methods(nb::module_& m) {
         {"__module__", ask_function, nullptr, nullptr, named("__module__")},
         {"__doc__", ask_function, nullptr, nullptr, named("__doc__")},
         {"__annotations__", ask_function, nullptr, nullptr, named("__annotations__")},
+        // Others ask isinstance(method, FunctionType), and take what is none for a plain attribute of the class: torch.compile
+        // then calls it without the group, and mocks do not know its signature.
+        {"__class__", ask_function, nullptr, nullptr, named("__class__")},
+        {"__code__", ask_function, nullptr, nullptr, named("__code__")},
+        {"__defaults__", ask_function, nullptr, nullptr, named("__defaults__")},
+        {"__kwdefaults__", ask_function, nullptr, nullptr, named("__kwdefaults__")},
+        {"__globals__", ask_function, nullptr, nullptr, named("__globals__")},
+        {"__closure__", ask_function, nullptr, nullptr, named("__closure__")},
+        {"_torchdynamo_disable", ask_function, tell_function, nullptr, named("_torchdynamo_disable")},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
     static PyMemberDef members[] = {
         {"__vectorcalloffset__", T_PYSSIZET, offsetof(VerbMethod, call), READONLY, nullptr},
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(VerbMethod, weak_references), READONLY, nullptr},
         {nullptr, 0, 0, 0, nullptr},
     };
     PyType_Slot slots[] = {
