@@ -375,7 +375,8 @@ void phalanx::bind_fast_path(nb::module_& m) {
     nb::class_<TurnLock>(m, "TurnLock", "Whose turn it is to run a collective of a group.")
         .def(nb::init<>())
         .def("acquire", &TurnLock::acquire, nb::arg("timeout"))
-        .def("release", &TurnLock::release);
+        .def("release", &TurnLock::release)
+        .def("is_mine", &TurnLock::is_mine);
     nb::class_<Alarm>(m, "Alarm", "Wakes a background thread for work that no other thread has done within a moment.")
         .def(nb::init<>())
         .def("arm", &Alarm::arm)

@@ -14,17 +14,21 @@ public:
     bool try_acquire() noexcept {
         if (held_) return false;
         held_ = true;
+        holder_ = PyThread_get_thread_ident();
         return true;
     }
 
-    // False if the time was over first.
+    // Whether this very thread has it: then a signal's handler asks, in the middle of a collective.
+    bool is_mine() const noexcept { return held_ && holder_ == PyThread_get_thread_ident(); }
+
+    // False if the time was over first, or this thread has it already.
     bool acquire(double seconds) {
         const double longest = 1e9;  // also what an infinite wait is cut to
         const auto ns = static_cast<std::int64_t>((seconds < longest ? seconds : longest) * 1e9);
         const std::int64_t deadline = monotonic_ns() + ns;
         while (!try_acquire()) {
             const std::int64_t left = deadline - monotonic_ns();
-            if (left <= 0) return false;
+            if (left <= 0 || is_mine()) return false;
             const std::uint32_t seen = released_.word.load(std::memory_order_seq_cst);
             ++waiting_;
             {
@@ -44,6 +48,7 @@ public:
 
 private:
     bool held_ = false;
+    unsigned long holder_ = 0;
     int waiting_ = 0;
     Bell released_;
 };

@@ -1,11 +1,9 @@
 // The verbs of a group as methods that are no Python functions: each tries the group's fast path, and calls the Python method
 // only for what that declines. A frame of Python costs as much as everything else in a short collective.
 //
-// A `VerbMethod` is called as the Python method, and looks like it: its name, signature and documentation are that method's. What
-// takes the place in the class is an `instancemethod`, which binds it to a group: that is a kind of method which torch.compile
-// knows.
+// A `VerbMethod` takes the place of the Python method in the class, and looks like it: its name, signature and documentation are
+// that method's.
 
-#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <structmember.h>
@@ -19,6 +17,10 @@
 
 #include "collective_calls.hpp"
 #include "module.hpp"
+
+#ifndef Py_TPFLAGS_METHOD_DESCRIPTOR
+#define Py_TPFLAGS_METHOD_DESCRIPTOR (1UL << 17)
+#endif
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -68,6 +70,7 @@ struct VerbMethod {
     PyObject* function;
     PyObject* hide_frames;
     Signature* signature;
+    PyObject* weak_references;
 };
 
 // False for a call that the fast path does not know: the Python method says what is wrong, or knows better.
@@ -267,6 +270,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 void forget(PyObject* self) {
     PyObject_GC_UnTrack(self);
+    if (reinterpret_cast<VerbMethod*>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
     clear(self);
     delete reinterpret_cast<VerbMethod*>(self)->signature;
     PyTypeObject* const type = Py_TYPE(self);
@@ -275,7 +279,7 @@ void forget(PyObject* self) {
     Py_DECREF(type);
 }
 
-// As a function's, by which pydoc and others know that it is a method.
+// As for a function: bound to a group, it is a method.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
     if (object == nullptr || object == Py_None) return Py_NewRef(self);
     static PyObject* const method_type = PyObject_GetAttrString(nb::module_::import_("types").ptr(), "MethodType");
@@ -290,14 +294,9 @@ PyObject* ask_function(PyObject* self, void* closure) {
     return PyObject_GetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure));
 }
 
-// What the class gets, for a Python method of it. The Python method itself where this Python has no such kind of method.
-nb::object verb_method(nb::object type, nb::object function, nb::object hide) {
-    // By its name, because the stable ABI does not promise it.
-    static auto* const made_of = reinterpret_cast<PyObject* (*)(PyObject*)>(dlsym(RTLD_DEFAULT, "PyInstanceMethod_New"));
-    if (made_of == nullptr) return function;
-    nb::object method = nb::steal(made_of(type(function, hide).ptr()));
-    if (!method.is_valid()) throw nb::python_error();
-    return method;
+// How torch.compile is told not to look inside; see phalanx/untraced.py.
+int tell_function(PyObject* self, PyObject* value, void* closure) {
+    return PyObject_SetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure), value);
 }
 
 PyObject* wrapped(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<VerbMethod*>(self)->function); }
@@ -313,10 +312,20 @@ void phalanx::bind_verb_methods(nb::module_& m) {
         {"__module__", ask_function, nullptr, nullptr, named("__module__")},
         {"__doc__", ask_function, nullptr, nullptr, named("__doc__")},
         {"__annotations__", ask_function, nullptr, nullptr, named("__annotations__")},
+        // Others ask isinstance(method, FunctionType), and take what is none for a plain attribute of the class: torch.compile
+        // then calls it without the group, and mocks do not know its signature.
+        {"__class__", ask_function, nullptr, nullptr, named("__class__")},
+        {"__code__", ask_function, nullptr, nullptr, named("__code__")},
+        {"__defaults__", ask_function, nullptr, nullptr, named("__defaults__")},
+        {"__kwdefaults__", ask_function, nullptr, nullptr, named("__kwdefaults__")},
+        {"__globals__", ask_function, nullptr, nullptr, named("__globals__")},
+        {"__closure__", ask_function, nullptr, nullptr, named("__closure__")},
+        {"_torchdynamo_disable", ask_function, tell_function, nullptr, named("_torchdynamo_disable")},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
     static PyMemberDef members[] = {
         {"__vectorcalloffset__", T_PYSSIZET, offsetof(VerbMethod, call), READONLY, nullptr},
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(VerbMethod, weak_references), READONLY, nullptr},
         {nullptr, 0, 0, 0, nullptr},
     };
     PyType_Slot slots[] = {
@@ -332,12 +341,10 @@ void phalanx::bind_verb_methods(nb::module_& m) {
         {0, nullptr},
     };
     PyType_Spec spec{"phalanx._core.VerbMethod", sizeof(VerbMethod), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
     const nb::object type = nb::steal(PyType_FromSpec(&spec));
     if (!type.is_valid()) throw nb::python_error();
-    m.def(
-        "verb_method", [type](nb::object function, nb::object hide_frames) { return verb_method(type, function, hide_frames); },
-        nb::arg("function"), nb::arg("hide_frames"));
+    m.attr("VerbMethod") = type;
     nb::list known;
     for (const char* verb : verb_names) known.append(verb);
     known.append("send");

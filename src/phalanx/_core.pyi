@@ -271,6 +271,7 @@ class MpiMessages:
 class TurnLock:
     def acquire(self, timeout: float) -> bool: ...
     def release(self) -> None: ...
+    def is_mine(self) -> bool: ...
 
 class MpiCalls:
     def __init__(
@@ -379,7 +380,10 @@ class DeviceCollectives:
 
 VERBS: tuple[str, ...]
 
-def verb_method(function: Any, hide_frames: Any) -> Any: ...
+class VerbMethod:
+    __wrapped__: Any
+    def __init__(self, function: Any, hide_frames: Any) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class FastPath:
     paused: int

@@ -60,6 +60,33 @@ def test_a_child_that_touches_the_group_is_told_so(worlds: Worlds, ending: str, 
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
+def test_a_child_of_a_world_of_one_is_told_so(worlds: Worlds) -> None:
+    world = worlds(
+        1,
+        """
+        world = init()
+        x = np.ones(3)
+        for _ in range(3):  # the fast path is in use, and has nobody to wait for
+            world.all_reduce(x)
+        pid = os.fork()
+        if pid == 0:
+            for call in (lambda: world.barrier(), lambda: world.all_reduce(x), lambda: world.all_gather(x, x.copy())):
+                expect(call)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        say("child", status=status)
+        world.all_reduce(x)
+        say("went on")
+        """,
+    )
+    for count in range(1, 4):
+        event = world[0].wait("raised", count=count)
+        assert event["type"] == "Closed", event
+    assert world[0].wait("child")["status"] == 0
+    world[0].wait("went on")
+    assert world.finish() == [0], world[0].errors
+
+
 @pytest.mark.skipif(not _native.available, reason="without the core, only the parent's thread runs it")
 def test_a_child_that_waits_for_a_collective_of_its_parent_is_told_so(worlds: Worlds) -> None:
     world = worlds(

@@ -42,6 +42,34 @@ def test_an_interrupted_receive_leaves_the_group_usable(worlds: Worlds, call: st
     assert world.finish() == [0, 0], world[0].errors + world[1].errors
 
 
+@pytest.mark.parametrize("call", ["barrier()", "all_reduce(np.ones(3))", "all_gather_object(1)"])
+def test_a_handler_that_calls_the_group_in_the_middle_of_a_collective_is_told_so(worlds: Worlds, call: str) -> None:
+    world = worlds(
+        2,
+        """
+        import signal
+        world = init()
+        world.barrier()
+        if world.rank == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: expect(world.barrier))
+            say("enter")
+        else:
+            hear()
+        world.{call}
+        world.barrier()
+        """.replace("{call}", call),
+    )
+    world[0].wait("enter")
+    world[0].wait_asleep()
+    since = world[0].signal(signal.SIGUSR1)
+    event = world[0].wait("raised")
+    assert event["type"] == "UsageError", event
+    assert "by the handler of a signal" in event["text"], event
+    assert event["at"] - since < bound(CONTRACT)
+    world[1].tell()
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
 @pytest.mark.parametrize("call", ["barrier()", "all_reduce(np.ones(3))", "barrier(async_op=True).wait()"])
 def test_an_interrupted_collective_breaks_the_group_for_all(worlds: Worlds, call: str) -> None:
     world = worlds(

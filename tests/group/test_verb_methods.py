@@ -3,6 +3,8 @@
 import inspect
 import pydoc
 import types
+import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def test_it_looks_like_the_method(verb):
     assert isinstance(function, types.FunctionType)
     assert (method.__name__, method.__doc__, method.__module__) == (verb, function.__doc__, function.__module__)
     assert inspect.signature(method) == inspect.signature(function)
-    assert method.__qualname__ == function.__qualname__
+    assert method.__qualname__ in repr(method)
     assert f"{verb}(" in pydoc.render_doc(px.Group, renderer=pydoc.plaintext)
 
 
@@ -37,6 +39,16 @@ def test_bound_to_a_group_it_is_a_method(group):
     assert isinstance(group.all_reduce, types.MethodType)
     assert list(inspect.signature(group.all_reduce).parameters) == ["x", "op", "timeout", "async_op"]
     assert group.all_reduce == group.all_reduce
+
+
+def test_it_passes_for_a_function(group):
+    assert inspect.isfunction(px.Group.all_reduce)
+    assert weakref.WeakMethod(group.barrier)() == group.barrier
+    with mock.patch.object(px.Group, "all_reduce", autospec=True) as replaced:
+        group.all_reduce("x")
+        with pytest.raises(TypeError):
+            group.all_reduce()
+    replaced.assert_called_once_with(group, "x")
 
 
 @pytest.mark.parametrize(

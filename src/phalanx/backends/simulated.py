@@ -173,3 +173,9 @@ class SimulatedBackend(LaneBackend):
         for lane in lanes:  # of groups that outlive their backend
             lane.close()
         self._world.planes[self._rank].leave()
+
+    def after_fork_in_child(self, parent_pid: int) -> None:
+        super().after_fork_in_child(parent_pid)
+        for (_, _, rank), lane in list(self._world.lanes.items()):
+            if rank == self._rank:
+                lane.interrupt(False)  # else the fast path of a world of one, which waits for nobody, would go on

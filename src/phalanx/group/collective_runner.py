@@ -198,6 +198,11 @@ class CollectiveRunner(GroupCore):
         deadline = self._deadline(timeout)
         if not self._turn.acquire(timeout=deadline.remaining()):
             what = call.name
+            if self._turn.is_mine():
+                raise UsageError(
+                    f"{what} was called in the middle of another collective of this group, by the handler of a signal: "
+                    "the group does one after the other (let the handler set a flag that the program looks at)"
+                )
             raise Timeout(
                 f"{what}: another thread's collective on this group was not done within {deadline.seconds:g} s",
                 seconds=deadline.seconds,

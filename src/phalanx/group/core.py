@@ -23,6 +23,7 @@ from .tracking.journal import Journal, describe
 from .tracking.long_waits import LongWaits
 from .tracking.noting import Notes
 from .tracking.whereabouts import whereabouts
+from .turn_lock import PlainTurnLock
 
 if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
@@ -67,7 +68,7 @@ class GroupCore:
         self._fast_messages = None if recorder is None else self._messages.fast_messages(recorder, self._timeout)
         """The fast path of simple messages, where there is one."""
         self._collectives = backend.open_lane(self._context, COLLECTIVES, everyone)
-        self._turn: TurnLock | threading.Lock = threading.Lock() if core is None else core.TurnLock()
+        self._turn: TurnLock | PlainTurnLock = PlainTurnLock() if core is None else core.TurnLock()
         """Held by the collective that runs in a caller's thread, and while one is issued."""
         self._closers: list[Callable[[], None]] = [self._messages.close, self._collectives.close, notes.close]
         long_waits = LongWaits(self._journal, self._control, self._context, backend.world_ranks)

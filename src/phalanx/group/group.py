@@ -336,7 +336,7 @@ def _take_fast_paths(group: type[Group]) -> None:
     """Puts a method of the core in the place of each verb that has a fast path. It calls the verb if that declines."""
     if core is not None:
         for verb in core.VERBS:
-            setattr(group, verb, core.verb_method(getattr(group, verb), hide_frames))
+            setattr(group, verb, core.VerbMethod(getattr(group, verb), hide_frames))
 
 
 _take_fast_paths(Group)
