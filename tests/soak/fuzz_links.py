@@ -24,6 +24,7 @@ from phalanx.errors import ChannelClosed, PhalanxError, ProtocolError
 from phalanx.rpc import payload
 from phalanx.rpc.caller import CallerLink, PendingCall
 from phalanx.rpc.event_loop import EventLoop
+from phalanx.rpc.lending import NOTHING
 from phalanx.rpc.link import CallLink
 from phalanx.rpc.registry import CREATE, Registry
 from phalanx.rpc.server import ServerLink
@@ -184,6 +185,7 @@ def _server(stream: Stream, service: Any) -> CallLink:
         pid=os.getpid(),
         max_queue=1024,
         forget=lambda _link: None,
+        lending=NOTHING,
     )
 
 
@@ -279,6 +281,7 @@ def _caller(stream: Stream, service: Any) -> CallLink:
         why=lambda error: error if isinstance(error, PhalanxError) else ChannelClosed(1, str(error)),
         forget=lambda _link: None,
         open_stream=RemoteStream,
+        lending=NOTHING,
     )
 
 

@@ -317,8 +317,8 @@ class LaneBackend(Backend):
         """
         self.forked = self.control.forked = True
         self._unusable = (
-            f"this process was forked from rank {self.world_ranks[self._rank]} (process {parent_pid}), which still owns this group; "
-            "a forked child cannot use it (call phalanx.init in the child to form a world of its own)"
+            f"this process was forked from rank {self.world_ranks[self._rank]} (process {parent_pid}), which still "
+            "owns this group; a forked child cannot use it (call phalanx.init in the child to form a world of its own)"
         )
 
 
