@@ -21,7 +21,7 @@ void need(bool valid) {
 
 double movement(std::size_t bytes, int reads, int writes, bool in_place, int mover, int threads, int rounds,
                 double budget) {
-    need(bytes > 0 && reads > 0 && writes > 0 && threads > 0 && mover >= 0 && mover <= static_cast<int>(Mover::in_shared));
+    need(bytes > 0 && reads > 0 && writes > 0 && threads > 0 && mover >= 0 && mover <= static_cast<int>(Mover::large_tiles));
     const WithoutGil released;
     return time_movement({bytes, reads, writes, in_place}, static_cast<Mover>(mover), threads, effort_of(rounds, budget));
 }

@@ -27,7 +27,7 @@ enum class Mover : int {
     whole,        // memcpy of everything at once: the C library knows how for long arrays
     stream,       // stores that bypass the cache
     by_address,   // process_vm_readv, as from another process
-    in_shared,    // as `copy`, in memory that processes could share: its pages are others
+    large_tiles,  // as `copy`, with tiles that fit the second-level cache: fewer pages of the memory change
 };
 
 // Bytes that are read from `reads` arrays, combined, and written to `writes` arrays; `in_place` if these are the first ones
@@ -66,6 +66,7 @@ private:
 };
 
 constexpr std::size_t tile_bytes = 16 << 10;
+constexpr std::size_t large_tile_bytes = 64 << 10;
 
 inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
     static const pid_t self = getpid();
@@ -87,13 +88,13 @@ inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t by
 // must be is read once and written once, and no thread waits for another. Infinite where the mover cannot do it.
 inline double time_movement(const Movement& movement, Mover mover, int threads, const Effort& effort) {
     const bool one_source = movement.reads == 1 && !movement.in_place;
-    const bool by_tiles = mover == Mover::copy || mover == Mover::stream || mover == Mover::in_shared;
+    const bool by_tiles = mover == Mover::copy || mover == Mover::stream || mover == Mover::large_tiles;
     if (!by_tiles && !one_source) return std::numeric_limits<double>::infinity();
     constexpr std::size_t line = 64;
     // No two begin at the same set of a cache, nor in the same bank of the memory.
     const std::size_t stride = (movement.bytes + line - 1) / line * line + 49 * page + line;
     const int arrays = movement.in_place ? std::max(movement.reads, movement.writes) : movement.reads + movement.writes;
-    const detail::Pages memory(stride * arrays, mover == Mover::in_shared);
+    const detail::Pages memory(stride * arrays);
     std::byte* base = memory.begin();
     const auto target = [&](int i) { return base + (movement.in_place ? i : movement.reads + i) * stride; };
     std::atomic<bool> refused{false};
@@ -107,7 +108,8 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
             for (int i = 0; i < arrays; ++i) std::memset(base + i * stride + begin, i + 1, end - begin);
             filled[member] = 1;
         }
-        const std::size_t step = by_tiles ? detail::tile_bytes : std::max<std::size_t>(each, 1);
+        const std::size_t tile = mover == Mover::large_tiles ? detail::large_tile_bytes : detail::tile_bytes;
+        const std::size_t step = by_tiles ? tile : std::max<std::size_t>(each, 1);
         std::vector<const std::byte*> sources(movement.reads);
         alignas(64) std::byte total[detail::tile_bytes];
         for (std::size_t at = begin; at < end; at += step) {

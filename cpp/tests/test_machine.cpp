@@ -32,12 +32,12 @@ void time_that_is_over_ends_it_after_one_round() {
 }
 
 void bytes_move_by_every_way() {
-    for (int mover = 0; mover <= static_cast<int>(Mover::in_shared); ++mover)
+    for (int mover = 0; mover <= static_cast<int>(Mover::large_tiles); ++mover)
         for (const std::size_t bytes : {1u, 64u, 100u, 40'000u, 3'000'000u}) {
             CHECK(time_movement({bytes, 1, 2, false}, static_cast<Mover>(mover), 2, little) >= 0);
             const double sum = time_movement({bytes, 3, 3, true}, static_cast<Mover>(mover), 2, little);
             const auto is = [mover](Mover other) { return mover == static_cast<int>(other); };
-            const bool can_add = is(Mover::copy) || is(Mover::stream) || is(Mover::in_shared);
+            const bool can_add = is(Mover::copy) || is(Mover::stream) || is(Mover::large_tiles);
             CHECK(std::isfinite(sum) == can_add);
         }
 }

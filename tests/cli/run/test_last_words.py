@@ -189,7 +189,8 @@ def test_the_rank_that_raised_is_to_blame_also_under_torch(run: Runner, wrapped:
     )
     job = run("-n", "3", script)
     assert job.process.returncode == 1
-    assert "phalanx: rank 1 failed: exit code 1\n" in job.err
+    # On a busy machine it may not have ended by itself in the time that it is given.
+    assert re.search(r"^phalanx: rank 1 failed: (exit code 1|it raised an exception)$", job.err, re.MULTILINE), job.err
     assert job.err.count("ValueError: bad batch") == 1
     assert "DistNetworkError" not in job.err
     assert job.err.splitlines()[-1] == "phalanx: 2 ranks ended because of it"
