@@ -216,6 +216,7 @@ class Worlds:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
         path = [str(HERE), *filter(None, [kept.get("PYTHONPATH")])]
         name, _, value = self.mark.partition("=")
+        kept["PHALANX_TUNING"] = "off"  # whatever this machine's own is
         return {**kept, "PYTHONPATH": os.pathsep.join(path), "XDG_RUNTIME_DIR": str(self.runtime), name: value}
 
     def _meeting(self, size: int, host: str) -> tuple[Directory | None, dict[str, str]]:
