@@ -168,8 +168,12 @@ void hide_frames(PyObject* hide) {
     if (trace != nullptr) PyException_SetTraceback(error, trace);
     Py_XDECREF(trace);
     PyObject* const done = PyObject_CallFunctionObjArgs(hide, error, nullptr);
-    if (done == nullptr) PyErr_Clear();
-    Py_XDECREF(done);
+    if (done == nullptr) {  // the handler of a signal has raised: that goes first, as everywhere
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        return;
+    }
+    Py_DECREF(done);
     PyErr_Restore(type, error, PyException_GetTraceback(error));
 }
 
