@@ -106,6 +106,7 @@ NB_MODULE(_core, m) {
     nb::set_leak_warnings(false);
     phalanx::bind_call_site(m);
     phalanx::bind_recorder(m);
+    phalanx::bind_lifeline(m);
     phalanx::bind_machine(m);
     phalanx::bind_reduce(m);
     phalanx::bind_ring(m);

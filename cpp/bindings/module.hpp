@@ -9,6 +9,7 @@ void bind_copies(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_fast_path(nanobind::module_& m);
 void bind_frame_pipe(nanobind::module_& m);
+void bind_lifeline(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
 void bind_mpi_messages(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);

@@ -29,6 +29,7 @@ from ..wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
 from .acceptor import Acceptor
 from .control_link import ControlLink
 from .error_codec import EndCause
+from .lifeline_watch import LifelineWatch
 from .status_queries import StatusQueries
 from .views import Decided, Outcome, Refusal, Views
 
@@ -152,6 +153,7 @@ class Directory:
         self._orphaned = False
         self._closed = False
         self._reactor = Reactor("phalanx-directory")
+        self._lifelines = LifelineWatch(self._reactor)
         self._status_queries = StatusQueries(self._reactor, lambda: self._ranks, self._tell, self._silence)
         self._acceptor = Acceptor(
             self._reactor,
@@ -260,6 +262,7 @@ class Directory:
         self._acceptor.abandon()
         for link in self._links():
             link.stream.abandon()
+        self._lifelines.abandon()
         self._reactor.abandon()
 
     # -- all below runs in the reactor's thread ------------------------------------------------------------------------
@@ -269,6 +272,7 @@ class Directory:
         self._tell_all(say.Shutdown())
         for link in self._links():
             link.close()
+        self._lifelines.close()
 
     def _admit(self, hello: Hello) -> HandshakeStatus:
         if hello.role is Role.WATCHER:
@@ -278,6 +282,8 @@ class Directory:
             return HandshakeStatus.WORLD_SIZE
         if hello.role is Role.LAUNCHER:
             return HandshakeStatus.OK
+        if hello.role is Role.LIFELINE:
+            return HandshakeStatus.OK if hello.rank in self._ranks else HandshakeStatus.RANK
         if hello.role is not Role.RANK:
             return HandshakeStatus.ROLE
         if hello.rank >= self.world_size:
@@ -299,6 +305,9 @@ class Directory:
         if hello.role is Role.WATCHER:
             self._welcome_watcher(stream)
             return
+        if hello.role is Role.LIFELINE:
+            self._welcome_lifeline(stream, hello.rank)
+            return
         rank = hello.rank if hello.rank != ANY_RANK else max(self.world_size - 1, *self._used, *self._reserved) + 1
         if rank in self._ranks:  # two were admitted at once, and the other was quicker to hear of it
             logger.warning("directory: dropped a connection from %s: rank %d came twice", stream.peer, rank)
@@ -315,6 +324,19 @@ class Directory:
         if self._cause is not None:  # it can only hear why there will be no world
             link.send(_describe(self._cause))
         link.start()
+
+    def _welcome_lifeline(self, stream: Stream, rank: int) -> None:
+        entry = self._ranks.get(rank)
+        if entry is None:  # it went while its handshake was under way
+            stream.close()
+            return
+
+        def died() -> None:
+            if self._ranks.get(rank) is entry:  # not another process in the next world
+                entry.link.close()
+                self._ended(rank, "its process has ended")
+
+        self._lifelines.add(stream, died)
 
     def _welcome_launcher(self, stream: Stream) -> None:
         def ended(_reason: str) -> None:

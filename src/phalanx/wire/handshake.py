@@ -74,6 +74,8 @@ class Role(enum.IntEnum):
     """A rank opens a channel of a group to another rank."""
     WATCHER = 4
     """Somebody looks at what the ranks do. It need not know how many there are."""
+    LIFELINE = 5
+    """A second connection of a rank to the directory, which carries nothing: it ends when the rank begins to die."""
 
 
 class HandshakeStatus(enum.IntEnum):

@@ -19,6 +19,7 @@ from ...rendezvous.addresses import listen_host, reachable_at
 from ...rendezvous.control import ControlClient, KnownStatuses
 from ...rendezvous.host import host_id, hostname, memory_id
 from ...rendezvous.join import dial
+from ...rendezvous.lifeline import Lifeline
 from ...rendezvous.meeting import Meeting, arrange
 from ...slate.files import job_of
 from ...slate.slate import open_slate
@@ -144,9 +145,18 @@ class MeshWorld(ControlPlane):
         self.directory_host, self.elastic = roster.host, roster.elastic
         self.size = roster.size or self.size
         meeting.formed()
+        self._lifeline = Lifeline(self._connect_lifeline).start()
         directory = str(Address(stream.peer_host, meeting.addresses[0].port)) if len(meeting.addresses) == 1 else ""
         job = job_of(meeting.token, str(meeting.addresses[0]))
         self.slate = open_slate(job, self.rank, self.size, hostname(), host_id(), directory, self._links)
+
+    def _connect_lifeline(self, check: Callable[[], None]) -> Stream:
+        hello = Hello(Role.LIFELINE, self.rank, self.size)
+        deadline = Deadline(self.options.handshake_timeout)
+        addresses, token = self.meeting.addresses, self.meeting.token
+        return dial(
+            addresses, hello, token, self.options, deadline, who="the directory", check=check, gone_after=GONE_AFTER
+        )
 
     def _links(self) -> Iterator[tuple[int, LinkState]]:
         """The state of the channels over the network."""
@@ -343,6 +353,9 @@ class MeshWorld(ControlPlane):
         self._closing = True
         if self.slate is not None:
             self.slate.close()
+        lifeline: Lifeline | None = getattr(self, "_lifeline", None)
+        if lifeline is not None:
+            lifeline.close()
         acceptor: Acceptor | None = getattr(self, "_acceptor", None)
         client: ControlClient | None = getattr(self, "_client", None)
         if acceptor is not None:
