@@ -81,6 +81,7 @@ public:
 
     void met() noexcept {
         passed_ = 0;
+        run_ = 0;
         shown_ = {};
         everybody_ = s_.step();
     }
@@ -147,12 +148,14 @@ public:
         if (const Outcome outcome = enter(call, notes); outcome != Outcome::done) return outcome;
         const std::uint64_t fingerprint = shown_fingerprint(call);
         enter_note(step, fingerprint);
-        s_.wake_sleepers();  // another may be waiting, too: for another root, or in another operation
         const auto differs = [&](int r) {
             const Note& note = s_.note(r, step);
             return note.entered.load(std::memory_order_seq_cst) == step &&
                    note.fingerprint.load(std::memory_order_relaxed) != fingerprint;
         };
+        // Another may be waiting, too, in another operation: for this rank, which shows nothing. Of two who enter at once,
+        // one at least finds the other.
+        if (s_.has_sleepers() && any_rank(differs)) s_.wake_sleepers();
         const Outcome outcome = wait_for_shown(call, root, to_root, differs);
         if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
         for (int r = 0; r < s_.ranks(); ++r) {
@@ -216,14 +219,25 @@ public:
 private:
     // Steps that a rank may be ahead of others when it writes into a slot. Of its notes it has more: `notes`.
     static constexpr std::uint64_t slot_lag = 2;
+    // Operations since all have met from which on more of the kind are expected.
+    static constexpr int long_run = 8;
+
+    template <class Is>
+    bool any_rank(Is is) const {
+        for (int r = 0; r < s_.ranks(); ++r)
+            if (is(r)) return true;
+        return false;
+    }
 
     // What goes into a slot at once for those who ask. Others may still read the words at its end.
     std::size_t answer_bytes() const noexcept { return s_.layout().slot_bytes - most_words; }
 
-    // Waits until everybody is not more than so many steps behind `step`.
+    // Waits until everybody is not more than so many steps behind `step`. Where ranks share cores, one that has to wait lets
+    // them come half of that closer: to change places for each step would cost more than the steps.
     Outcome see_everybody(std::uint64_t step, std::uint64_t lag, const Call& call) {
         if (step <= everybody_ + lag) return Outcome::done;
-        const Outcome outcome = s_.wait(step - lag, call.bound);
+        if (step > s_.slowest() + lag && s_.crowded()) lag -= lag / 2;
+        const Outcome outcome = s_.wait(step - lag, resting(call.bound));
         if (outcome == Outcome::done) everybody_ = s_.slowest();
         return outcome;
     }
@@ -250,13 +264,25 @@ private:
         return s_.may_take(s_.step());
     }
 
-    void end(const Call& call) noexcept { passed_ = mix(passed_ ^ call.fingerprint); }
+    void end(const Call& call) noexcept {
+        passed_ = mix(passed_ ^ call.fingerprint);
+        ++run_;
+    }
+
+    // Where ranks share cores and many operations went one way, those who show run ahead: who waits need not be woken for
+    // each step.
+    Bound resting(const Bound& limits) const noexcept {
+        Bound bound = limits;
+        if (s_.crowded() && run_ >= long_run) bound.rests = 2;
+        return bound;
+    }
 
     // At the next step. `hopeless(r)`: rank r will not come.
     template <class Hopeless>
     Outcome wait_for_shown(const Call& call, int root, bool to_root, Hopeless hopeless) {
         const std::uint64_t step = s_.step() + 1;
-        return to_root ? s_.wait_for_others(step, call.bound, hopeless) : s_.wait_for(root, step, call.bound, hopeless);
+        const Bound bound = resting(call.bound);
+        return to_root ? s_.wait_for_others(step, bound, hopeless) : s_.wait_for(root, step, bound, hopeless);
     }
 
     Outcome wait_for_readers(const Call& call, const Way& way, std::span<const std::byte> mine) {
@@ -303,6 +329,7 @@ private:
     int culprit_ = -1;
     bool ahead_ = false;            // others may be behind
     std::uint64_t passed_ = 0;      // the fingerprints of the operations since all have met
+    int run_ = 0;                   // how many they were
     LastShown shown_;
     std::uint64_t first_ = 0;       // the first step of the operation that is read
     std::uint64_t everybody_ = 0;   // a step that everybody has reached

@@ -291,10 +291,11 @@ public:
         return found;
     }
 
+    bool has_sleepers() const noexcept { return header().bell.sleepers.load(std::memory_order_seq_cst) != 0; }
+
     // Makes everybody who sleeps look again.
     void wake_sleepers() noexcept {
-        Bell& bell = header().bell;
-        if (bell.sleepers.load(std::memory_order_seq_cst) != 0) bell.wake();
+        if (has_sleepers()) header().bell.wake();
     }
 
     // This rank takes itself for the root that shows something. Another rank that did so at the same step; -1 if none.

@@ -55,6 +55,10 @@ struct Bound {
     bool resumable = false;
     // How many times longer than usual to try before sleeping: what is waited for is known to come soon.
     int eagerness = 1;
+    // How many times to rest before sleeping until woken, for `rest_ns` each: who is waited for is about to come to this
+    // step and others after it, and need not stop to wake anybody.
+    int rests = 0;
+    static constexpr std::int64_t rest_ns = 100'000;
     // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
     void (*before_long)(void*) = nullptr;
     void (*after_long)(void*) = nullptr;
@@ -145,6 +149,12 @@ Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Rea
     for (; yields > 0 && !others; --yields) {
         if (ready()) return Outcome::done;
         others = detail::yield_was_long(patience);
+    }
+    for (int i = 0; i < bound.rests; ++i) {
+        const timespec span{0, Bound::rest_ns};
+        nanosleep(&span, nullptr);
+        if (ready()) return Outcome::done;
+        if (bound.aborted->load(std::memory_order_relaxed) != 0) break;
     }
     return detail::wait_asleep(bell, bound, ready);
 }

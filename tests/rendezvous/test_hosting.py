@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -60,6 +61,17 @@ def test_it_is_a_process_that_ends_when_it_is_closed() -> None:
     eventually(lambda: not status.exists(), "its end")
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_it_takes_as_many_descriptors_as_it_may() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hosted = host()
+    try:
+        hosted.ready()
+        limits = Path(f"/proc/{hosted.pid}/limits").read_text()
+        assert limits.split("Max open files")[1].split()[:2] == [str(most), str(most)]
+    finally:
+        hosted.close()
 
 
 def test_it_can_be_closed_before_it_serves() -> None:

@@ -90,7 +90,7 @@ def test_after_a_goodbye_the_rank_is_still_there() -> None:
 def test_only_a_rank_of_the_world_has_a_lifeline() -> None:
     with world() as (hosted, _), pytest.raises(Rejected) as caught:
         line_of(SIZE, hosted)
-    assert caught.value.status is HandshakeStatus.RANK
+    assert caught.value.status is HandshakeStatus.CLOSED
 
 
 @pytest.mark.skipif(core is None, reason="there is no core")

@@ -283,7 +283,7 @@ class Directory:
         if hello.role is Role.LAUNCHER:
             return HandshakeStatus.OK
         if hello.role is Role.LIFELINE:
-            return HandshakeStatus.OK if hello.rank in self._ranks else HandshakeStatus.RANK
+            return HandshakeStatus.OK if hello.rank in self._ranks else HandshakeStatus.CLOSED
         if hello.role is not Role.RANK:
             return HandshakeStatus.ROLE
         if hello.rank >= self.world_size:

@@ -29,8 +29,12 @@ AFTER = 0.25
 """Seconds after which a world is worth one. A rank that is soon done has little memory to give back."""
 
 
+PATIENCE = 1.0
+"""Seconds that a connection may still take when the world is closed: the directory would wonder why it broke."""
+
+
 class _Stopped(Exception):
-    """The world was closed while the connection was made."""
+    """The connection is not wanted any more."""
 
 
 class Lifeline:
@@ -42,6 +46,7 @@ class Lifeline:
 
     def __init__(self, connect: Callable[[Callable[[], None]], Stream]) -> None:
         self._connect = connect
+        self._closing = threading.Event()
         self._stop = threading.Event()
         self._held: HeldConnection | None = None
         self._thread = BackgroundThread(self._run, "phalanx-lifeline")
@@ -54,14 +59,16 @@ class Lifeline:
 
     def close(self) -> None:
         """Says that this rank ends its connections on purpose. May be called twice, and in a forked child."""
-        self._stop.set()
+        self._closing.set()
         if self._thread.is_started:
+            self._thread.join(PATIENCE)
+            self._stop.set()
             self._thread.join()
         if self._held is not None:
             self._held.let_go()
 
     def _run(self) -> None:
-        if self._stop.wait(AFTER):
+        if self._closing.wait(AFTER):
             return
         try:
             stream = self._connect(self._check)

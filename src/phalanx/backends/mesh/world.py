@@ -340,6 +340,7 @@ class MeshWorld(ControlPlane):
         """
         for lane in list(self._lanes.values()):  # of groups that outlive their backend
             lane.close()
+        self._lifeline.close()  # before the directory has forgotten this rank
         self._client.leave()
         if self.meeting.directory is not None:
             if self._ended is None and not self._lost:

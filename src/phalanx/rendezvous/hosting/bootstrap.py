@@ -25,11 +25,22 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
+    _take_descriptors()
     sys.path += paths
 
     from phalanx.rendezvous.hosting.service import serve
 
     serve(socket.socket(fileno=int(listener)), socket.socket(fileno=int(link)))
+
+
+def _take_descriptors() -> None:
+    """Lets this process open as many connections as it may: each rank has two."""
+    try:
+        import resource
+    except ImportError:  # not on every platform
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":
