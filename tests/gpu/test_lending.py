@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -211,6 +212,78 @@ def test_a_sender_that_dies() -> None:
         return caught.value.peer
 
     assert run_ranks(2, body, backend="mesh", may_die=[0])[1] == 0
+
+
+def test_a_sender_that_is_stopped() -> None:
+    """Its array is taken. The answer needs a connection, which it does not accept: the receiver does not wait for it."""
+
+    def body(group: px.Group) -> Any:
+        fake = agreed(group)
+        if group.rank == 0:
+            group.isend(DriverArray(numbers(0)), 1)
+            group.send_object("offered", 1, tag=1)
+            faults.stop_self()
+        assert group.recv_object(0, tag=1) == "offered"
+        time.sleep(0.3)
+        began = time.monotonic()
+        out = group.recv(DriverArray(np.zeros(LONG, np.float32)), 0, timeout=20)
+        return same(out, numbers(0), fake), time.monotonic() - began < 5
+
+    assert run_ranks(2, body, backend="mesh", may_die=[0])[1] == (True, True)
+
+
+def test_a_receiver_that_closes_the_group_at_once() -> None:
+    """The sender has its answer all the same, which needed a connection first."""
+
+    def body(group: px.Group) -> bool:
+        agreed(group)
+        with group.subgroup([0, 1]) as messages:
+            if group.rank == 0:
+                x = DriverArray(numbers(0))
+                messages.all_reduce(x)
+                messages.send(x, 1)
+            else:
+                out = DriverArray(numbers(0))
+                messages.all_reduce(out)
+                messages.recv(out, 0)
+        return True
+
+    assert run_ranks(2, body, backend="mesh") == [True, True]
+
+
+@pytest.mark.parametrize("heard", ["before", "after"])
+def test_a_sender_gives_up_because_a_third_rank_is_lost(heard: str) -> None:
+    """The receiver names the lost rank, not the sender, whether it hears of the loss before the sender's word or after."""
+
+    def body(group: px.Group) -> Any:
+        fake = agreed(group)
+        if group.rank == 2:
+            group.recv_object(0)
+            faults.kill_self()
+        if group.rank == 0:
+            work = group.isend(DriverArray(numbers(0)), 1)
+            group.send_object("offered", 2)
+            with pytest.raises(PeerLost):
+                work.wait()
+            return work.exception().peer
+        copy, fail = fake.copy, group._health.fail
+
+        def slow(*arguments: Any) -> None:
+            time.sleep(1.5)
+            copy(*arguments)
+
+        fake.copy = slow  # type: ignore[method-assign]
+        if heard == "after":
+
+            def late(error: px.PhalanxError) -> None:
+                threading.Timer(2.0, fail, (error,)).start()
+
+            group._health.fail = late  # type: ignore[method-assign]
+        with pytest.raises(px.PhalanxError) as caught:
+            group.recv(DriverArray(np.zeros(LONG, np.float32)), 0)
+        return type(caught.value).__name__, caught.value.peer, "recv(src=0)" in str(caught.value)
+
+    assert run_ranks(3, body, backend="mesh", may_die=[2])[:2] == [2, ("PeerLost", 2, True)]
 
 
 def test_offers_are_taken_back_and_used_again() -> None:

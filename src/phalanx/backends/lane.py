@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
 from ..rendezvous.error_codec import decode_error
@@ -40,6 +41,8 @@ VERDICT_WAIT = 0.25
 """Seconds to wait for the directory after a connection broke: it may know the traceback of the rank at fault."""
 ACCOUNT_WAIT = 1.0
 """Seconds to wait for the names of the ranks that were missing at another rank's timeout."""
+ANSWER_WAIT = 1.0
+"""Seconds that closing waits for connections that answers need. Most take a millisecond; a stopped rank accepts none."""
 
 
 class Lane(ABC):
@@ -64,6 +67,8 @@ class Lane(ABC):
         self._thread: LaneThread | None = None
         self.error: BaseException | None = None
         self._interrupters: list[Callable[[bool], None]] = []
+        self._connecting: set[PendingTransfer] = set()
+        """Of answers that wait for a connection."""
 
     direct = False
     """True if `outbound` and `inbound` are channels of this lane alone, so that frames can be moved directly."""
@@ -206,8 +211,35 @@ class Lane(ABC):
                 self._sleepers.add(self._thread.waker)
         self._thread.add(operation, deadline, expire)
 
+    def is_open_to(self, dst: int) -> bool:
+        """True if a message to that member needs no connection first."""
+        return True
+
+    def answer(self, dst: int, kind: FrameKind, tag: int, deadline: Deadline) -> None:
+        """Sends a message without contents. Never waits: a member that is stopped accepts no connection."""
+
+        def send() -> None:
+            outgoing = self.start_send(dst, kind, tag, b"", [], deadline)
+            self.move_in_background(outgoing, deadline, lambda: None)
+
+        if self.is_open_to(dst):
+            send()
+            return
+        connecting = PendingTransfer()
+        connecting.on_done(lambda: self._connecting.discard(connecting))
+        self._connecting.add(connecting)
+
+        def connect() -> None:
+            try:
+                send()
+            finally:
+                connecting.complete()
+
+        BackgroundThread(connect, "phalanx-answer").start()
+
     def flush(self, deadline: Deadline) -> None:
         """Waits until every queued message is sent or has failed, or the deadline has come."""
+        self.wait(list(self._connecting), deadline.sooner(ANSWER_WAIT))
         unsent = self.unsent()
         while unsent and self.wait(unsent, deadline):
             unsent = [operation for operation in unsent if not operation.done]

@@ -4,7 +4,8 @@ The sender offers its array: a handle by which the receiver opens the memory, on
 copies it inside the GPU, and says so. Until then the sender waits. If it gives up before, it sets a word on the GPU,
 its own for this offer, and only then raises: a receiver looks at that word when its copy has ended, and does not take
 what it copied if the word is set. So nobody receives what a sender has changed since, and nobody but the receiver
-itself writes to its memory.
+itself writes to its memory. The word also tells whether the sender gave up because its group has broken: then the
+receiver will hear the reason, which may be a third rank.
 """
 
 from __future__ import annotations
@@ -29,10 +30,20 @@ __all__ = ["ArrayOffer", "Loan", "Loans", "Revoked"]
 WORDS = 4096
 """Offers that can be open at a time; one that was given up stays open."""
 _WORD_BYTES = 4
+_GIVEN_UP, _BROKEN = 1, 2
+"""Values of a word that is set: the sender had a reason of its own, or its group has broken."""
 
 
 class Revoked(Exception):
-    """The sender has given its offer up."""
+    """The sender has given its offer up.
+
+    Args:
+        broken: True if it did because its group has broken.
+    """
+
+    def __init__(self, broken: bool) -> None:
+        super().__init__(broken)
+        self.broken = broken
 
 
 class ArrayOffer(msgspec.Struct, frozen=True, array_like=True):
@@ -69,11 +80,15 @@ class Loan:
         if owner is not None:
             self._loans._free.append(self.offer.word)
 
-    def revoke(self) -> None:
-        """Makes sure that nobody takes the array from now on. Does nothing if the receiver is done."""
+    def revoke(self, *, broken: bool) -> None:
+        """Makes sure that nobody takes the array from now on. Does nothing if the receiver is done.
+
+        Args:
+            broken: True if that is because the group has broken.
+        """
         owner, self._owner = self._owner, None
         if owner is not None:
-            self._loans._set_word(self.offer.word)
+            self._loans._set_word(self.offer.word, _BROKEN if broken else _GIVEN_UP)
 
 
 class _Opened(NamedTuple):
@@ -145,10 +160,10 @@ class Loans:
                 known.copy_to_host(host_address(target), here, nbytes, copies.stream)
             known.copy_to_host(host_address(seen), words + offer.word * _WORD_BYTES, _WORD_BYTES, copies.stream)
             wait_for_stream(known, copies.stream, patience)
-        revoked = bool(seen[0])
+        word = int(seen[0])
         give_back()
-        if revoked:
-            raise Revoked
+        if word:
+            raise Revoked(word == _BROKEN)
 
     def close(self) -> None:
         """Gives everything back."""
@@ -188,15 +203,15 @@ class Loans:
         self._table = table
         return True
 
-    def _set_word(self, word: int) -> None:
+    def _set_word(self, word: int, value: int) -> None:
         """Sets a word, for good. If the GPU fails meanwhile, nobody can read the array any more, either."""
-        one, copies = np.ones(1, np.uint32), host_copies(self._device)
+        values, copies = np.full(1, value, np.uint32), host_copies(self._device)
         with self._lock, self._driver.using(self._device):
             if not self._table:
                 return
             address = self._table + word * _WORD_BYTES
             try:
-                self._driver.copy_to_device(address, host_address(one), _WORD_BYTES, copies.stream)
+                self._driver.copy_to_device(address, host_address(values), _WORD_BYTES, copies.stream)
                 wait_for_stream(self._driver, copies.stream, Deadline(LONGEST))
             except CudaError:
                 return

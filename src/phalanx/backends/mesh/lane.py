@@ -109,6 +109,9 @@ class MeshLane(Lane):
         header = pack_header(kind, tag, len(description), payload_size(payload))
         return channel.send([header, description, *payload])
 
+    def is_open_to(self, dst: int) -> bool:
+        return dst in self._outbound
+
     def outbound(self, dst: int, deadline: Deadline) -> RingOutbound:
         return self._outbound.get(dst) or self._open(dst, deadline)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -43,8 +44,9 @@ BUFFERED = 64 << 10
 """Bytes of an array that two ranks can send each other before they receive: rings hold several of them."""
 AGREED_WAIT = 0.001
 """Seconds between two looks whether this rank, too, has agreed on how the group shares a GPU."""
-CAUSE_WAIT = 1.0
-"""Seconds to wait for the reason why the memory of another rank is gone."""
+CAUSE_WAIT = 2.0
+"""Seconds to wait for the reason why the memory of another rank is gone, or why it gave up: it may have to ask around
+first."""
 LOOK = 1.0
 """Seconds after which a wait looks whether it can ever end."""
 T = TypeVar("T")
@@ -282,7 +284,7 @@ class PointToPoint(GroupCore):
                 outgoing = started
                 last_handed_over()
             self._complete(entry, [outgoing, receive], deadline, self._sources(src))
-            return self._received(receive, sink, src)
+            return self._received(entry, receive, sink, src)
         except BaseException:
             if started:
                 self._take_back()
@@ -598,10 +600,11 @@ class PointToPoint(GroupCore):
         try:
             outgoing, taken = self._start_lending(adapted, loan, dst, tag, deadline)
             if async_op:
-                return self._in_background(entry, taken, deadline, [dst], loan.end, loan.revoke, first=outgoing)
+                revoke = functools.partial(self._revoke, loan)
+                return self._in_background(entry, taken, deadline, [dst], loan.end, revoke, first=outgoing)
             self._complete(entry, [outgoing, taken], deadline, [dst])
         except BaseException:
-            loan.revoke()
+            self._revoke(loan)
             entry.end(failed=True)
             raise
         loan.end()
@@ -624,17 +627,20 @@ class PointToPoint(GroupCore):
         try:
             outgoing, taken = self._start_lending(adapted, loan, dst, tag, deadline)
             self._complete(entry, [outgoing, receive], deadline, self._sources(src), ends=False)
-            result = self._received(receive, sink, src)
+            result = self._received(entry, receive, sink, src)
             self._complete(entry, [taken], deadline, [dst])
         except BaseException as error:
             # What came does not fit, which is no reason to cut short what is sent.
             if taken is not None and isinstance(error, UsageError):
                 lane.wait([taken], deadline)
             if taken is None or lane.withdraw(taken) or taken.error is not None:
-                loan.revoke()
+                self._revoke(loan)
             raise
         loan.end()
         return result
+
+    def _revoke(self, loan: Loan) -> None:
+        loan.revoke(broken=self._health.cause is not None)
 
     def _borrow(self, envelope: Envelope, lent: Lent, target: Any) -> None:
         """Takes an array that was lent. The sender hears of it, however it ends.
@@ -642,6 +648,7 @@ class PointToPoint(GroupCore):
         Raises:
             ChannelClosed: The sender has given it up.
             PeerLost: It has ended, and its memory with it.
+            PhalanxError: It has given up because the group has broken: the group's reason.
             CudaError: Its memory cannot be opened.
         """
         from ...cuda.driver import CudaError  # most programs have no GPU
@@ -654,19 +661,20 @@ class PointToPoint(GroupCore):
                 time.sleep(AGREED_WAIT)
                 loans = self._loans
             loans.take(msgspec.msgpack.decode(lent.offer, type=ArrayOffer), target, target.nbytes)
-        except Revoked:
-            raise ChannelClosed(self._naming(envelope), "it gave up sending this array before it was taken") from None
+        except Revoked as revoked:
+            cause = self._messages.await_error(CAUSE_WAIT if revoked.broken else 0.0)
+            words = "it gave up sending this array before it was taken"
+            raise cause or ChannelClosed(self._naming(envelope), words) from None
         except CudaError as error:  # it may have ended, and its memory with it
             raise self._messages.await_error(CAUSE_WAIT) or error from None
         finally:
             self._say_taken(envelope, lent)
 
     def _say_taken(self, envelope: Envelope, lent: Lent) -> None:
-        lane, deadline = self._messages, Deadline(self._timeout)
+        lane = self._messages
         with contextlib.suppress(PhalanxError):  # the sender is gone, and waits for no answer
             src = lane.source_of(envelope)
-            answer = lane.start_send(src, FrameKind.TAKEN, MAX_TAG + 1 + lent.number, b"", [], deadline)
-            lane.move_in_background(answer, deadline, lambda: None)
+            lane.answer(src, FrameKind.TAKEN, MAX_TAG + 1 + lent.number, Deadline(self._timeout))
 
     def _dismiss(self, operation: PendingTransfer) -> None:
         """Answers the sender of an array that was lent to a receive that does not take it."""
@@ -732,10 +740,10 @@ class PointToPoint(GroupCore):
             receive = self._messages.post(src, tag, sink)
             if async_op:
                 return self._in_background(
-                    entry, receive, deadline, self._sources(src), lambda: self._received(receive, sink, src)
+                    entry, receive, deadline, self._sources(src), lambda: self._received(entry, receive, sink, src)
                 )
             self._complete(entry, [receive], deadline, self._sources(src))
-            return self._received(receive, sink, src)
+            return self._received(entry, receive, sink, src)
         except BaseException:
             self._forget(sink)
             entry.end(failed=True)
@@ -754,9 +762,14 @@ class PointToPoint(GroupCore):
     def _sources(self, src: int | None) -> list[int]:
         return [src] if src is not None else [rank for rank in range(self.world_size) if rank != self.rank]
 
-    def _received(self, receive: Receive, sink: AnySink, src: int | None) -> Any:
+    def _received(self, entry: Entry, receive: Receive, sink: AnySink, src: int | None) -> Any:
         """The result of a receive for its caller."""
-        data = sink.result()
+        try:
+            data = sink.result()
+        except PhalanxError as error:
+            if error is not self._messages.error:
+                raise
+            raise self._failure(error, entry) from None  # the group has broken while an array was taken
         if src is not None:
             return data
         assert receive.envelope is not None
