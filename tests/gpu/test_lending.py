@@ -215,7 +215,7 @@ def test_a_sender_that_dies() -> None:
 
 
 def test_a_sender_that_is_stopped() -> None:
-    """Its array is taken. The answer needs a connection, which it does not accept: the receiver does not wait for it."""
+    """Its array is taken. It accepts no connection for the answer: the receiver does not wait for that."""
 
     def body(group: px.Group) -> Any:
         fake = agreed(group)
@@ -253,7 +253,7 @@ def test_a_receiver_that_closes_the_group_at_once() -> None:
 
 @pytest.mark.parametrize("heard", ["before", "after"])
 def test_a_sender_gives_up_because_a_third_rank_is_lost(heard: str) -> None:
-    """The receiver names the lost rank, not the sender, whether it hears of the loss before the sender's word or after."""
+    """The receiver names the lost rank, whether it hears of the loss before it sees the sender's word or after."""
 
     def body(group: px.Group) -> Any:
         fake = agreed(group)

@@ -42,7 +42,7 @@ VERDICT_WAIT = 0.25
 ACCOUNT_WAIT = 1.0
 """Seconds to wait for the names of the ranks that were missing at another rank's timeout."""
 ANSWER_WAIT = 1.0
-"""Seconds that closing waits for connections that answers need. Most take a millisecond; a stopped rank accepts none."""
+"""Seconds that closing waits for connections that answers need. Most take milliseconds; a stopped rank accepts none."""
 
 
 class Lane(ABC):
