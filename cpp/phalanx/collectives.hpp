@@ -98,9 +98,9 @@ public:
 
     Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
         Way way = way_of(root, bytes);
-        // The root copies while the others do. What one slot could hold goes in four pieces, so that this is so.
+        // The root copies while the others do. What one slot could hold goes in several pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
-        if (bytes <= slot && bytes > worth_cutting) way.window = slot / 4;
+        if (bytes <= slot && bytes > worth_cutting) way.window = std::min(slot / 4, window_bytes());
         if (rank() == root) way.home = home_of(x, bytes, bytes, false);
         return pass(
             call, way, {x, bytes}, [bytes](int) { return bytes; },
@@ -128,7 +128,7 @@ public:
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size);
-                if (!own_done) copy_own(own + from, source + from, part(mine, from, size));
+                if (!own_done) copy_long(own + from, source + from, part(mine, from, size), mine);
             });
     }
 
@@ -139,13 +139,14 @@ public:
         Way way = way_of(root, longest);
         way.to_root = true;
         way.window = std::min(way.window, window_bytes());
-        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest));
+        const bool in_pieces = longest >= s_.thresholds().gather_in_pieces_from;
+        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest) && !in_pieces);
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                take_others(shown, target, counts, from, size);
-                copy_own(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size));
+                take_others(shown, target, counts, from, size, ranks() == 2 ? worth_streaming_shown : SIZE_MAX);
+                copy_long(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size), mine);
             });
     }
 
@@ -168,7 +169,8 @@ public:
                 const std::size_t start = counts.sum_before(rank()) + from;
                 shown.copy(target + from, root, start, rank() * way.window, part(counts[rank()], from, size));
             });
-        if (outcome == Outcome::done && rank() == root) copy_own(target, source + counts.sum_before(root), counts[root]);
+        if (outcome == Outcome::done && rank() == root)
+            copy_long(target, source + counts.sum_before(root), counts[root], counts[root]);
         return outcome;
     }
 
@@ -219,7 +221,7 @@ public:
         const auto& [source, parts, way] = telling_;
         const std::size_t start = rank() * parts.bytes;
         if (rank() == way.root) {
-            if (target != nullptr) copy_own(target, source + start, parts.bytes);
+            if (target != nullptr) copy_long(target, source + start, parts.bytes, parts.bytes);
             return one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
                                           [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
@@ -256,7 +258,8 @@ public:
                     shown.copy(place(r), r, row(r).sum_before(rank()) + from, rank() * stride, count);
                 });
                 const std::byte* own = source + row(rank()).sum_before(rank()) + from;
-                copy_own(place(rank()), own, part(row(rank())[rank()], from, size));
+                const std::size_t whole = row(rank())[rank()];
+                copy_long(place(rank()), own, part(whole, from, size), whole);
             });
     }
 
@@ -323,10 +326,12 @@ private:
     static constexpr std::size_t worth_reading_parts = 512 << 10;
 #if defined(__x86_64__)
     // From here on a copy that only this rank reads bypasses the caches.
-    static constexpr std::size_t worth_streaming = 2 << 20;
+    static constexpr std::size_t worth_streaming = 512 << 10;
 #else
     static constexpr std::size_t worth_streaming = SIZE_MAX;  // it was never quicker
 #endif
+    // The same for what another rank has just written, and the caches have.
+    static constexpr std::size_t worth_streaming_shown = 2 << 20;
     static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
 
     // An operation in which each rank shows something, and then everybody reads it.
@@ -379,9 +384,10 @@ private:
         if (bytes > 0 && to != from) jitter::copy(to, from, bytes);
     }
 
-    // This rank's own part, which nobody else reads. A long one would push everything else out of the caches.
-    static void copy_own(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-        if (bytes >= worth_streaming && to != from)
+    // Of an array that is `whole` long, and that nobody else reads: a long one would push everything else out of the caches.
+    static void copy_long(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole,
+                          std::size_t streams_from = worth_streaming) noexcept {
+        if (whole >= std::max(streams_from, worth_streaming) && to != from)
             stream_copy(to, from, bytes);
         else
             copy(to, from, bytes);
@@ -544,9 +550,11 @@ private:
             return ops_.s_.slot(r, step_) + region;
         }
 
-        void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes) const {
+        // A copy of an array that is `whole` long may bypass the caches; see `copy_long`.
+        void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes, std::size_t whole = 0,
+                  std::size_t streams_from = SIZE_MAX) const {
             if (ops_.addresses_[r] == 0)
-                Collectives::copy(to, at(r, place, region), bytes);
+                copy_long(to, at(r, place, region), bytes, whole, streams_from);
             else if (!ops_.s_.read(r, to, ops_.addresses_[r] + place, bytes))
                 miss(to, r, place, bytes);
         }
@@ -567,9 +575,11 @@ private:
     };
 
     // What every other rank has for this one, into its place.
-    void take_others(const Shown& shown, std::byte* target, const Lengths& counts, std::size_t from, std::size_t size) const {
+    void take_others(const Shown& shown, std::byte* target, const Lengths& counts, std::size_t from, std::size_t size,
+                     std::size_t streams_from = SIZE_MAX) const {
         each_other([&](int r) {
-            shown.copy(target + counts.sum_before(r) + from, r, from, 0, part(counts[r], from, size));
+            const std::size_t count = part(counts[r], from, size);
+            shown.copy(target + counts.sum_before(r) + from, r, from, 0, count, counts[r], streams_from);
         });
     }
 

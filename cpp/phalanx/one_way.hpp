@@ -171,10 +171,10 @@ public:
     const Note& shown_by(int rank) const noexcept { return s_.note(rank, first_); }
     std::uint64_t first() const noexcept { return first_; }
 
-    // Reads all pieces. `consume(piece, from, size)` reads what lies in that window.
+    // Reads all pieces, or everything at once where it lies. `consume(piece, from, size)` reads what lies in that window.
     template <class Consume>
     Outcome go_on_reading(const Call& call, const Way& way, Consume consume) {
-        if (!way.to_root && shown_by(way.root).home.load(std::memory_order_relaxed) != 0) {
+        if (all_at_home(way)) {
             if (const Outcome outcome = consume(0, 0, way.longest); outcome != Outcome::done) return outcome;
             s_.skip(way.pieces());
             if (const Outcome outcome = s_.may_take(s_.step()); outcome != Outcome::done) return outcome;
@@ -275,6 +275,15 @@ private:
         Bound bound = limits;
         if (s_.crowded() && run_ >= long_run) bound.rests = 2;
         return bound;
+    }
+
+    // Whether all that is shown can be read where it lies: then nothing comes in pieces.
+    bool all_at_home(const Way& way) const noexcept {
+        for (int r = 0; r < s_.ranks(); ++r) {
+            const bool shows = r != s_.rank() && (way.to_root || r == way.root);
+            if (shows && shown_by(r).home.load(std::memory_order_relaxed) == 0) return false;
+        }
+        return true;
     }
 
     // At the next step. `hopeless(r)`: rank r will not come.
