@@ -145,7 +145,7 @@ public:
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                take_others(shown, target, counts, from, size, ranks() == 2 ? worth_streaming_shown : SIZE_MAX);
+                take_others(shown, target, counts, from, size, worth_streaming_shown);
                 copy_long(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size), mine);
             });
     }
@@ -203,8 +203,10 @@ public:
         telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
         if (!way.in_note && total > 0) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
+        if (Segment::is_address(way.home)) way.in_slot = parts_in_slot(parts.bytes);
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
-            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note, parts.where};
+            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note,
+                                 static_cast<std::uint8_t>(way.in_slot), parts.where};
             std::memcpy(note.data, &head, sizeof(head));
             std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
             if (way.home == 0) show_parts(data, 0);
@@ -221,10 +223,21 @@ public:
         const auto& [source, parts, way] = telling_;
         const std::size_t start = rank() * parts.bytes;
         if (rank() == way.root) {
+            if (way.in_slot > 0) {
+                const Outcome outcome = one_way_.show_next(call, way, [&](std::byte* slot) { show_parts_in_slot(slot); });
+                if (outcome != Outcome::done) return outcome;
+            }
             if (target != nullptr) copy_long(target, source + start, parts.bytes, parts.bytes);
             return one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
                                           [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
+        if (way.mine_in_slot)
+            return read_pieces(
+                call, way, [&](int) { return ranks() * parts.bytes; },
+                [&](const Shown& shown, std::size_t from, std::size_t) {
+                    const std::size_t region = static_cast<std::size_t>(after(way.root) - 1) * parts.bytes;
+                    if (from > 0 && target != nullptr) shown.copy(target, way.root, start, region, parts.bytes);
+                });
         const std::size_t region = rank() * way.window + (way.in_note ? sizeof(PartsHead) : 0);
         return read_pieces(
             call, way, [&](int) { return ranks() * parts.bytes; },
@@ -324,6 +337,8 @@ private:
     static constexpr std::size_t cached_window = 128 << 10;
     // From here on several ranks read the parts of a scatter where they lie.
     static constexpr std::size_t worth_reading_parts = 512 << 10;
+    // From here on NumPy asks for large pages.
+    static constexpr std::size_t in_large_pages = 4 << 20;
 #if defined(__x86_64__)
     // From here on a copy that only this rank reads bypasses the caches.
     static constexpr std::size_t worth_streaming = 512 << 10;
@@ -347,9 +362,11 @@ private:
         std::uint64_t bytes;
         std::uint64_t kind;
         std::uint32_t words;
-        std::uint16_t in_note;
+        std::uint8_t in_note;
+        std::uint8_t in_slot;
         Where where;
     };
+    static constexpr std::size_t most_parts_in_slot = UINT8_MAX;
     struct Telling {
         const std::byte* source;
         Parts parts;
@@ -368,6 +385,11 @@ private:
         for (int r = 0; r < ranks(); ++r)
             if (r != rank()) copy(to + r * way.window, source + r * parts.bytes + from, way.size(piece));
     }
+    void show_parts_in_slot(std::byte* to) const noexcept {
+        const auto& [source, parts, way] = telling_;
+        for (int i = 1; i <= way.in_slot; ++i)
+            copy(to + (i - 1) * parts.bytes, source + (rank() + i) % ranks() * parts.bytes, parts.bytes);
+    }
     void hear_parts(int root) noexcept {
         const Note& note = one_way_.shown_by(root);
         PartsHead head;
@@ -377,7 +399,13 @@ private:
                                                    : s_.slot(root, one_way_.first()) + words_at();
         parts.words = {words, std::min<std::size_t>(head.words, most_words)};
         telling_ = {nullptr, parts, parts_way(root, parts.shown_bytes(), head.in_note != 0)};
+        telling_.way.in_slot = head.in_slot;
+        // What was read from shared memory is not trusted.
+        const bool fits = parts.bytes <= s_.layout().slot_bytes / static_cast<std::size_t>(after(root));
+        telling_.way.mine_in_slot = after(root) <= head.in_slot && fits;
     }
+    // How many ranks after the root this one comes.
+    int after(int root) const noexcept { return (rank() - root + ranks()) % ranks(); }
 
     // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
     static void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
@@ -450,7 +478,7 @@ private:
     template <class Bytes, class Consume>
     Outcome read_pieces(const Call& call, const Way& way, Bytes bytes_of, Consume consume) {
         const auto home_shown = [&](int r) -> std::uint64_t {
-            const bool shows = r != rank() && (way.to_root || r == way.root);
+            const bool shows = r != rank() && (way.to_root || r == way.root) && !way.mine_in_slot;
             return shows ? one_way_.shown_by(r).home.load(std::memory_order_relaxed) : 0;
         };
         find_homes(home_shown, bytes_of);
@@ -522,6 +550,15 @@ private:
     // at once stand in each other's way in its page tables, so all parts together have to be long.
     bool parts_by_address(std::size_t each) const noexcept {
         return ranks() == 2 ? s_.copies_once(each) : s_.reads_peers() && (ranks() - 1) * each >= worth_reading_parts;
+    }
+
+    // So many ranks do not read their part where it lies, although they could: the root copies theirs into its slot while it
+    // has nothing else to do, and fewer stand in each other's way. Not of a long array, whose large pages are read at little
+    // cost, and not where ranks share cores, because it takes one step more.
+    int parts_in_slot(std::size_t each) const noexcept {
+        if (ranks() == 2 || ranks() * each >= in_large_pages || s_.crowded()) return 0;
+        const auto half = static_cast<std::size_t>(ranks() - 1) / 2;
+        return static_cast<int>(std::min({half, s_.layout().slot_bytes / each, most_parts_in_slot}));
     }
 
     // And for those that all have for all. More than two ranks may have to share cores, and then one step more is dear: all

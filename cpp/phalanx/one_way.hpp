@@ -52,8 +52,15 @@ struct Way {
     std::size_t window = 0;   // how much of each part goes at a time
     bool in_note = false;     // the only piece lies in the note
     std::uint64_t home = 0;   // where this rank's array is read, if not in notes or slots
+    // The root shows where its array lies, and at a second step the parts of so many ranks after it, in its slot: they are
+    // copied while the other ranks read theirs.
+    int in_slot = 0;
+    bool mine_in_slot = false;  // this rank's part is one of them
 
-    std::uint64_t pieces() const noexcept { return longest == 0 ? 1 : (longest + window - 1) / window; }
+    std::uint64_t pieces() const noexcept {
+        if (in_slot > 0) return 2;
+        return longest == 0 ? 1 : (longest + window - 1) / window;
+    }
     std::size_t size(std::uint64_t piece) const noexcept { return std::min(window, longest - piece * window); }
 };
 
@@ -123,18 +130,25 @@ public:
         return arrive(way);
     }
 
+    // Its next step. `write(slot)` writes what is shown there.
+    template <class Write>
+    Outcome show_next(const Call& call, const Way& way, Write write) {
+        const std::uint64_t step = s_.step() + 1;
+        if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
+        write(s_.slot(s_.rank(), step));
+        return arrive(way);
+    }
+
     // Its other steps. `publish(slot, piece)` writes a piece. `mine` is for those who cannot read it where it lies.
     template <class Publish>
     Outcome go_on_showing(const Call& call, const Way& way, std::span<const std::byte> mine, Publish publish) {
         if (way.home != 0) {
-            s_.skip(way.pieces() - 1);
+            s_.skip(shown_.first + way.pieces() - 1 - s_.step());
             if (const Outcome outcome = wait_for_readers(call, way, mine); outcome != Outcome::done) return outcome;
         } else {
             for (std::uint64_t piece = 1; piece < way.pieces(); ++piece) {
-                const std::uint64_t step = s_.step() + 1;
-                if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
-                publish(s_.slot(s_.rank(), step), piece);
-                if (const Outcome outcome = arrive(way); outcome != Outcome::done) return outcome;
+                const Outcome outcome = show_next(call, way, [&](std::byte* slot) { publish(slot, piece); });
+                if (outcome != Outcome::done) return outcome;
             }
         }
         shown_.last = s_.step();
@@ -279,6 +293,7 @@ private:
 
     // Whether all that is shown can be read where it lies: then nothing comes in pieces.
     bool all_at_home(const Way& way) const noexcept {
+        if (way.mine_in_slot) return false;
         for (int r = 0; r < s_.ranks(); ++r) {
             const bool shows = r != s_.rank() && (way.to_root || r == way.root);
             if (shows && shown_by(r).home.load(std::memory_order_relaxed) == 0) return false;

@@ -263,6 +263,28 @@ void mixed(Rank& me) {
     }
 }
 
+// Parts that some ranks read where they lie, and others take out of the root's slot. Later nobody can read those of the last
+// rank any more.
+void parts_both_ways(Rank& me) {
+    const int n = me.ranks();
+    for (std::uint64_t turn = 0; turn < 16; ++turn) {
+        if (turn == 8 && me.rank() == n - 1) me.proof.erase();
+        const int root = static_cast<int>(turn) % n;
+        const std::size_t count = turn % 4 == 3 ? 9 : 140'000 / (n - 1) + 7 * turn;
+        auto source = values_of(root, count * n, turn);
+        const std::vector<std::int32_t> expected(source.begin() + me.rank() * count, source.begin() + (me.rank() + 1) * count);
+        Collectives::Parts parts;
+        if (me.rank() == root) parts = {4 * count, turn};
+        CHECK(me.ops.tell_parts(me.call(), me.rank() == root ? bytes_of(source) : nullptr, parts, root) == Outcome::done);
+        CHECK(me.ops.told().bytes == 4 * count);
+        std::vector<std::int32_t> target(count, -1);
+        CHECK(me.ops.take_part(me.call(), turn % 5 == 4 ? nullptr : bytes_of(target)) == Outcome::done);
+        std::fill(source.begin(), source.end(), -2);  // nobody reads it any more
+        CHECK(target == (turn % 5 == 4 ? std::vector<std::int32_t>(count, -1) : expected));
+        if (turn % 3 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
+    }
+}
+
 // Operations that are interrupted before all ranks have met, and run again: nobody else notices. Sleepers are woken for nothing
 // all the time, so that they look for interrupts.
 void interrupted(Rank& me, unsigned seed, std::atomic<int>& left) {
@@ -458,6 +480,7 @@ int main() {
         for (unsigned seed = 0; seed < 6; ++seed)
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, by_address);
         world(ranks, large, Patience{100, 1}, mixed, by_address);
+        world(ranks + 1, Layout{0, 1 << 20, 0}, Patience{100, 1}, parts_both_ways, by_address);
         world(ranks, large, Patience{100, 1}, [](Rank& me) { heap_arrays(me); }, by_address);
         world(ranks, large, Patience{100, 1}, mismatch, by_address);
         std::atomic<int> given_up{0};
