@@ -102,7 +102,7 @@ if world.rank == 0:
     hold_up(READ_PEER, hold)
 else:
     aside(unmap)
-expect(lambda: world.gather(x[:count], 0, out if world.rank == 0 else None))
+expect(lambda: world.scatter(x if world.rank == 1 else None, 1, out[:count]))
 """,
     )
     world[0].wait("held")
