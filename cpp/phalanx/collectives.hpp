@@ -100,7 +100,7 @@ public:
         Way way = way_of(root, bytes);
         // The root copies while the others do. What one slot could hold goes in several pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
-        if (bytes <= slot && bytes > worth_cutting) way.window = std::min(slot / 4, window_bytes());
+        if (bytes <= slot && bytes > worth_cutting) way.window = std::min(slot / 4, std::max(window_bytes(), least_broadcast_window));
         if (rank() == root) way.home = home_of(x, bytes, bytes, false);
         return pass(
             call, way, {x, bytes}, [bytes](int) { return bytes; },
@@ -342,8 +342,10 @@ private:
 #if defined(__x86_64__)
     // From here on a copy that only this rank reads bypasses the caches.
     static constexpr std::size_t worth_streaming = 512 << 10;
+    static constexpr std::size_t least_broadcast_window = cached_window;
 #else
     static constexpr std::size_t worth_streaming = SIZE_MAX;  // it was never quicker
+    static constexpr std::size_t least_broadcast_window = SIZE_MAX;  // nor were shorter pieces
 #endif
     // The same for what another rank has just written, and the caches have.
     static constexpr std::size_t worth_streaming_shown = 2 << 20;
