@@ -237,6 +237,47 @@ public:
     std::size_t size;    // in bytes
 };
 
+// A message between two ranks that is ready to be moved.
+class PreparedMessage {
+public:
+    PreparedMessage(const nb::object& group, FlatTensor& memory, nb::handle peer, nb::handle tag, bool sends)
+        : group_(group), memory(nb::cast(std::move(memory))), peer(nb::borrow(peer)), tag(nb::borrow(tag)), sends(sends) {}
+
+    // As FastMessages say it: False if nothing has happened.
+    nb::object move(nb::handle timeout) const {
+        const nb::object messages = nb::getattr(group_, names().fast_messages);
+        if (messages.is_none()) return nb::bool_(false);
+        PyObject* const arguments[] = {messages.ptr(), memory.ptr(), peer.ptr(), tag.ptr(), timeout.ptr()};
+        const nb::object& verb = sends ? names().send : names().recv;
+        nb::object answer =
+            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(verb.ptr(), arguments, 5, nullptr)); });
+        if (!answer.is_valid()) {
+            nb::python_error raised;
+            in_interpreter([&] { return group_.attr("_take_back")(); });
+            throw raised;
+        }
+        return answer;
+    }
+
+private:
+    struct Names {
+        nb::object fast_messages = nb::steal(PyUnicode_InternFromString("_fast_messages"));
+        nb::object send = nb::steal(PyUnicode_InternFromString("send"));
+        nb::object recv = nb::steal(PyUnicode_InternFromString("recv"));
+    };
+    static const Names& names() {
+        static const auto* const kept = new Names;  // outlives the interpreter
+        return *kept;
+    }
+
+    nb::object group_;
+
+public:
+    nb::object memory;  // of the tensor
+    nb::object peer, tag;
+    bool sends;
+};
+
 class TorchCalls {
 public:
     // `group` does the work. `lines` are pairs of a line and the lock of its turn: of the collectives, of messages to others,
@@ -393,31 +434,23 @@ public:
         return run(asked, {group_, verbs_.barrier, {}, nb::list(), 0});
     }
 
-    // A short message. The handle of one that is done; otherwise what FastMessages says of one that goes on.
+    // The handle of a short message that is sent, or what FastMessages says of one that goes on. A long one waits for its
+    // receiver, which the call must not: it is prepared.
     nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0 || flat.bytes() > buffered_ || !lines_[1].idle())
-            return nb::none();
-        const nb::object messages = nb::getattr(group_, fast_messages_);
-        if (messages.is_none()) return nb::none();
-        const nb::object array = made(flat);
-        PyObject* const arguments[] = {messages.ptr(), array.ptr(), dst.ptr(), tag.ptr()};
-        nb::object answer =
-            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(send_.ptr(), arguments, 4, nullptr)); });
-        if (!answer.is_valid()) {
-            nb::python_error raised;
-            in_interpreter([&] { return group_.attr("_take_back")(); });
-            throw raised;
-        }
+        if (!is_open() || !is_peer(dst) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
+        if (flat.bytes() > buffered_) return nb::cast(PreparedMessage(group_, flat, dst, tag, true));
+        if (!lines_[1].idle()) return nb::none();
+        const nb::object answer = PreparedMessage(group_, flat, dst, tag, true).move(nb::none());
         if (answer.ptr() == Py_True) return torch_.finished(tensors);
         return answer.ptr() == Py_False ? nb::none() : answer;
     }
 
-    // The memory to receive to: the call must not wait for a message.
-    nb::object recv(nb::handle tensors, nb::handle, nb::handle) {
+    // Prepared: the call must not wait for a message.
+    nb::object recv(nb::handle tensors, nb::handle src, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
-        return made(flat);
+        if (!is_open() || !is_peer(src) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
+        return nb::cast(PreparedMessage(group_, flat, src, tag, false));
     }
 
 private:
@@ -481,6 +514,18 @@ private:
         const nb::object path = nb::getattr(group_, fast_path_);
         const CollectiveCalls* const calls = path.is_none() ? nullptr : CollectiveCalls::of(path);
         return calls != nullptr && calls->takes_parts();
+    }
+
+    // Whether it is another rank of the group.
+    bool is_peer(nb::handle rank) const noexcept {
+        int overflow = 0;
+        const long number = PyLong_CheckExact(rank.ptr()) ? PyLong_AsLongAndOverflow(rank.ptr(), &overflow) : -1;
+        return number >= 0 && number < world_size_ && number != rank_;
+    }
+
+    static bool is_tag(nb::handle tag) noexcept {
+        int overflow = 0;
+        return PyLong_CheckExact(tag.ptr()) && PyLong_AsLongLongAndOverflow(tag.ptr(), &overflow) >= 0;
     }
 
     bool is_root(const CallOptions& asked) const noexcept {
@@ -547,8 +592,7 @@ private:
     const std::size_t buffered_, slice_;
     std::vector<Line> lines_;
     Verbs verbs_;
-    nb::object fast_messages_ = interned("_fast_messages"), send_ = interned("send"), mean_ = interned("mean"),
-               fast_path_ = interned("_fast_path");
+    nb::object mean_ = interned("mean"), fast_path_ = interned("_fast_path");
     int world_size_ = 0, rank_ = 0;
 };
 
@@ -589,6 +633,12 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_ro("tensors", &PreparedCall::tensors)
         .def_ro("size", &PreparedCall::size)
         .def("__call__", &PreparedCall::run, nb::arg("patience"), nb::arg("limit"));
+    nb::class_<PreparedMessage>(m, "PreparedMessage", "A message between two ranks that is ready to be moved.")
+        .def_ro("memory", &PreparedMessage::memory)
+        .def_ro("peer", &PreparedMessage::peer)
+        .def_ro("tag", &PreparedMessage::tag)
+        .def_ro("sends", &PreparedMessage::sends)
+        .def("__call__", &PreparedMessage::move, nb::arg("timeout").none());
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
         .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t, std::size_t>(), nb::arg("torch"), nb::arg("group"),
              nb::arg("lines"), nb::arg("buffered"), nb::arg("slice"), nb::keep_alive<1, 2>())
