@@ -40,8 +40,8 @@ Operations:
 
 Those that end in _list have a list of one tensor per rank on one side, as dist.all_gather; the others are one tensor,
 as dist.all_gather_into_tensor. A message there and back is dist.send and dist.recv in pingpong, dist.isend and
-dist.irecv in pingpong_async; its time is that of one way. A size is that of the largest tensor, or of the whole list. Every result is checked once
-before it is timed.
+dist.irecv in pingpong_async; its time is that of one way. A size is that of the largest tensor, or of the whole list.
+Every result is checked once before it is timed.
 
 \b
 Examples:

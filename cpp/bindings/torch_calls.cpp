@@ -283,10 +283,10 @@ public:
     // `group` does the work. `lines` are pairs of a line and the lock of its turn: of the collectives, of messages to others,
     // and of messages from others.
     // `buffered`: bytes up to which a message is sent even if no receiver waits for it.
-    // `slice`: bytes of each tensor of a list up to which the general way does a collective on it in one piece, whatever the
+    // `slice_bytes`: of each tensor of a list, up to which the general way does a collective on it in one piece, whatever the
     // group's fast path is.
-    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines, std::size_t buffered, std::size_t slice)
-        : torch_(torch), group_(std::move(group)), buffered_(buffered), slice_(slice) {
+    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines, std::size_t buffered, std::size_t slice_bytes)
+        : torch_(torch), group_(std::move(group)), buffered_(buffered), slice_(slice_bytes) {
         for (nb::handle pair : lines) lines_.emplace_back(nb::object(pair[0]), nb::object(pair[1]));
         world_size_ = nb::cast<int>(group_.attr("world_size"));
         rank_ = nb::cast<int>(group_.attr("rank"));
@@ -641,7 +641,7 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("__call__", &PreparedMessage::move, nb::arg("timeout").none());
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
         .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t, std::size_t>(), nb::arg("torch"), nb::arg("group"),
-             nb::arg("lines"), nb::arg("buffered"), nb::arg("slice"), nb::keep_alive<1, 2>())
+             nb::arg("lines"), nb::arg("buffered"), nb::arg("slice_bytes"), nb::keep_alive<1, 2>())
         .def_rw("closed", &TorchCalls::closed)
         .def_rw("takes_gpu", &TorchCalls::takes_gpu)
         .def("allreduce", &TorchCalls::all_reduce, nb::arg().none(), nb::arg().none())

@@ -74,7 +74,9 @@ def test_a_wrong_call_says_what_is_valid(arguments: list[str], words: str) -> No
     assert words in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(("kind", "names"), [("torch", [*LISTS, *MESSAGES, "all_reduce"]), ("training", list(TRAINING))])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("torch", [*LISTS, *MESSAGES, "all_reduce"]), ("training", list(TRAINING))]
+)
 def test_help_names_what_is_measured(kind: str, names: list[str]) -> None:
     result = CliRunner().invoke(app, [kind, "--help"])
     assert result.exit_code == 0

@@ -56,7 +56,8 @@ def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> Torc
     access = _access(finished)
     if access is None or core is None:
         return None
-    return core.TorchCalls(access, group, lines, group._messages.buffered, SLICE)
+    calls: TorchCalls = core.TorchCalls(access, group, lines, group._messages.buffered, SLICE)
+    return calls
 
 
 def are_available() -> bool:
