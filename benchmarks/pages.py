@@ -154,7 +154,7 @@ def aside(report: BenchReport) -> str:
 def under_torch(report: BenchReport) -> str:
     """The section on torch.distributed."""
     rows = [[name, text] for name, text in goals.standing(report)]
-    standing = markdown(["size", "beside Gloo, the slowest cell of all operations"], rows).replace("---:", "---")
+    standing = markdown(["", "beside Gloo, the slowest cell of all operations"], rows).replace("---:", "---")
     return "\n".join([where(report), standing, cells(report)])
 
 

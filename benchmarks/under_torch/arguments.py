@@ -20,23 +20,28 @@ from phalanx.errors import BackendUnavailable
 
 from .contenders import gloo, plugin
 from .goals import summary
-from .operations import LISTS
+from .operations import LISTS, MESSAGES, POSTED
 
 __all__ = ["DEFAULT_OPERATIONS", "command"]
 
-_KNOWN = [*OPERATIONS, *LISTS]
-DEFAULT_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", *LISTS)
+_KNOWN = [*OPERATIONS, POSTED, *LISTS]
+DEFAULT_OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+    *LISTS,
+    *MESSAGES,
+)
 
 _EPILOG = f"""\
 \b
 Operations:
   {", ".join(_KNOWN[:6])},
-  {", ".join(_KNOWN[6:10])},
-  {", ".join(_KNOWN[10:])}
+  {", ".join(_KNOWN[6:11])},
+  {", ".join(_KNOWN[11:])}
 
 Those that end in _list have a list of one tensor per rank on one side, as dist.all_gather; the others are one tensor,
-as dist.all_gather_into_tensor. A size is that of the largest tensor, or of the whole list. Every result is checked once
-before it is timed.
+as dist.all_gather_into_tensor. A message there and back is dist.send and dist.recv in pingpong, dist.isend and
+dist.irecv in pingpong_async; its time is that of one way. A size is that of the largest tensor, or of the whole list.
+Every result is checked once before it is timed.
 
 \b
 Examples:

@@ -8,45 +8,49 @@ from phalanx.cli.bench.results import BenchReport
 from phalanx.cli.bench.sizes import show_ratio, show_size
 from phalanx.cli.bench.summary import Standing, place, standings
 
+from .operations import MESSAGES
+
 __all__ = ["asked_for", "missed", "standing", "summary"]
 
-_SMALL, _MEDIUM, _LARGE = 16 << 10, 1 << 20, 64 << 20
+_SMALL = 16 << 10
+_ASKED = {"collectives": (6, 2.5), "messages": (4, 2)}
+"""So many times Gloo's speed: up to `_SMALL` bytes, and above."""
 
 
-def asked_for(size: int) -> float:
-    """So many times Gloo's speed, for arrays of so many bytes."""
-    if size <= _SMALL:
-        return 10
-    if size <= _MEDIUM:
-        return 4
-    return 2 if size <= _LARGE else 1
+def _kind(operation: str) -> str:
+    return "messages" if operation in MESSAGES else "collectives"
+
+
+def asked_for(operation: str, size: int) -> float:
+    """So many times Gloo's speed, for an operation on arrays of so many bytes."""
+    return _ASKED[_kind(operation)][size > _SMALL]
 
 
 def missed(report: BenchReport) -> list[Standing]:
     """The cells in which Phalanx is not as fast as asked for."""
-    return [standing for standing in standings(report) if standing.ratio < asked_for(standing.cell.size)]
+    return [found for found in standings(report) if found.ratio < asked_for(found.cell.operation, found.cell.size)]
 
 
-def slowest(report: BenchReport) -> Iterator[tuple[int, Standing]]:
-    """The slowest cell of each class of sizes, with the largest size of the class."""
+def slowest(report: BenchReport) -> Iterator[tuple[str, Standing]]:
+    """The slowest cell of each class of operations and sizes, with the name of the class."""
     found = standings(report)
-    for low, high in ((0, _SMALL), (_SMALL + 1, _MEDIUM), (_MEDIUM + 1, _LARGE)):
-        among = [standing for standing in found if low <= standing.cell.size <= high]
-        if among:
-            yield high, min(among, key=lambda standing: standing.ratio)
+    for kind in _ASKED:
+        for is_long, sizes in enumerate((f"up to {show_size(_SMALL)}", "above")):
+            among = [one for one in found if _kind(one.cell.operation) == kind and (one.cell.size > _SMALL) == is_long]
+            if among:
+                yield f"{kind} {sizes}", min(among, key=lambda standing: standing.ratio)
 
 
 def standing(report: BenchReport) -> Iterator[tuple[str, str]]:
-    """Lines of a name and a text, for readers of the documentation: the slowest cell of each class of sizes."""
-    for high, least in slowest(report):
-        text = f"at least {show_ratio(least.ratio)} times as fast as {least.peer.label} ({place(least.cell)})"
-        yield f"up to {show_size(high)}", text
+    """Lines of a name and a text, for readers of the documentation: the slowest cell of each class."""
+    for name, least in slowest(report):
+        yield name, f"at least {show_ratio(least.ratio)} times as fast as {least.peer.label} ({place(least.cell)})"
 
 
 def summary(report: BenchReport) -> Iterator[tuple[str, str]]:
     """The same for developers at a terminal, beside what is asked for, and what was missed."""
-    for (name, text), (high, _) in zip(standing(report), slowest(report), strict=True):
-        yield name, f"{text}; asked for: {asked_for(high):g}"
+    for (name, text), (_, least) in zip(standing(report), slowest(report), strict=True):
+        yield name, f"{text}; asked for: {asked_for(least.cell.operation, least.cell.size):g}"
     for found in missed(report):
-        asked = f"{asked_for(found.cell.size):g}"
+        asked = f"{asked_for(found.cell.operation, found.cell.size):g}"
         yield "missed", f"{place(found.cell)}: {show_ratio(found.ratio)} times, asked for: {asked}"

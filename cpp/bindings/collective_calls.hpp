@@ -16,6 +16,7 @@
 #include "phalanx/fingerprint.hpp"
 #include "plain_array.hpp"
 #include "recorder.hpp"
+#include "tensor_list.hpp"
 #include "turn_lock.hpp"
 
 namespace phalanx {
@@ -42,7 +43,9 @@ inline constexpr Dtype plain_dtypes[] = {Dtype::boolean, Dtype::int8,    Dtype::
 struct Array {
     nb::handle object{};  // whose memory it is
     std::byte* data = nullptr;
-    std::size_t bytes = 0;
+    std::byte* const* parts = nullptr;  // where the part of each rank lies, if they lie apart: then there is no `data`
+    int cuts = 1;                       // how many there are
+    std::size_t bytes = 0;              // of all together
     std::size_t items = 0;
     int dims = 0;
     std::array<Py_ssize_t, Record::most_dims> lengths;  // as many as there are dims
@@ -52,11 +55,26 @@ struct Array {
 
     bool divides(int parts) const noexcept { return dims > 0 && lengths[0] % parts == 0; }
     bool apart_from(const Array& other) const noexcept {
-        return data + bytes <= other.data || other.data + other.bytes <= data;
+        for (int i = 0; i < cuts; ++i)
+            for (int k = 0; k < other.cuts; ++k)
+                if (!are_apart(at(i), bytes / cuts, other.at(k), other.bytes / other.cuts)) return false;
+        return true;
     }
-    // Whether this is one of the parts of the whole, which all have this length.
+    // Whether this is one of the parts of the whole, which all have this length, and no other part lies there.
     bool is_part_of(const Array& whole, int part) const noexcept {
-        return data == whole.data + static_cast<std::size_t>(part) * bytes;
+        if (whole.parts == nullptr) return data == whole.data + static_cast<std::size_t>(part) * bytes;
+        for (int i = 0; i < whole.cuts; ++i)
+            if (i != part && !are_apart(data, bytes, whole.at(i), bytes)) return false;
+        return data == whole.at(part);
+    }
+
+    Sources sources() const noexcept { return parts != nullptr ? Sources::apart(parts) : Sources(data); }
+    Targets targets() const noexcept { return parts != nullptr ? Targets::apart(parts) : Targets(data); }
+
+private:
+    const std::byte* at(int i) const noexcept { return parts != nullptr ? parts[i] : data; }
+    static bool are_apart(const std::byte* one, std::size_t bytes, const std::byte* other, std::size_t others) noexcept {
+        return one + bytes <= other || other + others <= one;
     }
 };
 
@@ -101,6 +119,9 @@ public:
         const auto pointer = [](nb::handle object) -> CollectiveCalls* { return nb::inst_ptr<Path>(object); };
         kinds_of_paths().push_back({reinterpret_cast<PyTypeObject*>(path.ptr()), pointer});
     }
+
+    // Whether arrays that are cut by rank may be a TensorList.
+    virtual bool takes_parts() const noexcept { return false; }
 
     // Every verb does its collective and returns the result (True if there is none), or declines with None before anything
     // has happened. `timeout`: None for the group's own. `later`: it is only issued, as an IssuedCollective.
@@ -159,7 +180,7 @@ public:
         Operation o{Verb::scatter};
         o.root = rank_of(src);
         if (o.root < 0 || !look(out, true, o.out)) return nb::none();
-        if (rank() == o.root && (!look(x, false, o.x) || !is_cut(o))) return nb::none();
+        if (rank() == o.root && (!look_at_cut(x, false, o.x) || !is_cut(o))) return nb::none();
         o.bytes = o.out.bytes * ranks();
         o.result = out;
         return start(o, timeout, later);
@@ -167,7 +188,7 @@ public:
 
     nb::object reduce_scatter(nb::handle x, nb::handle op, nb::handle out, nb::handle timeout, bool later) {
         Operation o{Verb::reduce_scatter};
-        if (!look(x, false, o.x) || !look(out, true, o.out) || !is_cut(o) || !combine(o, op)) return nb::none();
+        if (!look_at_cut(x, false, o.x) || !look(out, true, o.out) || !is_cut(o) || !combine(o, op)) return nb::none();
         o.bytes = o.x.bytes;
         o.result = out;
         return start(o, timeout, later);
@@ -175,7 +196,7 @@ public:
 
     nb::object all_to_all(nb::handle x, nb::handle out, nb::handle timeout, bool later) {
         Operation o{Verb::all_to_all};
-        if (!look(x, false, o.x) || !look(out, true, o.out) || o.x.dtype != o.out.dtype) return nb::none();
+        if (!look_at_cut(x, false, o.x) || !look_at_cut(out, true, o.out) || o.x.dtype != o.out.dtype) return nb::none();
         if (!o.x.divides(ranks()) || o.x.bytes != o.out.bytes || !o.x.apart_from(o.out)) return nb::none();
         o.bytes = o.x.bytes;
         o.result = out;
@@ -231,7 +252,10 @@ protected:
         PyTypeObject* const type = Py_TYPE(array.object.ptr());
         const bool is_other = array.dtype != described_ || shape != described_shape_ || array.gpu != described_gpu_;
         if (words_.empty() || is_other || type != described_type_) {
-            const nb::object words = in_interpreter([&] { return describe_(array.object, ranks()); });
+            const nb::object words = in_interpreter([&] {
+                if (array.parts == nullptr) return describe_(array.object, ranks());
+                return describe_(nb::inst_ptr<TensorList>(array.object)->first(), 1);
+            });
             words_ = std::string(nb::cast<nb::bytes>(words).c_str(), nb::len(words));
             described_ = array.dtype;
             described_shape_ = shape;
@@ -327,9 +351,26 @@ private:
         return true;
     }
 
+    // The same for what has one part for each rank: these may lie apart.
+    bool look_at_cut(nb::handle object, bool writable, Array& found) {
+        static const nb::handle type = nb::type<TensorList>();
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != type.ptr()) return look(object, writable, found);
+        auto* const list = nb::inst_ptr<TensorList>(object);
+        if (!takes_parts() || list->size() != ranks() || !list->are_alike()) return false;
+        found.object = object;
+        found.parts = list->places.data();
+        found.cuts = ranks();
+        found.bytes = list->bytes();
+        found.dtype = plain_dtypes[list->number];
+        found.items = found.bytes / item_size(found.dtype);
+        found.dims = 1;
+        found.lengths[0] = static_cast<Py_ssize_t>(found.items);
+        return true;
+    }
+
     // The array that the parts of all ranks are put together in.
     bool look_at_gathered(Operation& o, nb::handle out) {
-        return look(out, true, o.out) && o.x.dtype == o.out.dtype && o.x.bytes * ranks() == o.out.bytes &&
+        return look_at_cut(out, true, o.out) && o.x.dtype == o.out.dtype && o.x.bytes * ranks() == o.out.bytes &&
                (o.x.apart_from(o.out) || o.x.is_part_of(o.out, rank()));
     }
 

@@ -154,6 +154,9 @@ public:
         if (!parts.fit) in_interpreter([&] { return misfit_(o.out.object, nb::bytes(parts.told.data(), parts.told.size()), o.root); });
     }
 
+    // MPI's functions take one array.
+    bool takes_parts() const noexcept override { return mpi_ == nullptr; }
+
     nb::object device() const { return device_owner_; }
     void use_device(nb::object device) {
         device_ = device.is_none() ? nullptr : nb::cast<DeviceGroup*>(device);
@@ -163,6 +166,7 @@ public:
 protected:
     bool takes(const Operation& o) const override {
         if (o.on_gpu) return !device_->ops.gpu().is_capturing(stream_of(o));
+        if (o.x.parts != nullptr && by_device(o)) return false;
         if (mpi_ == nullptr || o.verb == Verb::barrier) return true;
         if (o.verb == Verb::gather || o.verb == Verb::scatter || !o.x.apart_from(o.out)) return false;
         const std::size_t items = std::max(o.x.items, o.out.items);
@@ -216,17 +220,18 @@ private:
             case Verb::broadcast: return segment.broadcast(call, o.x.data, o.x.bytes, o.root);
             case Verb::all_reduce: return segment.all_reduce(call, o.x.data, o.x.items, o.how);
             case Verb::reduce: return segment.reduce(call, o.x.data, o.x.items, o.how, o.root);
-            case Verb::all_gather: return segment.all_gather(call, o.x.data, o.out.data, Lengths(o.x.bytes));
-            case Verb::gather: return segment.gather(call, o.x.data, o.out.data, Lengths(o.x.bytes), o.root);
+            case Verb::all_gather: return segment.all_gather(call, o.x.data, o.out.targets(), Lengths(o.x.bytes));
+            case Verb::gather: return segment.gather(call, o.x.data, o.out.targets(), Lengths(o.x.bytes), o.root);
             case Verb::scatter: return scatter_in_segment(o, parts, call);
-            case Verb::reduce_scatter: return segment.reduce_scatter(call, o.x.data, o.out.data, o.out.items, o.how);
-            case Verb::all_to_all: return segment.all_to_all(call, o.x.data, o.out.data, Lengths(o.x.bytes / ranks()));
+            case Verb::reduce_scatter: return segment.reduce_scatter(call, o.x.sources(), o.out.data, o.out.items, o.how);
+            case Verb::all_to_all:
+                return segment.all_to_all(call, o.x.sources(), o.out.targets(), Lengths(o.x.bytes / ranks()));
         }
         throw std::logic_error("an operation of no kind");
     }
 
     Outcome scatter_in_segment(const Operation& o, Parts& parts, const Call& call) {
-        Outcome outcome = s_.ops.tell_parts(call, o.x.data, shown_by(o, parts), o.root);
+        Outcome outcome = s_.ops.tell_parts(call, o.x.sources(), shown_by(o, parts), o.root);
         if (outcome != Outcome::done) return outcome;
         const bool asked = s_.ops.told().where == Collectives::Where::shown_and_asked;
         outcome = s_.ops.take_part(call, fits(o, parts) ? o.out.data : nullptr);

@@ -7,14 +7,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "call_site.hpp"
+#include "collective_calls.hpp"
 #include "flat_tensor.hpp"
 #include "gil.hpp"
 #include "module.hpp"
 #include "phalanx/waiting.hpp"
+#include "tensor_list.hpp"
 #include "torch_options.hpp"
 
 namespace nb = nanobind;
@@ -50,14 +54,61 @@ public:
 
     const TensorReader& reader;
     const OptionsReader& options;
-    OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, barrier;
+    OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier;
 
 private:
     std::vector<nb::object> watchers_;
     nb::object finished_;
 };
 
-// A collective that is ready to run: the name of the Group's method, and its arguments.
+// The list that an argument of a collective is; null if it is something else.
+TensorList* list_in(nb::handle argument) {
+    static const nb::handle type = nb::type<TensorList>();
+    const bool is_list = reinterpret_cast<PyObject*>(Py_TYPE(argument.ptr())) == type.ptr();
+    return is_list ? nb::inst_ptr<TensorList>(argument) : nullptr;
+}
+
+// The sizes of the tensors of an all_to_all on lists. A rank whose tensors are of one size may have peers that have others. To ask
+// all of them takes less than to exchange all the sizes.
+class SizesAsked {
+public:
+    SizesAsked(TensorList&& sending, TensorList&& receiving)
+        : sent(nb::cast(std::move(sending))), received(nb::cast(std::move(receiving))) {
+        std::int64_t most = 0, least = INT64_MAX;
+        for (const auto* counts : {&list_in(sent)->counts, &list_in(received)->counts})
+            for (const Py_ssize_t count : *counts) {
+                most = std::max<std::int64_t>(most, count);
+                least = std::min<std::int64_t>(least, count);
+            }
+        const std::int64_t extremes[] = {most, -least};
+        FlatTensor flat;
+        flat.tensor = nb::steal(PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(extremes), sizeof extremes));
+        if (!flat.tensor.is_valid()) throw nb::python_error();
+        flat.data = reinterpret_cast<std::byte*>(PyByteArray_AsString(flat.tensor.ptr()));
+        flat.count = 2;
+        flat.itemsize = sizeof extremes[0];
+        flat.number = int64;
+        extremes_ = flat.data;
+        array = nb::cast(std::move(flat));
+    }
+
+    nb::object sent, received;  // the lists
+    nb::object array;           // to be reduced to its maximum
+
+    // Afterwards: whether all tensors of all ranks are of one size.
+    bool are_alike() const noexcept {
+        std::int64_t extremes[2];
+        std::memcpy(extremes, extremes_, sizeof extremes);
+        return extremes[0] == -extremes[1];
+    }
+
+private:
+    static constexpr int int64 = 7;  // in `phalanx._native.PLAIN`
+
+    const std::byte* extremes_;
+};
+
+// A collective that is ready to run: the name of the Group's method, and its arguments, among which may be a TensorList.
 class PreparedCall {
 public:
     PreparedCall(nb::object group, nb::object verb, std::array<nb::object, 3> arguments, nb::object tensors, std::size_t size)
@@ -65,16 +116,10 @@ public:
 
     // None: declined, nothing has happened.
     nb::object on_fast_path() const {
-        const nb::object fast_path = nb::getattr(group_, names().fast_path);
-        if (fast_path.is_none()) return nb::none();
-        std::array<PyObject*, 4> all{fast_path.ptr()};
-        std::size_t count = 1;
-        for (const nb::object& argument : arguments_)
-            if (argument.is_valid()) all[count++] = argument.ptr();
-        nb::object result =
-            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(verb_.ptr(), all.data(), count, nullptr)); });
-        if (!result.is_valid()) throw nb::python_error();
-        return result;
+        if (!asked_.has_value()) return fast(verb_, arguments_);
+        if (fast(names().all_reduce, {asked_->array, names().max, {}}).is_none()) return nb::none();
+        finish(nb::none());
+        return nb::borrow(Py_True);
     }
 
     // Runs it, in whatever thread, for the place that has asked for it. If it has waited for its turn for longer than
@@ -85,15 +130,12 @@ public:
         if (waited <= patience && !on_fast_path().is_none()) return;
         nb::object seconds = nb::none();
         if (waited > patience) seconds = nb::float_(std::max(limit - waited, 0.0));
-        std::array<PyObject*, 5> all{group_.ptr()};
-        std::size_t count = 1;
-        for (const nb::object& argument : arguments_)
-            if (argument.is_valid()) all[count++] = argument.ptr();
-        all[count] = seconds.ptr();
-        const nb::object result = in_interpreter([&] {
-            return nb::steal(PyObject_VectorcallMethod(verb_.ptr(), all.data(), count, names().timeout.ptr()));
-        });
-        if (!result.is_valid()) throw nb::python_error();
+        if (asked_.has_value()) {
+            general(names().all_reduce, {asked_->array, names().max, {}}, seconds);
+            finish(seconds);
+        } else {
+            general(verb_, arguments_, seconds);
+        }
     }
 
     // For one that does not run at once: the place that asks for it, and the time.
@@ -102,9 +144,17 @@ public:
         issued_ns_ = monotonic_ns();
     }
 
+    // It is an all_to_all of lists, which begins with this question.
+    void ask_first(SizesAsked asked) { asked_.emplace(std::move(asked)); }
+    bool asks() const noexcept { return asked_.has_value(); }
+
 private:
+    using Arguments = std::array<nb::object, 3>;  // as many as are valid
+
     struct Names {
         nb::object fast_path = nb::steal(PyUnicode_InternFromString("_fast_path"));
+        nb::object all_reduce = nb::steal(PyUnicode_InternFromString("all_reduce"));
+        nb::object max = nb::steal(PyUnicode_InternFromString("max"));
         nb::object timeout = nb::make_tuple("timeout");
     };
     static const Names& names() {
@@ -120,8 +170,65 @@ private:
         const CallSite* const before;
     };
 
+    // None: declined, nothing has happened.
+    nb::object fast(const nb::object& verb, const Arguments& arguments) const {
+        const nb::object fast_path = nb::getattr(group_, names().fast_path);
+        if (fast_path.is_none()) return nb::none();
+        std::array<PyObject*, 4> all{fast_path.ptr()};
+        std::size_t count = 1;
+        for (const nb::object& argument : arguments)
+            if (argument.is_valid()) all[count++] = argument.ptr();
+        nb::object result =
+            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(verb.ptr(), all.data(), count, nullptr)); });
+        if (!result.is_valid()) throw nb::python_error();
+        return result;
+    }
+
+    // By the Group's method, which takes one array in the place of a list. `seconds`: None for the group's own timeout.
+    void general(const nb::object& verb, Arguments arguments, const nb::object& seconds) const {
+        const TensorList* target = nullptr;
+        nb::object filled;
+        for (nb::object& argument : arguments) {
+            const TensorList* const list = argument.is_valid() ? list_in(argument) : nullptr;
+            if (list == nullptr) continue;
+            nb::object joined = nb::cast(list->joined());
+            if (list->is_target) {
+                target = list;
+                filled = joined;
+            }
+            argument = std::move(joined);
+        }
+        std::array<PyObject*, 5> all{group_.ptr()};
+        std::size_t count = 1;
+        for (const nb::object& argument : arguments)
+            if (argument.is_valid()) all[count++] = argument.ptr();
+        all[count] = seconds.ptr();
+        const nb::object result = in_interpreter([&] {
+            return nb::steal(PyObject_VectorcallMethod(verb.ptr(), all.data(), count, names().timeout.ptr()));
+        });
+        if (!result.is_valid()) throw nb::python_error();
+        if (target != nullptr) target->fill(*nb::inst_ptr<FlatTensor>(filled));
+    }
+
+    // Of an all_to_all of lists: all that comes after the question.
+    void finish(const nb::object& seconds) const {
+        if (!asked_->are_alike()) return exchange_unlike(seconds);
+        if (!seconds.is_none() || fast(verb_, arguments_).is_none()) general(verb_, arguments_, seconds);
+    }
+
+    void exchange_unlike(const nb::object& seconds) const {
+        const TensorList &sent = *list_in(asked_->sent), &received = *list_in(asked_->received);
+        const nb::object source = nb::cast(sent.joined()), target = nb::cast(received.joined());
+        in_interpreter([&] {
+            return nb::getattr(group_, verb_)(source, target, nb::arg("send_counts") = sent.counts,
+                                              nb::arg("recv_counts") = received.counts, nb::arg("timeout") = seconds);
+        });
+        received.fill(*nb::inst_ptr<FlatTensor>(target));
+    }
+
     nb::object group_, verb_;
-    std::array<nb::object, 3> arguments_;
+    Arguments arguments_;
+    std::optional<SizesAsked> asked_;
     CallSite site_;
     std::int64_t issued_ns_ = 0;
 
@@ -130,15 +237,59 @@ public:
     std::size_t size;    // in bytes
 };
 
+// A message between two ranks that is ready to be moved.
+class PreparedMessage {
+public:
+    PreparedMessage(const nb::object& group, FlatTensor& memory, nb::handle peer, nb::handle tag, bool sends)
+        : group_(group), memory(nb::cast(std::move(memory))), peer(nb::borrow(peer)), tag(nb::borrow(tag)), sends(sends) {}
+
+    // As FastMessages say it: False if nothing has happened.
+    nb::object move(nb::handle timeout) const {
+        const nb::object messages = nb::getattr(group_, names().fast_messages);
+        if (messages.is_none()) return nb::bool_(false);
+        PyObject* const arguments[] = {messages.ptr(), memory.ptr(), peer.ptr(), tag.ptr(), timeout.ptr()};
+        const nb::object& verb = sends ? names().send : names().recv;
+        nb::object answer =
+            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(verb.ptr(), arguments, 5, nullptr)); });
+        if (!answer.is_valid()) {
+            nb::python_error raised;
+            in_interpreter([&] { return group_.attr("_take_back")(); });
+            throw raised;
+        }
+        return answer;
+    }
+
+private:
+    struct Names {
+        nb::object fast_messages = nb::steal(PyUnicode_InternFromString("_fast_messages"));
+        nb::object send = nb::steal(PyUnicode_InternFromString("send"));
+        nb::object recv = nb::steal(PyUnicode_InternFromString("recv"));
+    };
+    static const Names& names() {
+        static const auto* const kept = new Names;  // outlives the interpreter
+        return *kept;
+    }
+
+    nb::object group_;
+
+public:
+    nb::object memory;  // of the tensor
+    nb::object peer, tag;
+    bool sends;
+};
+
 class TorchCalls {
 public:
     // `group` does the work. `lines` are pairs of a line and the lock of its turn: of the collectives, of messages to others,
     // and of messages from others.
     // `buffered`: bytes up to which a message is sent even if no receiver waits for it.
-    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines, std::size_t buffered)
-        : torch_(torch), group_(std::move(group)), buffered_(buffered) {
-        for (nb::handle pair : lines) lines_.push_back({nb::object(pair[0]), nb::getattr(nb::object(pair[1]), "locked")});
+    // `slice_bytes`: of each tensor of a list, up to which the general way does a collective on it in one piece, whatever the
+    // group's fast path is.
+    TorchCalls(const TorchAccess& torch, nb::object group, nb::list lines, std::size_t buffered, std::size_t slice_bytes)
+        : torch_(torch), group_(std::move(group)), buffered_(buffered), slice_(slice_bytes) {
+        for (nb::handle pair : lines) lines_.emplace_back(nb::object(pair[0]), nb::object(pair[1]));
         world_size_ = nb::cast<int>(group_.attr("world_size"));
+        rank_ = nb::cast<int>(group_.attr("rank"));
     }
 
     bool closed = false;     // everything is declined
@@ -203,53 +354,129 @@ public:
         return run(asked, {group_, verbs_.all_to_all, {made(source), made(target), {}}, listed(output), size}, on_gpu);
     }
 
+    // On lists of tensors, one for each rank.
+
+    nb::object all_gather_list(nb::handle outputs, nb::handle inputs, nb::handle options) {
+        CallOptions asked;
+        FlatTensor part;
+        TensorList whole;
+        if (!reads(torch_.all_gather, options, asked) || !look_one(inputs, part) || !look_list(only(outputs), part, whole))
+            return nb::none();
+        const nb::object tensors = whole.tensors;
+        const std::size_t size = whole.bytes();
+        return run(asked, {group_, verbs_.all_gather, {made(part), made(whole, true), {}}, tensors, size});
+    }
+
+    nb::object reduce_scatter_list(nb::handle outputs, nb::handle inputs, nb::handle options) {
+        CallOptions asked;
+        FlatTensor part;
+        TensorList whole;
+        if (!reads(torch_.reduce_scatter, options, asked) || !look_one(outputs, part) || !is_reducible(part, asked) ||
+            !look_list(only(inputs), part, whole))
+            return nb::none();
+        const std::size_t size = whole.bytes();
+        return run(asked, {group_, verbs_.reduce_scatter, {made(whole, false), asked.op, made(part)}, nb::borrow(outputs), size});
+    }
+
+    nb::object gather_list(nb::handle outputs, nb::handle inputs, nb::handle options) {
+        CallOptions asked;
+        FlatTensor part;
+        if (!reads(torch_.gather, options, asked) || !look_one(inputs, part) || part.gpu >= 0) return nb::none();
+        nb::object whole = nb::none(), tensors = nb::list();
+        if (is_root(asked)) {
+            TensorList list;
+            if (!look_list(only(outputs), part, list)) return nb::none();
+            tensors = list.tensors;
+            whole = made(list, true);
+        } else if (!is_empty(outputs)) {
+            return nb::none();
+        }
+        const std::size_t size = part.bytes() * world_size_;
+        return run(asked, {group_, verbs_.gather, {made(part), asked.root, whole}, tensors, size});
+    }
+
+    nb::object scatter_list(nb::handle outputs, nb::handle inputs, nb::handle options) {
+        CallOptions asked;
+        FlatTensor part;
+        if (!reads(torch_.scatter, options, asked) || !look_one(outputs, part) || part.gpu >= 0) return nb::none();
+        nb::object whole = nb::none();
+        if (is_root(asked)) {
+            TensorList list;
+            if (!look_list(only(inputs), part, list)) return nb::none();
+            whole = made(list, false);
+        } else if (!is_empty(inputs)) {
+            return nb::none();
+        }
+        const std::size_t size = part.bytes() * world_size_;
+        return run(asked, {group_, verbs_.scatter, {whole, asked.root, made(part)}, nb::borrow(outputs), size});
+    }
+
+    // The tensors may be of any size.
+    nb::object all_to_all_list(nb::handle outputs, nb::handle inputs, nb::handle options) {
+        CallOptions asked;
+        TensorList sent, received;
+        if (!reads(torch_.all_to_all, options, asked) || !sent.look(torch_.reader, inputs) ||
+            !received.look(torch_.reader, outputs) || sent.dtype != received.dtype || sent.size() != world_size_ ||
+            received.size() != world_size_ || !is_one_piece(sent.bytes_of(0)))
+            return nb::none();
+        received.is_target = true;
+        const nb::object tensors = received.tensors;
+        const std::size_t size = sent.bytes();
+        SizesAsked sizes(std::move(sent), std::move(received));
+        PreparedCall call{group_, verbs_.all_to_all, {whole_or_list(sizes.sent), whole_or_list(sizes.received), {}}, tensors, size};
+        call.ask_first(std::move(sizes));
+        return run(asked, std::move(call));
+    }
+
     nb::object barrier(nb::handle options) {
         CallOptions asked;
         if (!reads(torch_.barrier, options, asked)) return nb::none();
         return run(asked, {group_, verbs_.barrier, {}, nb::list(), 0});
     }
 
-    // A short message. The handle of one that is done; otherwise what FastMessages says of one that goes on.
+    // The handle of a short message that is sent, or what FastMessages says of one that goes on. A long one waits for its
+    // receiver, which the call must not: it is prepared.
     nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0 || flat.bytes() > buffered_ || !lines_[1].idle())
-            return nb::none();
-        const nb::object messages = nb::getattr(group_, fast_messages_);
-        if (messages.is_none()) return nb::none();
-        const nb::object array = made(flat);
-        PyObject* const arguments[] = {messages.ptr(), array.ptr(), dst.ptr(), tag.ptr()};
-        nb::object answer =
-            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(send_.ptr(), arguments, 4, nullptr)); });
-        if (!answer.is_valid()) {
-            nb::python_error raised;
-            in_interpreter([&] { return group_.attr("_take_back")(); });
-            throw raised;
-        }
+        if (!is_open() || !is_peer(dst) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
+        if (flat.bytes() > buffered_) return nb::cast(PreparedMessage(group_, flat, dst, tag, true));
+        if (!lines_[1].idle()) return nb::none();
+        const nb::object answer = PreparedMessage(group_, flat, dst, tag, true).move(nb::none());
         if (answer.ptr() == Py_True) return torch_.finished(tensors);
         return answer.ptr() == Py_False ? nb::none() : answer;
     }
 
-    // The memory to receive to: the call must not wait for a message.
-    nb::object recv(nb::handle tensors, nb::handle, nb::handle) {
+    // Prepared: the call must not wait for a message.
+    nb::object recv(nb::handle tensors, nb::handle src, nb::handle tag) {
         FlatTensor flat;
-        if (!is_open() || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
-        return made(flat);
+        if (!is_open() || !is_peer(src) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
+        return nb::cast(PreparedMessage(group_, flat, src, tag, false));
     }
 
 private:
-    struct Line {
-        nb::object waiting;
-        nb::object is_locked;
+    class Line {
+    public:
+        // A lock of Python.
+        Line(nb::object waiting, const nb::object& turn)
+            : waiting_(std::move(waiting)),
+              is_locked_(nb::getattr(turn, "locked")),
+              acquire_(nb::getattr(turn, "acquire")),
+              release_(nb::getattr(turn, "release")) {}
 
         // Nothing is in line, or has just been taken from it.
-        bool idle() const {
-            return PyObject_Size(waiting.ptr()) == 0 && vectorcall(is_locked, {}).ptr() == Py_False;
-        }
+        bool idle() const { return PyObject_Size(waiting_.ptr()) == 0 && vectorcall(is_locked_, {}).ptr() == Py_False; }
+
+        bool try_enter() const { return idle() && vectorcall(acquire_, {Py_False}).ptr() == Py_True; }
+        void leave() const { vectorcall(release_, {}); }
+
+    private:
+        nb::object waiting_, is_locked_, acquire_, release_;
     };
     struct Verbs {
         nb::object all_reduce = interned("all_reduce"), broadcast = interned("broadcast"), reduce = interned("reduce"),
                    all_gather = interned("all_gather"), reduce_scatter = interned("reduce_scatter"),
-                   all_to_all = interned("all_to_all"), barrier = interned("barrier");
+                   all_to_all = interned("all_to_all"), gather = interned("gather"), scatter = interned("scatter"),
+                   barrier = interned("barrier");
     };
     static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 
@@ -269,6 +496,43 @@ private:
                found.dtype == other_found.dtype && found.gpu == other_found.gpu;
     }
 
+    // The one list of a list; invalid if there are more.
+    static nb::handle only(nb::handle lists) noexcept {
+        const bool is_one = PyList_CheckExact(lists.ptr()) && NB_LIST_GET_SIZE(lists.ptr()) == 1;
+        return is_one ? nb::handle(NB_LIST_GET_ITEM(lists.ptr(), 0)) : nb::handle();
+    }
+
+    // One tensor for each rank, all like that one, which lies on the host.
+    bool look_list(nb::handle list, const FlatTensor& like, TensorList& found) const {
+        return list.is_valid() && like.gpu < 0 && found.look(torch_.reader, list) && found.size() == world_size_ &&
+               found.are_alike() && found.counts[0] == like.count && found.dtype == like.dtype && is_one_piece(like.bytes());
+    }
+
+    // Whether the general way, which another rank may have to go, does a collective on tensors of this length in one piece.
+    bool is_one_piece(std::size_t bytes) const {
+        if (bytes <= slice_) return true;
+        const nb::object path = nb::getattr(group_, fast_path_);
+        const CollectiveCalls* const calls = path.is_none() ? nullptr : CollectiveCalls::of(path);
+        return calls != nullptr && calls->takes_parts();
+    }
+
+    // Whether it is another rank of the group.
+    bool is_peer(nb::handle rank) const noexcept {
+        int overflow = 0;
+        const long number = PyLong_CheckExact(rank.ptr()) ? PyLong_AsLongAndOverflow(rank.ptr(), &overflow) : -1;
+        return number >= 0 && number < world_size_ && number != rank_;
+    }
+
+    static bool is_tag(nb::handle tag) noexcept {
+        int overflow = 0;
+        return PyLong_CheckExact(tag.ptr()) && PyLong_AsLongLongAndOverflow(tag.ptr(), &overflow) >= 0;
+    }
+
+    bool is_root(const CallOptions& asked) const noexcept {
+        int overflow = 0;
+        return PyLong_CheckExact(asked.root.ptr()) && PyLong_AsLongAndOverflow(asked.root.ptr(), &overflow) == rank_;
+    }
+
     bool divides(const FlatTensor& flat) const noexcept { return flat.rows >= 0 && flat.rows % world_size_ == 0; }
 
     static bool is_empty(nb::handle sizes) noexcept { return PyList_CheckExact(sizes.ptr()) && NB_LIST_GET_SIZE(sizes.ptr()) == 0; }
@@ -280,6 +544,17 @@ private:
     }
 
     static nb::object made(FlatTensor& flat) { return nb::cast(std::move(flat)); }
+
+    static nb::object made(TensorList& list, bool is_target) {
+        list.is_target = is_target;
+        return whole_or_list(nb::cast(std::move(list)));
+    }
+
+    // Tensors that lie one after another are one array.
+    static nb::object whole_or_list(const nb::object& list) {
+        const TensorList& tensors = *list_in(list);
+        return tensors.are_adjacent() ? nb::cast(tensors.whole()) : list;
+    }
 
     static nb::object listed(nb::handle tensor) {
         nb::list one;
@@ -294,17 +569,31 @@ private:
             call.note_caller();
             return nb::cast(std::move(call));
         }
-        if (!lines_[0].idle() || call.on_fast_path().is_none()) return nb::none();
+        if (call.asks() ? !run_both(call) : !lines_[0].idle() || call.on_fast_path().is_none()) return nb::none();
         return torch_.finished(call.tensors);
+    }
+
+    // Two collectives, between which no other may come. False: declined.
+    bool run_both(const PreparedCall& call) const {
+        if (!lines_[0].try_enter()) return false;
+        bool done = false;
+        try {
+            done = !call.on_fast_path().is_none();
+        } catch (...) {
+            lines_[0].leave();
+            throw;
+        }
+        lines_[0].leave();
+        return done;
     }
 
     const TorchAccess& torch_;
     nb::object group_;
-    const std::size_t buffered_;
+    const std::size_t buffered_, slice_;
     std::vector<Line> lines_;
     Verbs verbs_;
-    nb::object fast_messages_ = interned("_fast_messages"), send_ = interned("send"), mean_ = interned("mean");
-    int world_size_ = 0;
+    nb::object mean_ = interned("mean"), fast_path_ = interned("_fast_path");
+    int world_size_ = 0, rank_ = 0;
 };
 
 }  // namespace
@@ -312,6 +601,7 @@ private:
 void phalanx::bind_torch_calls(nb::module_& m) {
     static PyType_Slot buffer[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(FlatTensor::get_buffer)}, {0, nullptr}};
     nb::class_<FlatTensor>(m, "FlatTensor", nb::type_slots(buffer), "The memory of a tensor, as a flat array.");
+    nb::class_<TensorList>(m, "TensorList", "A list of tensors, each where it lies.");
     nb::class_<TensorReader>(m, "TensorReader", "Finds the memory of torch's tensors.")
         .def(nb::init<std::vector<nb::object>, nb::object, nb::object, const nb::list&>(), nb::arg("types"),
              nb::arg("exchange_api"), nb::arg("is_neg"), nb::arg("dtypes"))
@@ -336,14 +626,22 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_rw("all_gather", &TorchAccess::all_gather)
         .def_rw("reduce_scatter", &TorchAccess::reduce_scatter)
         .def_rw("all_to_all", &TorchAccess::all_to_all)
+        .def_rw("gather", &TorchAccess::gather)
+        .def_rw("scatter", &TorchAccess::scatter)
         .def_rw("barrier", &TorchAccess::barrier);
     nb::class_<PreparedCall>(m, "PreparedCall", "A collective that is ready to run; see phalanx.torch_backend.fast_calls.")
         .def_ro("tensors", &PreparedCall::tensors)
         .def_ro("size", &PreparedCall::size)
         .def("__call__", &PreparedCall::run, nb::arg("patience"), nb::arg("limit"));
+    nb::class_<PreparedMessage>(m, "PreparedMessage", "A message between two ranks that is ready to be moved.")
+        .def_ro("memory", &PreparedMessage::memory)
+        .def_ro("peer", &PreparedMessage::peer)
+        .def_ro("tag", &PreparedMessage::tag)
+        .def_ro("sends", &PreparedMessage::sends)
+        .def("__call__", &PreparedMessage::move, nb::arg("timeout").none());
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
-        .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t>(), nb::arg("torch"), nb::arg("group"), nb::arg("lines"),
-             nb::arg("buffered"), nb::keep_alive<1, 2>())
+        .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t, std::size_t>(), nb::arg("torch"), nb::arg("group"),
+             nb::arg("lines"), nb::arg("buffered"), nb::arg("slice_bytes"), nb::keep_alive<1, 2>())
         .def_rw("closed", &TorchCalls::closed)
         .def_rw("takes_gpu", &TorchCalls::takes_gpu)
         .def("allreduce", &TorchCalls::all_reduce, nb::arg().none(), nb::arg().none())
@@ -353,6 +651,11 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("reduce_scatter_single", &TorchCalls::reduce_scatter, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("all_to_all_single", &TorchCalls::all_to_all, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none())
+        .def("allgather", &TorchCalls::all_gather_list, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter", &TorchCalls::reduce_scatter_list, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("alltoall", &TorchCalls::all_to_all_list, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("gather", &TorchCalls::gather_list, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("scatter", &TorchCalls::scatter_list, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("barrier", &TorchCalls::barrier, nb::arg().none())
         .def("send", &TorchCalls::send, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("recv", &TorchCalls::recv, nb::arg().none(), nb::arg().none(), nb::arg().none());

@@ -70,6 +70,29 @@ private:
     std::size_t same_ = 0;
 };
 
+// Memory with one part for each rank: an array, or an address for each part.
+template <class Byte>
+class Areas {
+public:
+    Areas(Byte* whole) noexcept : whole_(whole) {}
+    static Areas apart(Byte* const* each) noexcept {
+        Areas areas(nullptr);
+        areas.each_ = each;
+        return areas;
+    }
+
+    // Rank r's part, which begins at `start` of an array.
+    Byte* part(int r, std::size_t start) const noexcept { return each_ != nullptr ? each_[r] : whole_ + start; }
+    // Null if the parts lie apart.
+    Byte* whole() const noexcept { return whole_; }
+
+private:
+    Byte* whole_;
+    Byte* const* each_ = nullptr;
+};
+using Sources = Areas<const std::byte>;
+using Targets = Areas<std::byte>;
+
 class Collectives {
 public:
     explicit Collectives(Segment& segment)
@@ -109,11 +132,11 @@ public:
     }
 
     // `counts`: bytes of each rank's part.
-    Outcome all_gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts) {
+    Outcome all_gather(const Call& call, const std::byte* source, const Targets& target, const Lengths& counts) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
         const Shape shape{longest, window_bytes(), longest, gathers_by_address(longest)};
-        std::byte* own = target + counts.sum_before(rank());
+        std::byte* own = target.part(rank(), counts.sum_before(rank()));
         bool own_done = false;
         return exchange(
             call, shape, source, [&](int r) { return counts[r]; },
@@ -133,7 +156,7 @@ public:
     }
 
     // To `root`; elsewhere `target` is not touched.
-    Outcome gather(const Call& call, const std::byte* source, std::byte* target, const Lengths& counts, int root) {
+    Outcome gather(const Call& call, const std::byte* source, const Targets& target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
         Way way = way_of(root, longest);
@@ -146,7 +169,8 @@ public:
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size, worth_streaming_shown);
-                copy_long(target + counts.sum_before(rank()) + from, source + from, part(mine, from, size), mine);
+                std::byte* const own = target.part(rank(), counts.sum_before(rank())) + from;
+                copy_long(own, source + from, part(mine, from, size), mine);
             });
     }
 
@@ -192,7 +216,7 @@ public:
     static constexpr std::size_t most_words = OneWay::most_words;
 
     // `source` and `parts` on `root` only.
-    Outcome tell_parts(const Call& call, const std::byte* source, const Parts& parts, int root) {
+    Outcome tell_parts(const Call& call, const Sources& source, const Parts& parts, int root) {
         if (rank() != root) {
             const Outcome outcome = one_way_.begin_reading(call, root, false);
             if (outcome == Outcome::done) hear_parts(root);
@@ -202,7 +226,7 @@ public:
         const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
         telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
-        if (!way.in_note && total > 0) way.home = home_of(source, total, total, parts_by_address(parts.bytes));
+        if (!way.in_note && total > 0) way.home = home_of(source.whole(), total, total, parts_by_address(parts.bytes));
         if (Segment::is_address(way.home)) way.in_slot = parts_in_slot(parts.bytes);
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
             const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note,
@@ -227,8 +251,8 @@ public:
                 const Outcome outcome = one_way_.show_next(call, way, [&](std::byte* slot) { show_parts_in_slot(slot); });
                 if (outcome != Outcome::done) return outcome;
             }
-            if (target != nullptr) copy_long(target, source + start, parts.bytes, parts.bytes);
-            return one_way_.go_on_showing(call, way, {source, ranks() * parts.bytes},
+            if (target != nullptr) copy_long(target, source.part(rank(), start), parts.bytes, parts.bytes);
+            return one_way_.go_on_showing(call, way, {source.whole(), way.home != 0 ? ranks() * parts.bytes : 0},
                                           [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
         if (way.mine_in_slot)
@@ -247,37 +271,37 @@ public:
     }
 
     // `sizes`: bytes from rank i to rank j, row by row.
-    Outcome all_to_all(const Call& call, const std::byte* source, std::byte* target, const Lengths& sizes) {
+    Outcome all_to_all(const Call& call, const Sources& source, const Targets& target, const Lengths& sizes) {
         const auto row = [&](int r) { return sizes.row(r, ranks()); };
         const std::size_t longest = sizes.longest();
         const std::size_t region = std::min(region_bytes(1), window_bytes());
         const std::size_t stride = std::min(region, longest);
         const Shape shape{longest, region, ranks() * longest, all_parts_by_address(longest)};
         return exchange(
-            call, shape, source, [&](int r) { return row(r).sum_before(ranks()); },
+            call, shape, source.whole(), [&](int r) { return row(r).sum_before(ranks()); },
             [&](std::byte* to, std::size_t from, std::size_t size) {
                 std::size_t start = 0;
                 for (int r = 0; r < ranks(); start += row(rank())[r++])
-                    if (r != rank()) copy(to + r * stride, source + start + from, part(row(rank())[r], from, size));
+                    if (r != rank()) copy(to + r * stride, source.part(r, start) + from, part(row(rank())[r], from, size));
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 const auto place = [&](int r) {
                     std::size_t before = 0;
                     for (int i = 0; i < r; ++i) before += row(i)[rank()];
-                    return target + before + from;
+                    return target.part(r, before) + from;
                 };
                 each_other([&](int r) {
                     const std::size_t count = part(row(r)[rank()], from, size);
                     shown.copy(place(r), r, row(r).sum_before(rank()) + from, rank() * stride, count);
                 });
-                const std::byte* own = source + row(rank()).sum_before(rank()) + from;
+                const std::byte* own = source.part(rank(), row(rank()).sum_before(rank())) + from;
                 const std::size_t whole = row(rank())[rank()];
                 copy_long(place(rank()), own, part(whole, from, size), whole);
             });
     }
 
     // `source` has one part for each rank, `target` one.
-    Outcome reduce_scatter(const Call& call, const std::byte* source, std::byte* target, std::size_t count,
+    Outcome reduce_scatter(const Call& call, const Sources& source, std::byte* target, std::size_t count,
                            const Combine& how) {
         const std::size_t item = item_size(how.dtype);
         const std::size_t bytes = count * item;
@@ -285,16 +309,16 @@ public:
         const std::size_t stride = std::min(region, bytes);
         const Shape shape{bytes, region, ranks() * bytes, false};
         return exchange(
-            call, shape, source, [&](int) { return ranks() * bytes; },
+            call, shape, source.whole(), [&](int) { return ranks() * bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
                 for (int r = 0; r < ranks(); ++r)
-                    if (r != rank()) copy(to + r * stride, source + r * bytes + from, size);
+                    if (r != rank()) copy(to + r * stride, source.part(r, r * bytes) + from, size);
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 sources_.resize(ranks());
                 for (int r = 0; r < ranks(); ++r) {
                     const std::size_t start = rank() * bytes + from;
-                    sources_[r] = r == rank() ? source + start : shown.at(r, start, rank() * stride);
+                    sources_[r] = r == rank() ? source.part(r, r * bytes) + from : shown.at(r, start, rank() * stride);
                 }
                 combine(target + from, size, how);
             });
@@ -370,7 +394,7 @@ private:
     };
     static constexpr std::size_t most_parts_in_slot = UINT8_MAX;
     struct Telling {
-        const std::byte* source;
+        Sources source = nullptr;
         Parts parts;
         Way way;
     };
@@ -385,12 +409,14 @@ private:
         const auto& [source, parts, way] = telling_;
         const std::size_t from = piece * way.window;
         for (int r = 0; r < ranks(); ++r)
-            if (r != rank()) copy(to + r * way.window, source + r * parts.bytes + from, way.size(piece));
+            if (r != rank()) copy(to + r * way.window, source.part(r, r * parts.bytes) + from, way.size(piece));
     }
     void show_parts_in_slot(std::byte* to) const noexcept {
         const auto& [source, parts, way] = telling_;
-        for (int i = 1; i <= way.in_slot; ++i)
-            copy(to + (i - 1) * parts.bytes, source + (rank() + i) % ranks() * parts.bytes, parts.bytes);
+        for (int i = 1; i <= way.in_slot; ++i) {
+            const int r = (rank() + i) % ranks();
+            copy(to + (i - 1) * parts.bytes, source.part(r, r * parts.bytes), parts.bytes);
+        }
     }
     void hear_parts(int root) noexcept {
         const Note& note = one_way_.shown_by(root);
@@ -537,8 +563,10 @@ private:
         return false;
     }
 
-    // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot.
+    // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot, as parts that lie
+    // apart have: then there is no array.
     std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
+        if (array == nullptr) return 0;
         const std::uint64_t offset = footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
         return offset == 0 && by_address && !one_way_.was_asked() ? Segment::address_of(array) : offset;
     }
@@ -614,11 +642,11 @@ private:
     };
 
     // What every other rank has for this one, into its place.
-    void take_others(const Shown& shown, std::byte* target, const Lengths& counts, std::size_t from, std::size_t size,
+    void take_others(const Shown& shown, const Targets& target, const Lengths& counts, std::size_t from, std::size_t size,
                      std::size_t streams_from = SIZE_MAX) const {
         each_other([&](int r) {
-            const std::size_t count = part(counts[r], from, size);
-            shown.copy(target + counts.sum_before(r) + from, r, from, 0, count, counts[r], streams_from);
+            std::byte* const to = target.part(r, counts.sum_before(r)) + from;
+            shown.copy(to, r, from, 0, part(counts[r], from, size), counts[r], streams_from);
         });
     }
 

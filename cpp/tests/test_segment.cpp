@@ -112,6 +112,29 @@ const Combine sum{Dtype::int32, Op::sum, 1};
 // What a program may do with its array as soon as it has it back.
 void wipe(std::vector<std::int32_t>& array) { std::fill(array.begin(), array.end(), -2); }
 
+// The parts of an array, each in memory of its own. `sizes`: their bytes.
+struct PartsApart {
+    PartsApart(const std::vector<std::int32_t>& whole, const std::vector<std::size_t>& sizes) {
+        auto at = whole.begin();
+        for (const std::size_t size : sizes) {
+            parts.emplace_back(at, at + size / 4);
+            at += size / 4;
+        }
+        for (auto& part : parts) places.push_back(bytes_of(part));
+    }
+    std::vector<std::int32_t> joined() const {
+        std::vector<std::int32_t> whole;
+        for (const auto& part : parts) whole.insert(whole.end(), part.begin(), part.end());
+        return whole;
+    }
+    void wipe() {
+        for (auto& part : parts) ::wipe(part);
+    }
+
+    std::vector<std::vector<std::int32_t>> parts;
+    std::vector<std::byte*> places;
+};
+
 // A random program, the same on all ranks: lengths from nothing to many pieces, one operation after another.
 void random_program(Rank& me, unsigned seed, int operations) {
     std::mt19937 random(seed);
@@ -124,6 +147,7 @@ void random_program(Rank& me, unsigned seed, int operations) {
         const std::uint64_t salt = random();
         auto mine = values_of(r, count, salt);
         const Call call = me.call(what + 1);
+        const bool apart = (salt >> r) % 2 == 0;  // on some ranks
         if (what == 0) {
             CHECK(me.run([&] { return me.ops.barrier(call); }) == Outcome::done);
         } else if (what == 1) {
@@ -147,12 +171,14 @@ void random_program(Rank& me, unsigned seed, int operations) {
             auto source = values_of(r, counts[r] / 4, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
             const bool to_all = what == 4;
+            PartsApart parts(target, counts);
+            const Targets targets = apart ? Targets::apart(parts.places.data()) : Targets(bytes_of(target));
             CHECK(me.run([&] {
-                return to_all ? me.ops.all_gather(call, bytes_of(source), bytes_of(target), counts)
-                              : me.ops.gather(call, bytes_of(source), bytes_of(target), counts, root);
+                return to_all ? me.ops.all_gather(call, bytes_of(source), targets, counts)
+                              : me.ops.gather(call, bytes_of(source), targets, counts, root);
             }) == Outcome::done);
             wipe(source);
-            if (to_all || root == r) CHECK(target == expected);
+            if (to_all || root == r) CHECK((apart ? parts.joined() : target) == expected);
         } else if (what == 6) {
             std::vector<std::size_t> counts(n);
             for (int i = 0; i < n; ++i) counts[i] = 4 * ((count * (i + 1)) / 2);
@@ -177,16 +203,25 @@ void random_program(Rank& me, unsigned seed, int operations) {
             }
             auto source = values_of(r, 1 + (count + 1) * n, salt);
             std::vector<std::int32_t> target(expected.size(), -1);
-            CHECK(me.run([&] { return me.ops.all_to_all(call, bytes_of(source), bytes_of(target), sizes); }) == Outcome::done);
+            std::vector<std::size_t> sent(sizes.begin() + r * n, sizes.begin() + (r + 1) * n), received(n);
+            for (int i = 0; i < n; ++i) received[i] = sizes[i * n + r];
+            PartsApart from(source, sent), to(target, received);
+            const Sources sources = apart ? Sources::apart(from.places.data()) : Sources(bytes_of(source));
+            const bool to_apart = (salt + r) % 3 == 0;
+            const Targets targets = to_apart ? Targets::apart(to.places.data()) : Targets(bytes_of(target));
+            CHECK(me.run([&] { return me.ops.all_to_all(call, sources, targets, sizes); }) == Outcome::done);
             wipe(source);
-            CHECK(target == expected);
+            from.wipe();
+            CHECK((to_apart ? to.joined() : target) == expected);
         } else if (what == 8) {  // only the root knows how long the parts are; some take nothing
             auto source = values_of(root, count * n, salt);
             const std::vector<std::int32_t> expected(source.begin() + r * count, source.begin() + (r + 1) * count);
             auto words = values_of(root, random() % 250, salt + 1);
             Collectives::Parts parts;
             if (r == root) parts = {4 * count, salt, {bytes_of(words), 4 * words.size()}};
-            CHECK(me.run([&] { return me.ops.tell_parts(call, r == root ? bytes_of(source) : nullptr, parts, root); }) == Outcome::done);
+            PartsApart from(source, std::vector<std::size_t>(n, 4 * count));
+            const Sources sources = apart ? Sources::apart(from.places.data()) : Sources(bytes_of(source));
+            CHECK(me.run([&] { return me.ops.tell_parts(call, r == root ? sources : Sources(nullptr), parts, root); }) == Outcome::done);
             const Collectives::Parts told = me.ops.told();
             CHECK(told.bytes == 4 * count && told.kind == salt && told.words.size() == 4 * words.size());
             CHECK(words.empty() || std::memcmp(told.words.data(), words.data(), 4 * words.size()) == 0);
@@ -194,12 +229,16 @@ void random_program(Rank& me, unsigned seed, int operations) {
             std::vector<std::int32_t> target(count, -1);
             CHECK(me.run([&] { return me.ops.take_part(call, takes ? bytes_of(target) : nullptr); }) == Outcome::done);
             wipe(source);
+            from.wipe();
             CHECK(target == (takes ? expected : std::vector<std::int32_t>(count, -1)));
         } else {
             auto source = values_of(r, count * n, salt);
             const auto total = total_of(n, count * n, salt);
             std::vector<std::int32_t> target(count, -1);
-            CHECK(me.run([&] { return me.ops.reduce_scatter(call, bytes_of(source), bytes_of(target), count, sum); }) == Outcome::done);
+            PartsApart from(source, std::vector<std::size_t>(n, 4 * count));
+            const Sources sources = apart ? Sources::apart(from.places.data()) : Sources(bytes_of(source));
+            CHECK(me.run([&] { return me.ops.reduce_scatter(call, sources, bytes_of(target), count, sum); }) == Outcome::done);
+            from.wipe();
             CHECK(std::equal(target.begin(), target.end(), total.begin() + r * count));
         }
     }

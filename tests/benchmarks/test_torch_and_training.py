@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from benchmarks.training.operations import TRAINING
 from benchmarks.training.plan import CONTENDERS, TrainingPlan, alone
 from benchmarks.training.show import show, steps, tables
 from benchmarks.under_torch.goals import asked_for, missed, standing, summary
-from benchmarks.under_torch.operations import LISTS
+from benchmarks.under_torch.operations import LISTS, MESSAGES
 from click.testing import CliRunner
 from tests.launchers.starting import needs_torch
 
@@ -73,7 +74,9 @@ def test_a_wrong_call_says_what_is_valid(arguments: list[str], words: str) -> No
     assert words in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(("kind", "names"), [("torch", [*LISTS, "all_reduce"]), ("training", list(TRAINING))])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("torch", [*LISTS, *MESSAGES, "all_reduce"]), ("training", list(TRAINING))]
+)
 def test_help_names_what_is_measured(kind: str, names: list[str]) -> None:
     result = CliRunner().invoke(app, [kind, "--help"])
     assert result.exit_code == 0
@@ -93,7 +96,7 @@ def test_lists_are_for_torch_only() -> None:
 
 @needs_torch
 def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
-    operations = ["all_reduce", "barrier", *LISTS]
+    operations = ["all_reduce", "barrier", *LISTS, *MESSAGES]
     result = bench("torch", *operations, "-s", "4,64K", "--against", "gloo", "--json", str(tmp_path / "found.json"))
     assert result.returncode == 0, result.stderr
     report = BenchReport.decode((tmp_path / "found.json").read_bytes())
@@ -102,8 +105,11 @@ def test_torch_on_phalanx_beside_gloo(tmp_path: Path) -> None:
     assert not report.errors
     for found in report.cells:
         assert all(timing.seconds or timing.lacks for timing in found.timings), found
-    for word in ("all_gather_list, 2 ranks", "up to 16 KiB", "asked for: 10", "torch on Phalanx", "Gloo"):
+    for word in ("all_gather_list, 2 ranks", "pingpong_async, 2 ranks", "torch on Phalanx", "Gloo"):
         assert word in result.stdout
+    for kind, short, long in (("collectives", "6", "2.5"), ("messages", "4", "2")):
+        assert re.search(rf"{kind} up to 16 KiB: .*asked for: {short}$", result.stdout, re.MULTILINE)
+        assert re.search(rf"{kind} above: .*asked for: {long}$", result.stdout, re.MULTILINE)
 
 
 @needs_torch
@@ -122,27 +128,29 @@ def test_training_with_each_wrapper(tmp_path: Path) -> None:
 # -- what they make of it --------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_depends_on_the_size() -> None:
-    assert [asked_for(size) for size in (0, 4, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20)] == [
-        *(10, 10, 10),
-        *(4, 4),
-        *(2, 2),
-    ]
+@pytest.mark.parametrize(
+    ("operation", "short", "long"), [("all_reduce", 6, 2.5), ("barrier", 6, 2.5), *((name, 4, 2) for name in MESSAGES)]
+)
+def test_what_is_asked_for_depends_on_the_operation_and_the_size(operation: str, short: float, long: float) -> None:
+    assert [asked_for(operation, size) for size in (0, 4, 16 << 10)] == [short] * 3
+    assert [asked_for(operation, size) for size in ((16 << 10) + 4, 1 << 20, 64 << 20)] == [long] * 3
 
 
 def test_a_cell_that_misses_is_named() -> None:
     cells = [
         cell("all_reduce", 4, phalanx=1e-5, gloo=3e-4),
-        cell("all_reduce", 1 << 20, phalanx=1e-3, gloo=3e-3),
+        cell("all_reduce", 1 << 20, phalanx=1e-3, gloo=2e-3),
         cell("all_reduce", 64 << 20, phalanx=1e-2, gloo=3e-2),
+        cell("pingpong", 1 << 20, phalanx=1e-3, gloo=2e-3),
     ]
     report = report_of({"phalanx": True, "gloo": False}, cells)
-    assert [found.cell.size for found in missed(report)] == [1 << 20]
+    assert [(found.cell.operation, found.cell.size) for found in missed(report)] == [("all_reduce", 1 << 20)]
     small = "at least 30.0 times as fast as Gloo (all_reduce of 4 B on 2 ranks)"
     lines = list(summary(report))
-    assert ("up to 16 KiB", f"{small}; asked for: 10") in lines
-    assert ("missed", "all_reduce of 1 MiB on 2 ranks: 3.00 times, asked for: 4") in lines
-    assert ("up to 16 KiB", small) in list(standing(report))
+    assert ("collectives up to 16 KiB", f"{small}; asked for: 6") in lines
+    assert [name for name, _ in lines] == ["collectives up to 16 KiB", "collectives above", "messages above", "missed"]
+    assert ("missed", "all_reduce of 1 MiB on 2 ranks: 2.00 times, asked for: 2.5") in lines
+    assert ("collectives up to 16 KiB", small) in list(standing(report))
     assert not [text for line in standing(report) for text in line if "asked for" in text or "missed" in text]
 
 

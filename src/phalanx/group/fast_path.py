@@ -186,7 +186,7 @@ def _kind_of(operation: str, dtype: int, reduction: str) -> int:
 def _describe_part(x: npt.NDArray[Any], parts: int) -> bytes:
     """The description of one of the parts of an array, for ranks that take it by the general path."""
     whole = adapt(x, write=False)
-    return Description(whole.dtype, list(divided_shape(x, parts)), whole.library).pack()
+    return Description(whole.dtype, list(divided_shape(whole.array, parts)), whole.library).pack()
 
 
 def _raise_misfit(out: npt.NDArray[Any], words: bytes, root: int) -> NoReturn:

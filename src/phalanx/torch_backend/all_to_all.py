@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
-from .base import SLICE, GroupBase
+from .base import GroupBase
 from .request import OperationRequest
 from .tensor_lists import check_alike, joined, places
-from .tensors import TensorMemory, fill, in_place, plain, source
+from .tensors import fill, in_place, plain, source
 from .visible import visible
 
 __all__ = ["TorchAllToAll"]
@@ -90,14 +90,16 @@ class TorchAllToAll(GroupBase):
                     fill(output, everyone[start : start + count])
                     start += count
                 return
-            if self._short_all_to_all(outputs, inputs, seconds):
-                return
-            self._all_to_all_apart([in_place(output) for output in outputs], inputs, sending[0], seconds)
+            count = sending[0]
+            if self._in_slices(inputs[0].nbytes):
+                self._all_to_all_apart(outputs, inputs, self._slices(count, source(inputs[0]).dtype, seconds))
+            elif not self._all_to_all_at_once(outputs, inputs, seconds):
+                self._all_to_all_apart(outputs, inputs, [(slice(0, count), seconds)])
 
         return self._issue(job, request, list(outputs))
 
-    def _short_all_to_all(self, outputs: Sequence[Any], inputs: Sequence[Any], seconds: float | None) -> bool:
-        """Does it, if it can be done in one piece."""
+    def _all_to_all_at_once(self, outputs: Sequence[Any], inputs: Sequence[Any], seconds: float | None) -> bool:
+        """Does it in one piece, if there is nothing special about the tensors."""
         sent, received = places(inputs), places(outputs)
         if sent is None or received is None:
             return False
@@ -105,8 +107,6 @@ class TorchAllToAll(GroupBase):
         if parts is not None and whole is not None:
             self.group.all_to_all(parts, whole, timeout=seconds)
             return True
-        if sent.size > SLICE:
-            return False
         both, address = self._stage(sent, 2)
         half = both.size // 2
         sent.copy_to(address)
@@ -115,11 +115,11 @@ class TorchAllToAll(GroupBase):
         return True
 
     def _all_to_all_apart(
-        self, targets: list[TensorMemory], inputs: Sequence[Any], count: int, left: float | None
+        self, outputs: Sequence[Any], inputs: Sequence[Any], slices: Iterable[tuple[slice, float | None]]
     ) -> None:
-        sources = [source(tensor) for tensor in inputs]
+        targets, sources = [in_place(output) for output in outputs], [source(tensor) for tensor in inputs]
         dtype = sources[0].dtype
-        for part, seconds in self._slices(count, dtype, left):
+        for part, seconds in slices:
             sent, received = self._rows(part, dtype, 2).reshape(2, self.group.world_size, -1)
             for row, values in zip(sent, sources, strict=True):
                 row[:] = values[part]

@@ -17,18 +17,15 @@ from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .fast_calls import calls_of
 from .request import OperationRequest
 from .runner import Runner
-from .tensor_lists import Places
+from .tensor_lists import SLICE, Places
 from .work import FinishedWork, Job
 
-__all__ = ["SLICE", "GroupBase"]
+__all__ = ["GroupBase"]
 
 _LONG = 1 << 62
 """The size of an operation whose size is unknown."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
-SLICE = 4 << 20
-"""Bytes of a tensor that are joined with those of others at a time: few enough to keep the memory for it, and enough to
-make the cost of a call small."""
 
 
 class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed here
@@ -115,6 +112,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         """Memory for a slice of as many tensors as there are ranks, or so many times as many; a row for each."""
         rows, length = times * self.group.world_size, part.stop - part.start
         return self._scratch(rows * length, dtype).reshape(rows, length)
+
+    def _in_slices(self, size: int) -> bool:
+        """Whether an operation on lists of tensors of so many bytes is done slice by slice.
+
+        All ranks say the same, wherever their tensors lie. Where the core takes lists as they are, one rank may have
+        them as it likes them, and another not.
+        """
+        if size <= SLICE:
+            return False
+        if self.group._engine is None:  # the first operation of the group finds it
+            self.group.barrier(timeout=self._seconds)
+        engine = self.group._engine
+        return engine is None or not engine.takes_parts
 
     def _slices(self, count: int, dtype: Any, seconds: float | None) -> Iterator[tuple[slice, float | None]]:
         """Cuts tensors that lie apart, and are longer than a slice, for an operation on one array at a time.

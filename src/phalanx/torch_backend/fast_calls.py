@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from .._native import PLAIN, core
 from ..group import Group
 from .reduce_ops import SIMPLE_NAMES
+from .tensor_lists import SLICE
 from .tensors import OTHER_DTYPES, PLAIN_DTYPES
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _OPTIONS = {
     "all_gather": (c10d.AllgatherOptions, False, False),
     "reduce_scatter": (c10d.ReduceScatterOptions, True, False),
     "all_to_all": (c10d.AllToAllOptions, False, False),
+    "gather": (c10d.GatherOptions, False, True),
+    "scatter": (c10d.ScatterOptions, False, True),
     "barrier": (c10d.BarrierOptions, False, False),
 }
 """torch's options of each operation, whether they name a reduction, and whether they name a root."""
@@ -51,7 +54,10 @@ def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> Torc
         finished: The class of the handle of an operation that is done.
     """
     access = _access(finished)
-    return None if access is None or core is None else core.TorchCalls(access, group, lines, group._messages.buffered)
+    if access is None or core is None:
+        return None
+    calls: TorchCalls = core.TorchCalls(access, group, lines, group._messages.buffered, SLICE)
+    return calls
 
 
 def are_available() -> bool:

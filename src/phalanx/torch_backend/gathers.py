@@ -9,10 +9,9 @@ import numpy as np
 import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
-from .base import SLICE
 from .reductions import TorchReductions
 from .request import OperationRequest, only
-from .tensor_lists import Places, adjacent, check_alike, joined, places
+from .tensor_lists import SLICE, Places, adjacent, check_alike, joined, places
 from .tensors import fill, in_place, plain, source
 from .visible import visible
 from .work import Job
@@ -132,7 +131,9 @@ class TorchGathers(TorchReductions):
             if mine.size < most:  # where the ranks' tensors differ, all are filled up to the longest
                 mine = np.concatenate([mine, np.zeros(most - mine.size, mine.dtype)])
             memories = [in_place(target) for target in targets]
-            for part, left in self._slices(most, mine.dtype, seconds):
+            in_slices = len(set(counts)) > 1 or self._in_slices(mine.nbytes)
+            slices = self._slices(most, mine.dtype, seconds) if in_slices else [(slice(0, most), seconds)]
+            for part, left in slices:
                 everyone = self._rows(part, mine.dtype)
                 group.all_gather(mine[part], everyone, timeout=left)
                 for row, memory in zip(everyone, memories, strict=True):

@@ -24,7 +24,7 @@ from .work import FinishedWork
 
 __all__ = ["TorchMessages"]
 
-FlatTensor = getattr(core, "FlatTensor", None)
+PreparedMessage = getattr(core, "PreparedMessage", None)
 PreparedCall = getattr(core, "PreparedCall", None)
 
 
@@ -99,23 +99,37 @@ class TorchMessages(GroupBase):
         """Goes on with a call for which the core has done what it could; returns its handle.
 
         Args:
-            begun: A collective that is not to run at once, the memory to receive to, or what `FastMessages` says of a
-                send that goes on.
+            begun: A collective or a message that is not to run at once, or what `FastMessages` says of a send that
+                goes on.
         """
         if type(begun) is PreparedCall:
             return self._runner.issue_prepared(begun)
-        if type(begun) is FlatTensor:
-            return self._receive_to(begun, *args)
+        if type(begun) is PreparedMessage:
+            return self._later(begun, args[0])
         return self._send_on(begun[0], *args)
 
-    def _receive_to(self, memory: Any, tensors: Any, src: int, tag: int) -> Any:
-        if src == self.group.rank:
-            return self._own.recv(tensors[0], tag)
-        self._check(src, tag)
+    def _later(self, message: Any, tensors: Any) -> Any:
+        self.group._check()
         outgoing, incoming = self._lines
-        work = MessageWork((incoming, outgoing), lambda: self._recv(memory, src, tag), tensors, source=src)
-        incoming.join(work)
+        if message.sends:
+            work = MessageWork((outgoing, incoming), lambda: self._move(message), tensors)
+            outgoing.join(work)
+        else:
+            work = MessageWork((incoming, outgoing), lambda: self._move(message), tensors, source=message.peer)
+            incoming.join(work)
         return work
+
+    def _move(self, message: Any) -> Work[Any] | None:
+        """Moves a message that the core has prepared; None if that is done, else what goes on with it."""
+        group, peer = self.group, message.peer
+        answer = message(self._seconds)
+        if answer is True:
+            return None
+        operation = answer[0] if answer else None
+        if operation is not None:
+            return self._go_on(operation, f"send(dst={peer})" if message.sends else f"recv(src={peer})", peer)
+        begin = group.isend if message.sends else group.irecv
+        return begin(message.memory, peer, tag=message.tag, timeout=self._seconds)
 
     def _send_on(self, operation: Any, tensors: Any, dst: int, tag: int) -> Any:
         """Goes on with a send that the fast path has given up, with a part of it on its way, or nothing."""

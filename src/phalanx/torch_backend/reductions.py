@@ -9,12 +9,12 @@ import torch.distributed.distributed_c10d as c10d
 
 from ..errors import UsageError
 from ..types import Op
-from .base import SLICE, GroupBase
+from .base import GroupBase
 from .reduce_ops import Combining, combining
 from .request import OperationRequest, only
 from .sparse import all_reduce_sparse
 from .tensor_lists import check_alike, joined, places
-from .tensors import TensorMemory, as_tensor, in_place, is_sparse, plain, source
+from .tensors import PLAIN_DTYPES, TensorMemory, as_tensor, in_place, is_sparse, plain, source
 from .visible import visible
 
 __all__ = ["TorchReductions"]
@@ -126,8 +126,12 @@ class TorchReductions(GroupBase):
         even = len({part.numel() for part in parts}) == 1
 
         def job(seconds: float | None) -> None:
-            if even and how.factor is None and self._reduce_scatter_apart(output, parts, how, seconds):
-                return
+            if even and how.factor is None and output.dtype in PLAIN_DTYPES:
+                if self._in_slices(output.nbytes):
+                    self._reduce_scatter_in_slices(output, parts, how, seconds)
+                    return
+                if self._reduce_scatter_at_once(output, parts, how, seconds):
+                    return
             everything = joined(parts, reducing=True)
             if how.factor is not None:
                 multiplied = _product(as_tensor(everything), how)
@@ -145,25 +149,27 @@ class TorchReductions(GroupBase):
 
         return self._issue(job, request, [output])
 
-    def _reduce_scatter_apart(self, output: Any, parts: Any, how: Combining, seconds: float | None) -> bool:
-        """Does it slice by slice, if the tensors are plain and lie apart."""
+    def _reduce_scatter_at_once(self, output: Any, parts: Any, how: Combining, seconds: float | None) -> bool:
+        """Does it in one piece, if the tensors are plain and lie apart."""
         target, found = plain(output), places(parts)
         if target is None or found is None or found.whole is not None:
             return False
-        if found.size <= SLICE:
-            everything, address = self._stage(found)
-            found.copy_to(address)
-            self.group.reduce_scatter(everything, how.name, target, timeout=seconds)
-            _divide(output, how)
-            return True
-        sources = [plain(part) for part in parts]
+        everything, address = self._stage(found)
+        found.copy_to(address)
+        self.group.reduce_scatter(everything, how.name, target, timeout=seconds)
+        _divide(output, how)
+        return True
+
+    def _reduce_scatter_in_slices(self, output: Any, parts: Any, how: Combining, seconds: float | None) -> None:
+        memory, sources = in_place(output, reducing=True), [source(part, reducing=True) for part in parts]
+        target = memory.array
         for part, left in self._slices(target.size, target.dtype, seconds):
             rows = self._rows(part, target.dtype)
             for row, values in zip(rows, sources, strict=True):
                 row[:] = values[part]
             self.group.reduce_scatter(rows.reshape(-1), how.name, target[part], timeout=left)
+        memory.restore()
         _divide(output, how)
-        return True
 
     @visible
     def reduce_scatter_single(

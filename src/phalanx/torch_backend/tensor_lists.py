@@ -12,8 +12,11 @@ import torch
 from ..errors import UsageError
 from .tensors import PLAIN_DTYPES, STRIDED, check_sendable, memory_at, owned, plain
 
-__all__ = ["Places", "adjacent", "check_alike", "joined", "places"]
+__all__ = ["SLICE", "Places", "adjacent", "check_alike", "joined", "places"]
 
+SLICE = 4 << 20
+"""Bytes of a tensor that are joined with those of others at a time: few enough to keep the memory for it, and enough to
+make the cost of a call small."""
 _move = ctypes.memmove
 
 

@@ -119,6 +119,8 @@ class Engine(ABC):
     """The memory that this rank shares with others of its host, if it does."""
     exchanges_counts = True
     """True if the ranks can tell each other how much they will send."""
+    takes_parts = False
+    """True if the fast path takes the parts of all ranks wherever each of them lies."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -78,6 +78,8 @@ class SegmentEngine(Engine):
         lane: The group's, whose end is the segment's.
     """
 
+    takes_parts = True
+
     def __init__(self, segment: Segment, rank: int, members: Sequence[int], lane: Lane) -> None:
         super().__init__(list(members).index(rank), len(members))
         self.segment: Segment = segment
