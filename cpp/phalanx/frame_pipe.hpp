@@ -57,6 +57,25 @@ private:
     static inline Shared<std::int64_t> until_{0};
 };
 
+// Whether to look before a sleep. Only where that finds something: not if what is waited for takes longer, nor if the other
+// side waits for the very core that this one looks with, which no clock here tells. Whoever sleeps is answered later, too, so
+// it is tried again now and then.
+class Looks {
+public:
+    bool worth() noexcept { return skipped_ >= to_skip_ || ++skipped_ > to_skip_; }
+
+    void note(bool found) noexcept {
+        skipped_ = 0;
+        to_skip_ = found ? 0 : std::min(2 * to_skip_ + 1, most_skipped);
+    }
+
+private:
+    static constexpr unsigned most_skipped = 31;
+
+    unsigned to_skip_ = 0;
+    unsigned skipped_ = 0;
+};
+
 class FramePipe {
 public:
     // `lends`: long payloads are read where they lie, here by so many threads more. The process at the other end is `pid`.
