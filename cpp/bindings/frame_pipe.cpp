@@ -27,8 +27,6 @@ constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up w
 // about as long as that would take: most often, the other side only has to wake up.
 std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
 
-constexpr std::int64_t longest_sample_ns = 400'000;  // so that a few quick answers are enough after a long silence
-
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
 int poll_for(pollfd* polled, nfds_t count, double seconds) {
     const auto ns = static_cast<std::int64_t>(std::min(seconds, 1e6) * 1e9);
@@ -64,9 +62,11 @@ public:
     // How many bytes of a frame went.
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
         CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
+        if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
+        if (!send_held()) return 0;
         if (payload == 0) {  // most frames: no buffers to hold
             iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
-            return send_held({parts, head.size() != 0 ? 2U : 1U}, sizeof header + head.size());
+            return write({parts, head.size() != 0 ? 2U : 1U}, sizeof header + head.size());
         }
         std::vector<iovec> parts;
         parts.push_back({&header, sizeof header});
@@ -74,14 +74,46 @@ public:
         const Kept kept(parts, buffers);
         const std::int64_t stay_ns = worth_staying_ns(payload);
         if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
-        return send_held(parts, sizeof header + head.size() + payload, stay_ns);
+        return write(parts, sizeof header + head.size() + payload, stay_ns);
     }
+
+    // Keeps a frame without a payload back: the next one takes it along.
+    std::size_t hold(int kind, std::uint64_t call, nb::bytes head) {
+        const CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
+        keep_back(header, head);
+        ++held_frames_;
+        written_ += sizeof header + head.size();
+        return sizeof header + head.size();
+    }
+
+    // Sends what was kept back. False if a part of it does not go now; it is still there.
+    bool send_held() {
+        if (held_.empty()) return true;
+        iovec part{held_.data(), held_.size()};
+        const std::uint64_t before = written_;
+        held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(write({&part, 1}, held_.size())));
+        written_ = before;  // it was counted when it was kept
+        if (!held_.empty()) return false;
+        held_frames_ = 0;
+        return true;
+    }
+
+    // What was kept back, for whoever sends it later. It counts as written once more, so that an interrupt is seen in between.
+    nb::bytes take_held() {
+        nb::bytes taken(held_.data(), held_.size());
+        written_ += held_.size();
+        held_.clear();
+        held_frames_ = 0;
+        return taken;
+    }
+
+    std::size_t held() const noexcept { return held_frames_; }
 
     // How many bytes of what is left of a frame went.
     std::size_t send_rest(nb::sequence buffers) {
         std::vector<iovec> parts;
         const Kept kept(parts, buffers);
-        return send_held(parts, worth_releasing);
+        return write(parts, detail::total(parts.data(), parts.size()));
     }
 
     // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
@@ -204,23 +236,39 @@ public:
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
 private:
+    void keep_back(const CallHeader& header, nb::bytes head) {
+        const char* bytes = reinterpret_cast<const char*>(&header);
+        held_.insert(held_.end(), bytes, bytes + sizeof header);
+        held_.insert(held_.end(), head.c_str(), head.c_str() + head.size());
+    }
+
+    // A frame without a payload, in one piece with what was kept back. How many bytes of the frame itself went.
+    std::size_t send_behind_held(const CallHeader& header, nb::bytes head) {
+        const std::size_t own = sizeof header + head.size();
+        keep_back(header, head);
+        if (send_held()) {
+            written_ += own;
+            return own;
+        }
+        const std::size_t unsent = std::min(own, held_.size());
+        held_.resize(held_.size() - unsent);
+        if (held_.empty()) held_frames_ = 0;
+        written_ += own - unsent;
+        return own - unsent;
+    }
+
     // Looks for bytes for so long, then sleeps. Without the GIL. True if some came.
     bool come_later(const FramePipe::Rings& rings, double look, double wait, int waker, bool writes) {
         if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
         const WithoutGil released;
-        const std::int64_t since = monotonic_ns();
-        // To look is worth it only where what is waited for mostly comes that soon. Whoever sleeps is answered
-        // later, too, so it is tried again now and then.
-        const bool looks = typical_ns_ <= 2 * to_ns(look) || ++unlooked_ % 8 == 0;
-        bool came = looks && pipe_.receive(rings, to_ns(look));
-        if (came) typical_ns_ = std::min(typical_ns_, to_ns(look));
+        bool came = false;
+        if (look > 0 && looks_.worth()) {
+            came = pipe_.receive(rings, to_ns(look));
+            looks_.note(came);
+        }
         if (!came && wait > 0) {
             if (pipe_.may_sleep(rings)) sleep(rings, wait, waker, writes);
             came = pipe_.receive(rings, 0);
-        }
-        if (came || wait > 0) {
-            const std::int64_t waited = std::min(monotonic_ns() - since, longest_sample_ns);
-            typical_ns_ += (waited - typical_ns_) / 4;
         }
         return came;
     }
@@ -270,7 +318,7 @@ private:
     }
 
     // Parts whose memory stays until this returns.
-    std::size_t send_held(std::span<iovec> parts, std::size_t total, std::int64_t stay_ns = 0) {
+    std::size_t write(std::span<iovec> parts, std::size_t total, std::int64_t stay_ns = 0) {
         std::optional<RingOut::Stay> stay;
         if (out_ != nullptr) stay.emplace(*out_);
         const FramePipe::Rings rings = open_rings();
@@ -303,8 +351,9 @@ private:
     QuickerWay way_;
     std::uint64_t loans_ = 0;
     FramePipe pipe_;
-    std::int64_t typical_ns_ = 0;  // how long something was waited for of late
-    unsigned unlooked_ = 0;        // waits that slept at once
+    Looks looks_;
+    std::vector<char> held_;  // frames that were kept back, as they are sent
+    std::size_t held_frames_ = 0;
     std::uint64_t written_ = 0;
     std::uint64_t taken_ = 0;  // frames count as one
 };
@@ -327,7 +376,7 @@ public:
         for (std::size_t i = 0; i < pipes_.size(); ++i)
             if (pipes_[i]->ring() != nullptr) stays[i].emplace(*pipes_[i]->ring());
         bool found = any_without_poll();
-        if (!found && seconds > 0) {
+        if (!found && seconds > 0 && looks_.worth()) {
             const WithoutGil released;
             std::int64_t now = monotonic_ns();
             const std::int64_t end = now + to_ns(seconds);
@@ -340,6 +389,7 @@ public:
                 const std::int64_t then = std::exchange(now, monotonic_ns());
                 if (now - then > Cores::gap_ns) Cores::want(now);
             }
+            looks_.note(found);
         }
         const bool socket = any_socket();
         return found || socket ? ready() : std::vector<int>{};
@@ -393,6 +443,7 @@ private:
     std::vector<Pipe*> pipes_;
     std::vector<nb::object> kept_;
     std::vector<pollfd> polled_;
+    Looks looks_;
 };
 
 }  // namespace
@@ -409,6 +460,10 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("loans", &Pipe::loans)
         .def_prop_ro("lent", &Pipe::lent)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
+        .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"))
+        .def("send_held", &Pipe::send_held)
+        .def("take_held", &Pipe::take_held)
+        .def_prop_ro("held", &Pipe::held)
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)

@@ -188,7 +188,6 @@ class Agent:
             hide_frames(error)
             raise
 
-    @hides_frames
     def call_async(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
@@ -200,7 +199,11 @@ class Agent:
         Raises:
             UsageError, InvalidRank: An argument cannot be sent, or there is no such rank. The future raises the rest.
         """
-        return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
+        try:
+            return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     async def acall(
         self, dst: int, name: str, /, *args: Any, timeout: float | None = None, returns: Any = None, **kwargs: Any

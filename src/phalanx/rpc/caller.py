@@ -33,7 +33,7 @@ from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, running_call
 from .lending import Lending
-from .link import AT_ONCE, MAX_QUEUED, CallLink, Frame, Waiter
+from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame, Waiter
 from .payload import FrameBody, decode_error, encode_value, read_value
 from .poller import LinkPoller
 from .signature import convert_result
@@ -43,6 +43,10 @@ __all__ = ["CallerLink", "ItemReader", "PendingCall"]
 GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
 that reads them itself, which is faster."""
+BUSY = 4
+"""Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
+MOST_TOGETHER = 16
+"""Requests that are sent together at most: the other rank is to have something to do meanwhile."""
 
 _REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
 _RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
@@ -100,7 +104,8 @@ class PendingCall(Waiter):
         on_finish, self.on_finish = self.on_finish, None
         if on_finish is not None:
             on_finish()
-        self.wake()
+        if self._sleep is not None:
+            self.wake()
 
 
 class CallerLink(CallLink):
@@ -250,6 +255,11 @@ class CallerLink(CallLink):
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
         is_long = outgoing.payload > MAX_QUEUED
         try:
+            short = not lent and not outgoing.payload
+            if short and self._may_hold(outgoing.head) and self.hold(_REQUEST, number, outgoing.head, MOST_TOGETHER):
+                if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
+                    self.send_held()
+                return
             if not self.send(_REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
                 self._wait_for_room(pending)
                 if is_long and not lent:
@@ -257,6 +267,20 @@ class CallerLink(CallLink):
         except BaseException:
             self._withdraw(number)
             raise
+
+    def _may_hold(self, head: bytes) -> bool:
+        """Whether a request may wait for others: if the other rank is busy, and something will send it soon.
+
+        That is a thread that waits for a call, or the agent's thread after `GRACE`.
+        """
+        return (
+            self._in_grace
+            and len(self.calls) > BUSY
+            and len(head) <= LONGEST_HELD
+            and not self.needs_poller
+            and not self.sends_cheaply
+            and not self.mover_lock.locked()
+        )
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. The caller may change its arrays when this returns."""
@@ -399,6 +423,8 @@ class CallerLink(CallLink):
     def _poll_after_grace(self) -> None:
         """Has the agent's thread read the answers, unless a thread that waits for one did so just now."""
         self._in_grace = False
+        if self.pipe.held:
+            self.send_held()
         if not self._unattended or self.needs_poller:
             return
         if self.mover_lock.locked() or time.monotonic() - self.moved_by_waiter_at < GRACE:
@@ -411,6 +437,8 @@ class CallerLink(CallLink):
         """Has the agent's thread read the answers from now on."""
         if not self.needs_poller:
             self.needs_poller = True
+            if self.pipe.held:
+                self.send_held()
             self.poller.watch(self)
 
     def _expire_calls(self) -> None:

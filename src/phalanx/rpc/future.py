@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,21 +14,40 @@ __all__ = ["RpcFuture"]
 
 
 _NOTHING: Any = object()
+_PENDING, _FINISHED = "PENDING", "FINISHED"  # as concurrent.futures names them
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
     """The answer of a call that was made by `call_async`. `cancel` also tells the other rank."""
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
-        super().__init__()
-        self._value: Any = _NOTHING
-        """The result, once it is set: to return it takes no lock."""
+        # As the constructor of the base class, which is not called: it makes a condition, and few futures need one.
+        self._state = _PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._lock = threading.RLock()
         self._link = link
         self._call = pending
         pending.on_finish = self._complete
 
+    _value: Any = _NOTHING
+    """The result, once it is set: to return it takes no lock."""
+    _made: threading.Condition | None = None
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """What the base class guards its state with, and wakes those by who wait for it. Made when it is first used."""
+        made = self._made
+        if made is None:
+            with self._lock:
+                made = self._made = self._made or threading.Condition(self._lock)
+        return made
+
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer; returns or raises it."""
+        if self._value is not _NOTHING:
+            return self._value
         try:
             self._wait(timeout)
             if self._value is not _NOTHING:
@@ -45,7 +65,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
     def _wait(self, timeout: float | None) -> None:
         """Reads the answer in this thread, unless another thread reads the link."""
         link, call = self._link, self._call
-        if call.done or self.done():
+        if call.done or self._state != _PENDING:
             return
         deadline = call.deadline if timeout is None else call.deadline.sooner(timeout)
         with link.poller.blocking():
@@ -88,6 +108,11 @@ class RpcFuture(concurrent.futures.Future[Any]):
             self._link.end_unattended()
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._made is None and error is None and self._state == _PENDING:  # nobody waits, nor has a callback
+                self._value = self._result = value
+                self._state = _FINISHED
+                return
         try:
             if error is None:
                 self.set_result(value)
@@ -99,7 +124,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def _invoke_callbacks(self) -> None:
         # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.
-        if not self._done_callbacks:  # type: ignore[attr-defined]
+        if not self._done_callbacks:
             return
         if self._link.ended is None:
             self._link.poller.run_soon(super()._invoke_callbacks)  # type: ignore[misc]

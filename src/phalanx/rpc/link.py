@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ..deadline import Deadline
 from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
+from ..transports.duplex_ring import DuplexRing
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
@@ -44,6 +45,9 @@ LONG_COPY = 64 << 10
 """Bytes from which a copy is worth releasing the GIL for."""
 SPIN = 100e-6
 """Seconds that a mover looks for bytes again and again before it sleeps."""
+
+LONGEST_HELD = 512
+"""Bytes of a head that may wait for others."""
 
 AT_ONCE = (False,)
 """The argument of `mover_lock.acquire`, which `map` calls where a thread waits for an answer. Python runs the handlers
@@ -188,6 +192,11 @@ class CallLink(ABC):
         """The connection."""
         return self.pipe.stream
 
+    @property
+    def sends_cheaply(self) -> bool:
+        """Whether a frame is sent without a system call."""
+        return isinstance(self.pipe.stream, DuplexRing)
+
     def use(self, stream: Stream) -> None:
         """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream, self._lending)
@@ -257,6 +266,8 @@ class CallLink(ABC):
                         self._written += count
                         return True
                     self.pipe.check()
+                    if self.pipe.held:
+                        self._queue_held()
                 # In one piece with the head, as it was tried: TLS wants a write repeated with no less than it had.
                 parts = [pack_header(kind, len(head), call, payload) + head, *buffers]
                 rest = deque(memoryview(part) for part in parts if len(part))
@@ -276,6 +287,44 @@ class CallLink(ABC):
         self.end(failure)
         assert self.ended is not None
         raise self.ended
+
+    def hold(self, kind: int, call: int, head: bytes, most: int) -> bool:
+        """Keeps a frame without a payload back, to save system calls and wake-ups: the next one takes it along.
+
+        Whoever calls this sees to it that `send_held` is called soon. False if it cannot be kept, or is the last of
+        `most`: then `send` it.
+        """
+        with self._sending:
+            if self.ended is not None or self._unsent or self.pipe.held >= most - 1:
+                return False
+            count = self.pipe.hold(kind, call, head)
+            self._written += count
+        return count > 0
+
+    def send_held(self) -> None:
+        """Sends what was held."""
+        try:
+            with self._sending:
+                if self.ended is None and not self.pipe.send_held():
+                    self.pipe.check()
+                    self._queue_held()
+                waits = bool(self._unsent)
+        except (StreamEnded, ProtocolError) as ended:
+            self.end(ended)
+        except BaseException:
+            self._end_if_cut_short()
+            raise
+        else:
+            if waits:
+                self.wake_mover()
+                self.ask_poller()
+
+    def _queue_held(self) -> None:
+        """Queues what was kept back and does not go now. Called with `_sending` held."""
+        rest = self.pipe.take_held()
+        self._unsent.append(_Unsent(0, deque([memoryview(rest)]), True))
+        self.queued_bytes += len(rest)
+        self._written += len(rest)  # last, as in `send`
 
     def write_queued(self) -> bool:
         """Writes what is queued, as far as it goes. True if something was written.
@@ -485,6 +534,8 @@ class CallLink(ABC):
 
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
         """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
+        if self.pipe.held:
+            self.send_held()
         while not waiter.done:
             [moves] = map(self.mover_lock.acquire, AT_ONCE)
             if moves:

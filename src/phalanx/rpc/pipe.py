@@ -43,7 +43,28 @@ class Pipe(ABC):
 
     @abstractmethod
     def send(self, kind: int, call: int, head: bytes, buffers: Sequence[Buffer], payload: int) -> int:
-        """Writes as much of a frame as the connection takes; returns the number of bytes."""
+        """Writes as much of a frame as the connection takes; returns the number of bytes.
+
+        If it takes not even all that was kept back, that is 0, and the rest of it is still kept: see `take_held`.
+        """
+
+    held = 0
+    """Frames that were kept back."""
+
+    def hold(self, kind: int, call: int, head: bytes) -> int:
+        """Keeps a frame without a payload back; the next `send` takes it along. Returns the number of bytes.
+
+        They count as written. 0 if this pipe keeps nothing back. Only if nothing waits for `send_rest`.
+        """
+        return 0
+
+    def send_held(self) -> bool:
+        """Writes what was kept back. False if a part of it does not go now: it is still kept, for `take_held`."""
+        return True
+
+    def take_held(self) -> bytes:
+        """Takes out what was kept back. These bytes count as written once more."""
+        return b""
 
     @abstractmethod
     def send_rest(self, buffers: Sequence[Buffer]) -> int:
@@ -152,6 +173,9 @@ class _NativePipe(Pipe):
         else:
             native = core.FramePipe(stream.fd, None, None, READ_AHEAD)
         self.native = native
+        self.hold = native.hold  # type: ignore[method-assign]
+        self.send_held = native.send_held  # type: ignore[method-assign]
+        self.take_held = native.take_held  # type: ignore[method-assign]
         self.send = native.send  # type: ignore[method-assign]
         self.send_rest = native.send_rest  # type: ignore[method-assign]
         self.pull = native.pull  # type: ignore[method-assign]
@@ -169,6 +193,11 @@ class _NativePipe(Pipe):
 
     def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
         raise NotImplementedError
+
+    @property
+    def held(self) -> int:  # type: ignore[override]
+        assert self.native is not None
+        return self.native.held
 
     def may_sleep(self) -> bool:
         raise NotImplementedError

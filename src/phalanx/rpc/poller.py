@@ -29,6 +29,8 @@ logger = logging.getLogger("phalanx.rpc")
 
 LONGEST = 3600.0
 """The longest sleep, in seconds."""
+MOST_TOGETHER = 32
+"""Answers that are sent together at most: their caller is to have something to do meanwhile."""
 
 
 class LinkPoller:
@@ -53,6 +55,8 @@ class LinkPoller:
         self._asleep = False
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._holding: list[CallLink] = []
+        """Links that have answers to send which were held."""
         self._soon: deque[Callable[[], None]] = deque()
         self._workers = Workers(name, workers, self._poll_once, self.wake)
         self.tasks = self._workers.tasks
@@ -100,6 +104,40 @@ class LinkPoller:
         if first:
             self.wake()
 
+    # -- answers that are sent together --------------------------------------------------------------------------------
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether an answer of the calling thread may wait for the next one: there is another task right after it.
+
+        This thread sends the answers before it polls, or runs what may take long. If a task takes long all the same,
+        the thread that becomes the mover sends them.
+        """
+        return bool(self.tasks) and self._workers.is_mover
+
+    def hold(self, link: CallLink, kind: int, call: int, head: bytes) -> bool:
+        """Keeps an answer back, to be sent with those that follow; False if it cannot be. Only if `may_hold`."""
+        if not link.hold(kind, call, head, MOST_TOGETHER):
+            return False
+        self._holding.append(link)
+        if not self._workers.is_mover:  # any more: the new one may have looked already
+            self.send_held()
+        return True
+
+    @property
+    def holds(self) -> bool:
+        """Whether answers wait for others."""
+        return bool(self._holding)
+
+    def send_held(self) -> None:
+        """Sends the answers that wait."""
+        while self._holding:
+            try:
+                link = self._holding.pop()
+            except IndexError:  # another thread took it
+                return
+            link.send_held()
+
     @property
     def running(self) -> int:
         """The number of tasks that run now."""
@@ -117,6 +155,8 @@ class LinkPoller:
     # -- the agent's thread --------------------------------------------------------------------------------------------
 
     def _poll_once(self, wait: bool) -> None:
+        if self._holding:
+            self.send_held()
         while self._soon:
             if not self._workers.run_as_mover(self._soon.popleft()):
                 return

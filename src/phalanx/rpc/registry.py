@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import FunctionNotFound, UsageError
 from .signature import Signature
@@ -17,7 +18,8 @@ LONGEST_NAME = 1024
 LONGEST_LIST = 20
 
 
-class Function(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Function:
     """A registered function, class or method."""
 
     name: str
@@ -29,6 +31,8 @@ class Function(NamedTuple):
     """The annotation of its result; None if there is none."""
     takes_instance: bool = False
     """Whether it is a method that takes its object as the first argument."""
+    is_quick: bool = False
+    """Whether it took so little time of late that an answer before it can wait for its own."""
 
 
 def _function(name: str, call: Callable[..., Any]) -> Function:
@@ -46,7 +50,7 @@ def _methods(name: str, target: type) -> dict[str, Function]:
             continue
         kind = inspect.getattr_static(target, method)
         takes_instance = not isinstance(kind, (staticmethod, classmethod))
-        methods[method] = _function(f"{name}.{method}", found)._replace(takes_instance=takes_instance)
+        methods[method] = replace(_function(f"{name}.{method}", found), takes_instance=takes_instance)
     return methods
 
 

@@ -24,7 +24,7 @@ from ..wire.packing import SIMPLE
 from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
-from .link import MAX_QUEUED, WINDOW, Frame
+from .link import LONGEST_HELD, MAX_QUEUED, WINDOW, Frame
 from .payload import encode_error, encode_value
 from .registry import CREATE, Function, Registry
 
@@ -41,6 +41,8 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
 """The errors that can happen before the handler is entered, and how the answer names them."""
 
 _RESULT = int(CallKind.RESULT)  # the core takes a plain int sooner
+QUICK = 50e-6
+"""Seconds of a handler for which earlier answers may wait, to be sent together with its own."""
 _NO_STREAMS = SIMPLE | {bytes, list, dict, tuple, np.ndarray}
 """Types of results that are quickly known to be no generators; to ask an abstract class takes longer."""
 
@@ -53,6 +55,8 @@ class ServedCall:
     _entered = False
     _entered_at = 0.0
     """Whether the handler was entered: then an exception is its own."""
+    _is_quick = False
+    """Whether the handler has just ended after a short time, so that its answer may wait for those after it."""
     _generator: Generator[Any, None, Any] | None = None
     _flow: threading.Lock | None = None
     """Guards the credit and the pause of a stream; None if this is not a stream."""
@@ -104,12 +108,14 @@ class ServedCall:
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
                 return
+            if link.poller.holds and not function.is_quick:
+                link.poller.send_held()
             token = running_call.set(context)
             try:
                 result = function.call(*args, **kwargs)
             finally:
                 running_call.reset(token)
-            self._count(name, True)
+            self._is_quick = function.is_quick = self._count(name, True) < QUICK
             if target == CREATE:
                 self._keep(registry, name, result, context)
             elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
@@ -121,13 +127,14 @@ class ServedCall:
                 self._count(self.context.name, False)
             self._fail(error)
 
-    def _count(self, name: str, ok: bool) -> None:
-        """Counts the call, once its handler has ended."""
+    def _count(self, name: str, ok: bool) -> float:
+        """Counts the call, once its handler has ended; returns the handler's seconds."""
         if not self._entered_at:
-            return  # it was counted, and its answer could not be sent
-        queue, now = self._entered_at - self._arrived_at, time.monotonic()
-        CALLS.add(name, -1, ok, now - self._arrived_at, queue, now - self._entered_at)
+            return 0.0  # it was counted, and its answer could not be sent
+        arrived, entered, now = self._arrived_at, self._entered_at, time.monotonic()
+        CALLS.add(name, -1, ok, now - arrived, entered - arrived, now - entered)
         self._entered_at = 0.0
+        return now - entered
 
     def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
         """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
@@ -187,6 +194,10 @@ class ServedCall:
                 f"a result of {in_units(size)} is too large (max_message here is {in_units(link.max_message)})"
             )
         try:
+            if self._is_quick and kind == _RESULT and not payload and len(head) <= LONGEST_HELD:
+                poller = link.poller
+                if poller.may_hold and poller.hold(link, kind, self.number, head):
+                    return
             sent = link.send(kind, self.number, head, buffers, payload)
         except PhalanxError:
             return  # the caller is gone

@@ -199,6 +199,7 @@ class Workers:
         A task that the mover runs counts as running only once the mover is replaced.
         """
         tasks = self.tasks
+        self._poll(False)  # what the mover before left to be sent
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
             if not tasks or self._running >= self._limit:
@@ -225,6 +226,7 @@ class Workers:
         self._begun += 1
         self._since = now or time.monotonic()
         if self._watchdog_sleeps:
+            self._watchdog_sleeps = False  # it is rung once, however long the watchdog takes to wake up
             self._watchdog_bell.set()
         self._run(task)
         with self._lock:  # the watchdog may be about to replace this thread
