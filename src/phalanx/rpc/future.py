@@ -37,7 +37,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What the base class guards its state with, and wakes those by who wait for it. Made when it is first used."""
+        """The guard of the state in the base class, by which it also wakes waiting threads. Made on first use."""
         made = self._made
         if made is None:
             with self._lock:
