@@ -152,7 +152,7 @@ public:
             }
         }
         shown_.last = s_.step();
-        end(call);
+        end(call, way);
         return Outcome::done;
     }
 
@@ -202,7 +202,7 @@ public:
                 if (outcome = s_.may_take(s_.step()); outcome != Outcome::done) return outcome;
             }
         }
-        end(call);
+        end(call, way);
         return Outcome::done;
     }
 
@@ -278,13 +278,13 @@ private:
         return s_.may_take(s_.step());
     }
 
-    void end(const Call& call) noexcept {
+    void end(const Call& call, const Way& way) noexcept {
         passed_ = mix(passed_ ^ call.fingerprint);
-        ++run_;
+        run_ = way.in_note ? run_ + 1 : 0;
     }
 
-    // Where ranks share cores and many operations went one way, those who show run ahead: who waits need not be woken for
-    // each step.
+    // Where ranks share cores and many operations went one way in notes, those who show run ahead: who waits need not be woken
+    // for each step.
     Bound resting(const Bound& limits) const noexcept {
         Bound bound = limits;
         if (s_.crowded() && run_ >= long_run) bound.rests = 2;
@@ -353,7 +353,7 @@ private:
     int culprit_ = -1;
     bool ahead_ = false;            // others may be behind
     std::uint64_t passed_ = 0;      // the fingerprints of the operations since all have met
-    int run_ = 0;                   // how many they were
+    int run_ = 0;                   // how many of the last ones were in notes
     LastShown shown_;
     std::uint64_t first_ = 0;       // the first step of the operation that is read
     std::uint64_t everybody_ = 0;   // a step that everybody has reached
