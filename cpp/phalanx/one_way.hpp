@@ -235,6 +235,8 @@ private:
     static constexpr std::uint64_t slot_lag = 2;
     // Operations since all have met from which on more of the kind are expected.
     static constexpr int long_run = 8;
+    // How often who waits rests then. Should all of them fall asleep, the one who runs ahead wakes them for each step again.
+    static constexpr int few_rests = 8;
 
     template <class Is>
     bool any_rank(Is is) const {
@@ -287,7 +289,7 @@ private:
     // for each step.
     Bound resting(const Bound& limits) const noexcept {
         Bound bound = limits;
-        if (s_.crowded() && run_ >= long_run) bound.rests = 2;
+        if (s_.crowded() && run_ >= long_run) bound.rests = few_rests;
         return bound;
     }
 

@@ -134,7 +134,7 @@ struct Thresholds {
     std::size_t copy_once_from = never;
     // But a gather of parts from this length on goes through the slots: while its root copies, the other copies the next
     // piece, and the pieces stay in the caches. The measurement that stands for all operations knows no such length.
-    std::size_t gather_in_pieces_from = 512 << 10;
+    std::size_t gather_in_pieces_from = 2 << 20;
 };
 
 // One rank's view of the segment. Of the threads of a process only one may keep step at a time; `abort` may come from
