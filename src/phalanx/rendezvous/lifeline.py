@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .._native import core
 from ..background_thread import BackgroundThread
 from ..errors import PhalanxError
-from ..transports.stream import Stream, StreamEnded
+from ..transports.stream import Stream
 
 if TYPE_CHECKING:
     from .._core import Lifeline as HeldConnection
@@ -74,7 +74,7 @@ class Lifeline:
             stream = self._connect(self._check)
         except _Stopped:
             return
-        except (PhalanxError, StreamEnded) as error:
+        except (PhalanxError, OSError) as error:  # a connection that ends is the latter, too
             logger.debug("no lifeline to the directory: %s", error)
             return
         assert core is not None
