@@ -226,14 +226,20 @@ public:
         const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
         telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
-        if (!way.in_note && total > 0) way.home = home_of(source.whole(), total, total, parts_by_address(parts.bytes));
+        way.at_readers = !in_note && parts_at_readers(parts.shown_bytes());
+        if (way.at_readers) way.window = parts.bytes;
+        if (!way.in_note && !way.at_readers && total > 0)
+            way.home = home_of(source.whole(), total, total, parts_by_address(parts.bytes));
         if (Segment::is_address(way.home)) way.in_slot = parts_in_slot(parts.bytes);
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
-            const PartsHead head{parts.bytes, parts.kind, static_cast<std::uint32_t>(parts.words.size()), way.in_note,
-                                 static_cast<std::uint8_t>(way.in_slot), parts.where};
+            const PartsHead head{parts.bytes,  parts.kind, static_cast<std::uint16_t>(parts.words.size()), parts.where, way.in_note,
+                                 way.at_readers, static_cast<std::uint8_t>(way.in_slot)};
             std::memcpy(note.data, &head, sizeof(head));
             std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
-            if (way.home == 0) show_parts(data, 0);
+            if (way.at_readers)
+                show_parts_at_readers();
+            else if (way.home == 0)
+                show_parts(data, 0);
             copy(way.in_note ? data + total : slot + words_at(), parts.words.data(), parts.words.size());
         });
     }
@@ -262,7 +268,7 @@ public:
                     const std::size_t region = static_cast<std::size_t>(after(way.root) - 1) * parts.bytes;
                     if (from > 0 && target != nullptr) shown.copy(target, way.root, start, region, parts.bytes);
                 });
-        const std::size_t region = rank() * way.window + (way.in_note ? sizeof(PartsHead) : 0);
+        const std::size_t region = (way.at_readers ? 0 : rank() * way.window) + (way.in_note ? sizeof(PartsHead) : 0);
         return read_pieces(
             call, way, [&](int) { return ranks() * parts.bytes; },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
@@ -361,6 +367,8 @@ private:
     static constexpr std::size_t cached_window = 128 << 10;
     // From here on several ranks read the parts of a scatter where they lie.
     static constexpr std::size_t worth_reading_parts = 512 << 10;
+    // Up to here the root of a scatter copies parts into the slots of those who read them, where ranks share cores.
+    static constexpr std::size_t most_at_readers = 128 << 10;
     // From here on NumPy asks for large pages.
     static constexpr std::size_t in_large_pages = 4 << 20;
 #if defined(__x86_64__)
@@ -387,11 +395,13 @@ private:
     struct PartsHead {
         std::uint64_t bytes;
         std::uint64_t kind;
-        std::uint32_t words;
-        std::uint8_t in_note;
-        std::uint8_t in_slot;
+        std::uint16_t words;
         Where where;
+        std::uint8_t in_note;
+        std::uint8_t at_readers;
+        std::uint8_t in_slot;
     };
+    static_assert(most_words <= UINT16_MAX);
     static constexpr std::size_t most_parts_in_slot = UINT8_MAX;
     struct Telling {
         Sources source = nullptr;
@@ -411,6 +421,10 @@ private:
         for (int r = 0; r < ranks(); ++r)
             if (r != rank()) copy(to + r * way.window, source.part(r, r * parts.bytes) + from, way.size(piece));
     }
+    void show_parts_at_readers() const noexcept {
+        const auto& [source, parts, way] = telling_;
+        each_other([&](int r) { copy(s_.slot(r, s_.step() + 1), source.part(r, r * parts.bytes), parts.bytes); });
+    }
     void show_parts_in_slot(std::byte* to) const noexcept {
         const auto& [source, parts, way] = telling_;
         for (int i = 1; i <= way.in_slot; ++i) {
@@ -428,6 +442,8 @@ private:
         parts.words = {words, std::min<std::size_t>(head.words, most_words)};
         telling_ = {nullptr, parts, parts_way(root, parts.shown_bytes(), head.in_note != 0)};
         telling_.way.in_slot = head.in_slot;
+        telling_.way.at_readers = head.at_readers != 0;
+        if (telling_.way.at_readers) telling_.way.window = std::min<std::size_t>(parts.bytes, s_.layout().slot_bytes);
         // What was read from shared memory is not trusted.
         const bool fits = parts.bytes <= s_.layout().slot_bytes / static_cast<std::size_t>(after(root));
         telling_.way.mine_in_slot = after(root) <= head.in_slot && fits;
@@ -512,7 +528,9 @@ private:
         find_homes(home_shown, bytes_of);
         return one_way_.go_on_reading(call, way, [&](std::uint64_t piece, std::size_t from, std::size_t size) {
             fetched_ = Outcome::done;
-            const auto where = way.in_note ? Shown::Where::note : Shown::Where::slot;
+            const auto where = way.in_note      ? Shown::Where::note
+                               : way.at_readers ? Shown::Where::own_slot
+                                                : Shown::Where::slot;
             consume(Shown(*this, where, one_way_.first() + piece, &call, &way), from, size);
             return fetched_;
         });
@@ -591,6 +609,13 @@ private:
         return static_cast<int>(std::min({half, s_.layout().slot_bytes / each, most_parts_in_slot}));
     }
 
+    // Where ranks share cores, the root copies each part into the slot of the rank that reads it: it runs ahead of them, and
+    // nobody waits for the one who reads last.
+    bool parts_at_readers(std::size_t each) const noexcept {
+        const std::size_t most = std::min(most_at_readers, s_.layout().slot_bytes);
+        return s_.crowded() && each > 0 && each <= most && one_way_.others_slots_are_free();
+    }
+
     // And for those that all have for all. More than two ranks may have to share cores, and then one step more is dear: all
     // parts together have to be long.
     bool all_parts_by_address(std::size_t each) const noexcept {
@@ -600,7 +625,7 @@ private:
     // One piece of what the others show.
     class Shown {
     public:
-        enum class Where { line, note, slot };
+        enum class Where { line, note, slot, own_slot };
 
         // At a step. `call` and `way` are those of an operation that goes one way.
         Shown(Collectives& ops, Where where, std::uint64_t step, const Call* call = nullptr, const Way* way = nullptr) noexcept
@@ -612,6 +637,7 @@ private:
             switch (where_) {
                 case Where::line: return ops_.s_.line_of(r, step_).small + region;
                 case Where::note: return ops_.s_.note(r, step_).data + region;
+                case Where::own_slot: return ops_.s_.slot(ops_.rank(), step_) + region;
                 case Where::slot: break;
             }
             return ops_.s_.slot(r, step_) + region;

@@ -56,6 +56,7 @@ struct Way {
     // copied while the other ranks read theirs.
     int in_slot = 0;
     bool mine_in_slot = false;  // this rank's part is one of them
+    bool at_readers = false;    // each part lies in the slot of the rank that reads it
 
     std::uint64_t pieces() const noexcept {
         if (in_slot > 0) return 2;
@@ -227,6 +228,10 @@ public:
         return Outcome::done;
     }
 
+    // Whether a rank that shows something may write into the others' slots, too, once it has entered. They may still read what
+    // an operation at which all met has left there; in one that goes one way, a rank that is done with a step has no such rest.
+    bool others_slots_are_free() const noexcept { return ahead_ && s_.slowest() > met_until_; }
+
     // Whether another rank had to fetch what this one has shown: then its memory need not be offered again.
     bool was_asked() const noexcept { return was_asked_; }
 
@@ -260,6 +265,7 @@ private:
 
     Outcome enter(const Call& call, std::uint64_t lag) {
         if (s_.aborted()) return Outcome::aborted;
+        if (!ahead_) met_until_ = s_.step();
         ahead_ = true;
         return see_everybody(s_.step() + 1, lag, call);
     }
@@ -354,6 +360,7 @@ private:
     Segment& s_;
     int culprit_ = -1;
     bool ahead_ = false;            // others may be behind
+    std::uint64_t met_until_ = 0;   // the last step of the last operation at which all met
     std::uint64_t passed_ = 0;      // the fingerprints of the operations since all have met
     int run_ = 0;                   // how many of the last ones were in notes
     LastShown shown_;

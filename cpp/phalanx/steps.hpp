@@ -126,6 +126,7 @@ public:
                 return Outcome::more;
             }
         }
+        wait.ended(only_receives());
         return anyone_hung_up() ? Outcome::hung_up : Outcome::done;
     }
 
@@ -186,6 +187,10 @@ private:
         if (now - looked_ns_ < look_is_good_ns) return false;
         looked_ns_ = now;
         return ::poll(polled_.data(), polled_.size(), 0) > 0;
+    }
+
+    bool only_receives() const noexcept {
+        return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.sends.empty(); });
     }
 
     FrameHeader expected(std::size_t size) const noexcept {

@@ -6,10 +6,14 @@
 // core does not go idle, and a sleeper that is woken goes before whatever is busy. It may be the very rank that is waited
 // for that needs this core. So the rank looks for about as long as an answer takes that is on its way, and sleeps.
 //
+// Where ranks share cores and one only receives again and again, what it waits for comes from a rank that runs ahead: it
+// rests for a while, finds several messages then, and nobody has to change places or wake it for each.
+//
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
 
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -29,6 +33,9 @@ public:
     static constexpr std::int64_t long_yield_oversubscribed_ns = 500'000;
     static constexpr std::int64_t first_pause_ns = 10'000'000;  // without yields, after a long one
     static constexpr std::int64_t longest_pause_ns = 1'000'000'000;
+    static constexpr std::int64_t rest_ns = 100'000;
+    static constexpr int few_rests = 8;  // in one wait
+    static constexpr int long_run = 8;   // operations that only received, from which on more are expected
 
     explicit WaitPolicy(bool oversubscribed) noexcept : oversubscribed_(oversubscribed) {}
 
@@ -49,6 +56,11 @@ public:
         contended_until_ = now + pause_ns_;
     }
 
+    // An operation is over, in which this rank has only received, or not.
+    void ended(bool only_received) noexcept { run_ = only_received ? run_ + 1 : 0; }
+
+    int rests() const noexcept { return oversubscribed_ && run_ >= long_run ? few_rests : 0; }
+
     // A wait is over: would looking all the time have been worth it?
     void waited(std::int64_t ns) noexcept {
         patience_ns_ = ns <= longest_ns ? std::min(2 * patience_ns_, longest_ns) : std::max(patience_ns_ / 2, shortest_ns);
@@ -59,12 +71,13 @@ private:
     std::int64_t patience_ns_ = longest_ns;
     std::int64_t pause_ns_ = first_pause_ns;
     std::int64_t contended_until_ = -longest_pause_ns;
+    int run_ = 0;  // how many of the last operations have only received
 };
 
 // One wait, from the first look that found nothing to the first that finds something.
 class Wait {
 public:
-    enum class Next : int { look, yield, sleep };
+    enum class Next : int { look, yield, sleep, rest };
 
     explicit Wait(WaitPolicy& policy) noexcept : policy_(policy) {}
 
@@ -73,6 +86,11 @@ public:
         if (!waits_) {
             waits_ = true;
             began_ = now;
+            rests_ = policy_.rests();
+        }
+        if (rests_ > 0) {
+            --rests_;
+            return Next::rest;
         }
         if (now - began_ >= policy_.patience_ns(now)) return Next::sleep;
         return policy_.contended(now) ? Next::look : Next::yield;
@@ -81,6 +99,8 @@ public:
     void yielded(std::int64_t before, std::int64_t now) noexcept { policy_.yielded(before, now); }
 
     bool waits() const noexcept { return waits_; }
+
+    void ended(bool only_received) noexcept { policy_.ended(only_received); }
 
     // A look has found something.
     void end(std::int64_t now) noexcept {
@@ -92,6 +112,7 @@ private:
     WaitPolicy& policy_;
     bool waits_ = false;
     std::int64_t began_ = 0;
+    int rests_ = 0;
 };
 
 // A look has found nothing: does what comes before the next one. False if it is time to sleep.
@@ -103,6 +124,11 @@ inline bool look_again(Wait& wait) noexcept {
             sched_yield();
             wait.yielded(now, monotonic_ns());
             return true;
+        case Wait::Next::rest: {
+            const timespec span{0, WaitPolicy::rest_ns};
+            nanosleep(&span, nullptr);
+            return true;
+        }
         case Wait::Next::sleep: break;
     }
     return false;

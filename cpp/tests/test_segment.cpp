@@ -324,6 +324,31 @@ void parts_both_ways(Rank& me) {
     }
 }
 
+// Runs of scatters whose root runs ahead, and may write into the slots of the others: between them those take the last pieces
+// of a sum out of their slots.
+void many_scatters(Rank& me) {
+    const int n = me.ranks();
+    for (std::uint64_t turn = 0; turn < 120; ++turn) {
+        if (turn % 7 == 0) {
+            const std::size_t count = (1 + turn / 7 % 4) * me.segment.layout().slot_bytes / 4 - turn;
+            auto x = values_of(me.rank(), count, turn);
+            CHECK(me.ops.all_reduce(me.call(), bytes_of(x), count, sum) == Outcome::done);
+            CHECK(x == total_of(n, count, turn));
+        }
+        const int root = turn / 20 % 2 == 0 ? 0 : static_cast<int>(turn) % n;
+        const std::size_t count = turn % 11 == 10 ? 3 : 2000 + turn * 100;
+        auto source = values_of(root, count * n, turn);
+        const std::vector<std::int32_t> expected(source.begin() + me.rank() * count, source.begin() + (me.rank() + 1) * count);
+        Collectives::Parts parts;
+        if (me.rank() == root) parts = {4 * count, turn};
+        CHECK(me.ops.tell_parts(me.call(), me.rank() == root ? bytes_of(source) : nullptr, parts, root) == Outcome::done);
+        std::vector<std::int32_t> target(count, -1);
+        CHECK(me.ops.take_part(me.call(), bytes_of(target)) == Outcome::done);
+        wipe(source);
+        CHECK(target == expected);
+    }
+}
+
 // Operations that are interrupted before all ranks have met, and run again: nobody else notices. Sleepers are woken for nothing
 // all the time, so that they look for interrupts.
 void interrupted(Rank& me, unsigned seed, std::atomic<int>& left) {
@@ -532,6 +557,8 @@ int main() {
                     std::atomic<int> left{ranks};
                     world(ranks, layout, Patience{0, 0}, [&](Rank& me) { interrupted(me, 17 * seed + ranks, left); }, thresholds);
                 }
+    for (const int ranks : {2, 3, 4, 7})
+        for (const Thresholds& thresholds : {Thresholds{}, by_address}) world(ranks, large, Patience{0, 0}, many_scatters, thresholds);
     CHECK(interrupts.load() > 1000);
     verdicts();
     for (const int ranks : {2, 3, 4}) {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("native")
 
-LOOK, YIELD, SLEEP = range(3)  # Wait::Next in cpp/phalanx/wait_policy.hpp
+LOOK, YIELD, SLEEP, REST = range(4)  # Wait::Next in cpp/phalanx/wait_policy.hpp
 US, MS = 1_000, 1_000_000
 
 
@@ -84,3 +84,21 @@ def test_it_tries_again_later_and_later_as_long_as_the_core_is_wanted() -> None:
     now += 10_000 * MS  # it was quiet for long
     policy.yielded(now, now + 3 * MS)
     assert not policy.contended(now + 14 * MS)
+
+
+def test_who_only_receives_where_ranks_share_cores_rests_a_few_times_and_then_waits_as_ever() -> None:
+    policy = _policy(oversubscribed=True)
+    for _ in range(8):
+        assert REST not in _ends_after(policy, 30 * US)
+        policy.ended(only_received=True)
+    assert _ends_after(policy, 200 * US) == [REST] * 8 + [YIELD] * 12
+
+
+def test_who_has_sent_or_has_a_core_for_itself_does_not_rest() -> None:
+    shared, alone = _policy(oversubscribed=True), _policy()
+    for _ in range(20):
+        shared.ended(only_received=True)
+        alone.ended(only_received=True)
+    shared.ended(only_received=False)
+    assert REST not in _ends_after(shared, 200 * US)
+    assert REST not in _ends_after(alone, 200 * US)
