@@ -6,6 +6,8 @@ those for the other devices are made here, by torch, when the first tensor comes
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,10 +22,15 @@ from .visible import OLDER_NAMES
 __all__ = ["are_own", "device_types", "group_for", "operation_of"]
 
 
-def _backends(group: TorchGroup) -> dict[str, str]:
+def _backends(group: TorchGroup) -> Mapping[str, str]:
     """The backend's name for each type of device but the CPU, as the user asked for it."""
-    config = c10d._world.pg_backend_config.get(group, "")
-    pairs = (entry.partition(":") for entry in str(config).split(",") if ":" in entry)
+    return _backends_of(str(c10d._world.pg_backend_config.get(group, "")))
+
+
+@functools.lru_cache
+def _backends_of(config: str) -> Mapping[str, str]:
+    # Kept: torch asks for it in every barrier, and whether there is a GPU takes a call of the driver.
+    pairs = (entry.partition(":") for entry in config.split(",") if ":" in entry)
     found = {device: name for device, _, name in pairs if device != "cpu"}
     if found.get("cuda") == "phalanx" and not torch.cuda.is_available():
         del found["cuda"]  # what torch makes of the name alone, also where there is no GPU
