@@ -10,7 +10,16 @@ import numpy as np
 from ...errors import UsageError
 from .arrays import Adapted, Description, adapt_out, make
 
-__all__ = ["divided_shape", "misfit", "new_array", "stacked_shape", "target_for"]
+__all__ = [
+    "divided_shape",
+    "exchanged_from",
+    "gathered_from",
+    "misfit",
+    "new_array",
+    "part_of",
+    "stacked_shape",
+    "target_for",
+]
 
 Shape = tuple[int, ...]
 
@@ -32,6 +41,36 @@ def divided_shape(array: Any, size: int) -> Shape:
             "pad it to a multiple, or say how many rows each rank gets by counts= where the call has it)"
         )
     return (array.shape[0] // size, *array.shape[1:])
+
+
+def gathered_from(x: Any, size: int) -> Any:
+    """A new array for `size` arrays like this one put together; None if only the general way knows its library."""
+    return _new(x, stacked_shape(x, size)) if _is_plain(x) else None
+
+
+def part_of(x: Any, size: int) -> Any:
+    """The same for one of `size` equal parts of it; None also if it cannot be cut."""
+    return _new(x, divided_shape(x, size)) if _is_plain(x) and _can_be_cut(x, size) else None
+
+
+def exchanged_from(x: Any, size: int) -> Any:
+    """The same for such parts of `size` arrays put together."""
+    return _new(x, x.shape) if _is_plain(x) and _can_be_cut(x, size) else None
+
+
+def _can_be_cut(x: Any, size: int) -> bool:
+    return bool(x.ndim and x.shape[0] % size == 0)
+
+
+def _is_plain(x: Any) -> bool:
+    kind: Any = type(x)
+    if kind is np.ndarray:
+        return bool(x.dtype.isbuiltin == 1 and x.dtype.kind in "biufc")
+    return kind.__name__ == "Tensor" and kind.__module__ == "torch" and bool(x.is_cpu) and not x.is_quantized
+
+
+def _new(like: Any, shape: Shape) -> Any:
+    return np.empty(shape, like.dtype) if type(like) is np.ndarray else like.new_empty(shape)
 
 
 def new_array(like: Adapted, shape: Shape) -> Adapted:

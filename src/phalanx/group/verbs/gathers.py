@@ -15,7 +15,16 @@ from ...frames import hide_frames
 from ...types import AnyArray, ArrayT, Counts, OutT, TensorT
 from ..data.arrays import Adapted, Description, adapt, adapt_out, copy_values, empty_on_gpu, make
 from ..data.overlap import check_gathered, check_parts, exchanged
-from ..data.shapes import divided_shape, misfit, new_array, stacked_shape, target_for
+from ..data.shapes import (
+    divided_shape,
+    exchanged_from,
+    gathered_from,
+    misfit,
+    new_array,
+    part_of,
+    stacked_shape,
+    target_for,
+)
 from ..engines.base import Engine, Parts
 from ..members import as_member
 from ..running_collective import RunningCollective
@@ -163,6 +172,8 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("all_gather", x, None, out, counts, timeout, async_op)
+            if out is None and (made := gathered_from(x, self.world_size)) is not None:
+                return self.all_gather(x, made, timeout=timeout, async_op=async_op)
             issued = self._later("all_gather", x, out, timeout) if async_op and out is not None else None
             if issued is not None:
                 return issued
@@ -264,6 +275,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._gather_uneven("gather", x, dst, out, counts, timeout, async_op)
+            here = out is None and type(dst) is int and dst == self.rank
+            if here and (made := gathered_from(x, self.world_size)) is not None:
+                return self.gather(x, dst, made, timeout=timeout, async_op=async_op)
             issued = self._later("gather", x, dst, out, timeout) if async_op else None
             if issued is not None:
                 return issued
@@ -392,6 +406,9 @@ class Gathers(UnevenGathers):
         try:
             if counts is not None:
                 return self._scatter_uneven(x, src, out, counts, timeout, async_op)
+            here = out is None and type(src) is int and src == self.rank
+            if here and (made := part_of(x, self.world_size)) is not None:
+                return self.scatter(x, src, made, timeout=timeout, async_op=async_op)
             issued = self._later("scatter", x, src, out, timeout) if async_op and out is not None else None
             if issued is not None:
                 return issued
@@ -531,6 +548,8 @@ class Gathers(UnevenGathers):
         """
         try:
             is_even = send_counts is None and recv_counts is None
+            if is_even and out is None and (made := exchanged_from(x, self.world_size)) is not None:
+                return self.all_to_all(x, made, timeout=timeout, async_op=async_op)
             issued = self._later("all_to_all", x, out, timeout) if async_op and is_even and out is not None else None
             if issued is not None:
                 return issued

@@ -14,7 +14,7 @@ from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, adapt
 from ..data.overlap import check_parts
 from ..data.reduction import Reduction, name_of
-from ..data.shapes import divided_shape, target_for
+from ..data.shapes import divided_shape, part_of, target_for
 from ..engines.base import Engine
 from ..members import as_member
 from ..running_collective import RunningCollective
@@ -239,6 +239,8 @@ class Reductions(CollectiveRunner):
             As `all_reduce`.
         """
         try:
+            if out is None and (made := part_of(x, self.world_size)) is not None:
+                return self.reduce_scatter(x, op, made, timeout=timeout, async_op=async_op)
             issued = self._later("reduce_scatter", x, op, out, timeout) if async_op and out is not None else None
             if issued is not None:
                 return issued
