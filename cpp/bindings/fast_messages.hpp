@@ -61,6 +61,34 @@ public:
         return receive_frame(*route.mapped->half(), route, message, out);
     }
 
+    // The description and the bytes of the array that comes next from a rank, which stays where it is: (description, bytes).
+    // None if something else comes, or nothing for a while.
+    nb::object next_array(nb::handle src, nb::handle tag, nb::handle timeout) {
+        Message message;
+        const Route<RingIn>* found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
+        const Route<RingIn> route = *found;
+        const Turn turn(*route.lock);
+        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
+        const RingIn::Stay stay(*route.mapped);
+        RingReader& ring = *route.mapped->half();
+        const Bound bound = bound_of(message, *route.lock);
+        ring.ask_for_no_byte();
+        FrameHeader header, wanted;
+        if (!await(ring, *route.lock, sizeof header, bound)) return nb::none();
+        ring.peek(&header, sizeof header);
+        wanted.kind = kind_array;
+        wanted.tag = static_cast<std::uint64_t>(message.tag);
+        wanted.description = header.description;
+        wanted.payload = header.payload;
+        std::array<char, ArrayHead::longest> description;
+        if (std::memcmp(&header, &wanted, sizeof header) != 0 || header.payload > max_message_) return nb::none();
+        if (header.description > description.size()) return nb::none();
+        if (!await(ring, *route.lock, sizeof header + header.description, bound)) return nb::none();
+        ring.peek(description.data(), header.description, sizeof header);
+        return nb::make_tuple(nb::bytes(description.data(), header.description), header.payload);
+    }
+
 private:
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
@@ -143,16 +171,20 @@ private:
     // Waits for the next frame; true if it begins as that of this array must. Nothing is taken.
     bool await_head(RingReader& ring, ChannelLock& lock, const ArrayHead& head, const Bound& bound) const {
         // The header first: what comes may be shorter than what is waited for.
-        for (const std::size_t wanted : {sizeof(FrameHeader), head.size()}) {
-            const int spins = std::min(held_spins, patience_.spins);
-            for (int i = 0; i < spins && ring.available(wanted) < wanted; ++i) relax();
-            if (ring.available(wanted) < wanted) {
-                const Away away(lock, ring.bell());
-                await_bytes(ring, wanted, patience_, bound);
-            }
-            if (ring.available(wanted) < wanted || !ring.begins_with(head.data(), wanted)) return false;
-        }
+        for (const std::size_t wanted : {sizeof(FrameHeader), head.size()})
+            if (!await(ring, lock, wanted, bound) || !ring.begins_with(head.data(), wanted)) return false;
         return true;
+    }
+
+    // Waits for so many bytes.
+    bool await(RingReader& ring, ChannelLock& lock, std::size_t wanted, const Bound& bound) const {
+        const int spins = std::min(held_spins, patience_.spins);
+        for (int i = 0; i < spins && ring.available(wanted) < wanted; ++i) relax();
+        if (ring.available(wanted) < wanted) {
+            const Away away(lock, ring.bell());
+            await_bytes(ring, wanted, patience_, bound);
+        }
+        return ring.available(wanted) >= wanted;
     }
 
     Patience patience_;

@@ -65,17 +65,32 @@ protected:
         return &routes[static_cast<std::size_t>(index)];
     }
 
+    // How long a call may take. False if that is not simply a number above 0.
+    bool limits(Message& message, nb::handle timeout) const {
+        set_time(message, timeout_ns_);
+        if (timeout.is_none()) return true;
+        if (!PyFloat_CheckExact(timeout.ptr()) && !PyLong_CheckExact(timeout.ptr())) return false;
+        const double seconds = PyFloat_AsDouble(timeout.ptr());
+        if (seconds == -1.0 && PyErr_Occurred() != nullptr) PyErr_Clear();
+        if (!(seconds > 0.0)) return false;  // also if it is no number
+        set_time(message, in_ns(seconds));
+        return true;
+    }
+
+    static bool read_tag(Message& message, nb::handle tag) {
+        if (!PyLong_CheckExact(tag.ptr())) return false;
+        message.tag = PyLong_AsLongLong(tag.ptr());
+        if (message.tag < 0) PyErr_Clear();
+        return message.tag >= 0;
+    }
+
     // False if the call is not as simple: the general way looks at it. `library`: of the array that `x` is, or stands for.
     bool describe(Message& message, nb::handle x, nb::handle tag, nb::handle timeout, bool write, const char* library) const {
         PlainArray& array = message.array;
-        if (!limits(message, timeout)) return false;
-        if (!PyLong_CheckExact(tag.ptr())) return false;
+        if (!limits(message, timeout) || !read_tag(message, tag)) return false;
         if (!arrays_.look(x, write, array) && !(message.is_tensor = arrays_.look_at_tensor(x, array))) return false;
         if (array.dtype == nullptr || array.gpu >= 0 || array.bytes > max_message_) return false;
-        message.tag = PyLong_AsLongLong(tag.ptr());
-        if (message.tag < 0) PyErr_Clear();
-        return message.tag >= 0 &&
-               message.head.make(*array.dtype, array.dims, array.shape, static_cast<std::uint64_t>(message.tag), array.bytes,
+        return message.head.make(*array.dtype, array.dims, array.shape, static_cast<std::uint64_t>(message.tag), array.bytes,
                                  message.is_tensor ? "torch" : library);
     }
 
@@ -121,17 +136,6 @@ protected:
 private:
     static constexpr double longest_seconds = 1e9;
 
-    bool limits(Message& message, nb::handle timeout) const {
-        set_time(message, timeout_ns_);
-        if (timeout.is_none()) return true;
-        if (!PyFloat_CheckExact(timeout.ptr()) && !PyLong_CheckExact(timeout.ptr())) return false;
-        const double seconds = PyFloat_AsDouble(timeout.ptr());
-        if (seconds == -1.0 && PyErr_Occurred() != nullptr) PyErr_Clear();
-        if (!(seconds > 0.0)) return false;  // also if it is no number
-        set_time(message, in_ns(seconds));
-        return true;
-    }
-
     static void set_time(Message& message, std::int64_t timeout_ns) noexcept {
         message.timeout_ns = timeout_ns;
         message.longest_ns = std::min(handover_ns, timeout_ns);
@@ -147,7 +151,9 @@ private:
     nb::object recorder_object_;
     Recorder& recorder_;
     std::int64_t timeout_ns_;
-    std::size_t max_message_;
+
+protected:
+    const std::size_t max_message_;
 };
 
 }  // namespace phalanx

@@ -133,7 +133,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
+        .def("next_array", &FastMessages::next_array, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none());
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),

@@ -30,6 +30,7 @@ class ArrayHead {
 public:
     static constexpr int most_dims = 15;  // of one byte of MessagePack; more take the general way
     static constexpr std::size_t most_text = 31, most_library = 15;
+    static constexpr std::size_t longest = 2 + most_text + 1 + 9 * most_dims + 1 + most_library;  // description
 
     // False if this array is not as simple. Takes what a Py_buffer says, and the library that the array is of.
     bool make(std::string_view dtype, int dims, const std::ptrdiff_t* shape, std::uint64_t tag, std::uint64_t payload,
@@ -69,7 +70,7 @@ private:
         for (int i = bytes - 1; i >= 0; --i) put(static_cast<std::uint8_t>(value >> (8 * i)));  // big endian
     }
 
-    std::array<std::uint8_t, sizeof(FrameHeader) + 2 + most_text + 1 + 9 * most_dims + 1 + most_library> bytes_;
+    std::array<std::uint8_t, sizeof(FrameHeader) + longest> bytes_;
     std::size_t size_ = 0;
 };
 

@@ -23,7 +23,7 @@ from ...types import AnyArray, OutT, Received
 from ...wire import codec
 from ...wire.frames import MAX_TAG, FrameKind
 from ..core import GroupCore
-from ..data.arrays import Adapted, adapt, adapt_out, share_memory, to_host
+from ..data.arrays import Adapted, Description, adapt, adapt_out, empty, make, share_memory, to_host
 from ..data.overlap import exchanged
 from ..data.typed import ObjectType
 from ..members import as_member
@@ -520,11 +520,36 @@ class PointToPoint(GroupCore):
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
         what = _describe("recv", src, tag)
         if out is None:
-            return self._receive(what, src, tag, self._new_sink(), deadline, async_op)
+            made = None if async_op or src is None else self._receive_new(src, tag, deadline)
+            return made if made is not None else self._receive(what, src, tag, self._new_sink(), deadline, async_op)
         sink = self._sink_for(adapt_out(out))
         if async_op:
             return self._receive(what, src, tag, sink, deadline, True)
         return self._receive_to(what, sink, src, tag, deadline)
+
+    def _receive_new(self, src: int, tag: int, deadline: Deadline) -> Any:
+        """Receives to a new array by the fast path; None if nothing has been received."""
+        fast: Any = self._fast_messages
+        coming = fast.next_array(src, tag, deadline.remaining()) if hasattr(fast, "next_array") else None
+        if coming is None:
+            return None
+        try:
+            description = Description.parse(*coming)
+        except ProtocolError:
+            return None  # the general way says what is wrong
+        if description.library not in ("numpy", "torch") or description.dtype != description.numpy_dtype().str:
+            return None
+        array = empty(description.shape, description.numpy_dtype())
+        try:
+            answer = fast.recv(array, src, tag, deadline.remaining(), description.library)
+            if answer and answer is not True and answer[0] is not None:
+                self._complete(self._journal.begin(_describe("recv", src, tag), src), [answer[0]], deadline, [src])
+                last_handed_over()
+                answer = True
+        except BaseException:
+            self._take_back()
+            raise
+        return make(description, array) if answer is True else None
 
     def _receive_to(self, what: str, sink: ArraySink, src: int | None, tag: int, deadline: Deadline) -> Any:
         """Receives to an array. For one on a GPU that has memory of the host, the fast path is tried first."""
