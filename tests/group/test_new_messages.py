@@ -28,14 +28,16 @@ def refuse_general_way(*_: Any) -> None:
 
 
 def short_arrays(group: px.Group) -> list[str]:
-    group.barrier()
     if group.rank == 0:
-        for x in [SENT[0], *SENT[:5]]:
+        group.send(SENT[0], 1)
+        group.barrier()
+        for x in SENT[:5]:
             group.send(x, 1, tag=3)
         group.barrier()
         return []
-    group.recv(src=0, tag=3)  # the first one opens the channel
-    group.barrier()  # the others have come: a wait that lasts goes on the general way
+    group.recv(src=0)  # the first one opens the channel
+    group.barrier()
+    group.barrier()  # all have come: a wait that lasts goes on the general way
     group._receive = refuse_general_way  # type: ignore[method-assign]
     found = [group.recv(src=0, tag=3) for _ in SENT[:5]]
     pairs = zip(found, SENT, strict=False)
