@@ -148,14 +148,14 @@ def test_the_executor_is_stopped_in_a_call_that_others_wait_for() -> None:
         x = DriverArray(np.ones(LONG, np.float32))
         group.all_reduce(x)
         if group.rank == 0:
-            fake.on_launch = lambda: time.sleep(2.5)
+            fake.on_launch = faults.stop_self
         try:
             group.all_reduce(x, timeout=20 if group.rank == 0 else 0.3, async_op=True).wait()
         except px.PhalanxError as error:
             return error
         return None
 
-    error = run_ranks(2, body, backend="mesh")[1]
+    error = run_ranks(2, body, backend="mesh", may_die=[0])[1]
     assert isinstance(error, Timeout)
     assert error.missing == (0,), str(error)
 

@@ -21,7 +21,7 @@ logger = logging.getLogger("phalanx.group")
 
 ENDING = 4.0
 """Seconds after its deadline in which an operation ends itself: it may have to wait for a kernel that another rank has
-launched, a second at most, and it asks the others what they are doing."""
+launched, 0.8 s at most, and it asks the others what they are doing."""
 _NEVER_HELD_LONG = threading.Lock()
 """The lock of all work that had ended when it was made: nothing of it changes any more."""
 
