@@ -147,8 +147,13 @@ def test_the_executor_is_stopped_in_a_call_that_others_wait_for() -> None:
         fake = install()
         x = DriverArray(np.ones(LONG, np.float32))
         group.all_reduce(x)
+
+        def stop() -> None:
+            faults.stop_self()
+            time.sleep(5)  # another thread may be the one that takes the signal, a little later
+
         if group.rank == 0:
-            fake.on_launch = faults.stop_self
+            fake.on_launch = stop
         try:
             group.all_reduce(x, timeout=20 if group.rank == 0 else 0.3, async_op=True).wait()
         except px.PhalanxError as error:
