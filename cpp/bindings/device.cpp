@@ -194,6 +194,10 @@ void phalanx::bind_device(nb::module_& m) {
         .def("scatter", &scatter)
         .def("tell_parts", &tell_parts)
         .def("take_part", &take_part)
-        .def("close", [](DeviceGroup& group) { group.ops.close(); })
+        .def("close",
+             [](DeviceGroup& group) {
+                 const WithoutGil released;  // while a process ends that had the GPU, the driver may take a second for it
+                 group.ops.close();
+             })
         .def("blamed", [](const DeviceGroup& group, int outcome) { return group.ops.blamed(static_cast<Outcome>(outcome)); });
 }

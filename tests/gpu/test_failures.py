@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.gpu.fake import DriverArray, install
+from tests.gpu.fake import DriverArray, FakeDriver, install
 
 import phalanx as px
 from phalanx import _native
 from phalanx.cuda.driver import CudaError
+from phalanx.errors import PeerLost, Timeout
 from phalanx.testing import faults, run_ranks
 
 pytestmark = pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
@@ -135,3 +138,93 @@ def test_the_executor_is_stopped_before_its_kernel() -> None:
     for one in found[1:]:
         assert (one["error"], one["intact"], one["later"]) == ("Timeout", True, True), one
         assert one["seconds"] < 2.4, one
+
+
+def test_the_executor_is_stopped_in_a_call_that_others_wait_for() -> None:
+    """They wait for the end of a kernel that may be running, and then say whom they waited for."""
+
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x = DriverArray(np.ones(LONG, np.float32))
+        group.all_reduce(x)
+
+        def stop() -> None:
+            faults.stop_self()
+            time.sleep(5)  # another thread may be the one that takes the signal, a little later
+
+        if group.rank == 0:
+            fake.on_launch = stop
+        try:
+            group.all_reduce(x, timeout=20 if group.rank == 0 else 0.3, async_op=True).wait()
+        except px.PhalanxError as error:
+            return error
+        return None
+
+    error = run_ranks(2, body, backend="mesh", may_die=[0])[1]
+    assert isinstance(error, Timeout)
+    assert error.missing == (0,), str(error)
+
+
+def held(fake: FakeDriver) -> tuple[int, int]:
+    """The memory of other processes, and the memory of the host, that the driver knows of."""
+    return len(fake.opened), len(fake.registered)
+
+
+def test_a_group_that_was_left_holds_nothing() -> None:
+    """Also while the program still has it: nothing is left for whichever thread collects it."""
+
+    def body(group: px.Group) -> Any:
+        fake = install()
+        x, part = DriverArray(np.ones(LONG, np.float32)), DriverArray(np.ones(140_000, np.float32))
+        group.all_reduce(x)
+        group.all_reduce(DriverArray(np.ones(8, np.float32)))  # through the memory of the host
+        group.sendrecv(part, (group.rank + 1) % 3, DriverArray(np.ones(140_000, np.float32)), (group.rank - 1) % 3)
+        group.barrier()
+        before = held(fake)
+        if group.rank == 1:
+            time.sleep(0.3)
+            faults.kill_self()
+        with pytest.raises(PeerLost):
+            group.all_reduce(x)
+        rest = group.shrink()
+        left = held(fake)
+        rest.all_reduce(x)
+        values = x.numpy()[0]
+        rest.close()
+        return before, left, held(fake), values
+
+    for rank, found in enumerate(run_ranks(3, body, backend="mesh", may_die=[1])):
+        if rank != 1:
+            (opened, known), *later, values = found
+            assert opened > 0
+            assert known > 1
+            assert later == [(0, 1), (0, 1)]  # copies from and to the GPU have memory of their own in each process
+            assert values == 6
+
+
+def test_other_threads_run_while_memory_is_given_back() -> None:
+    """The driver may take a second for it, and the thread that hears of a loss must not wait for that."""
+
+    def body(group: px.Group) -> bool:
+        fake, libc = install(), ctypes.CDLL(None)
+        address_of = fake.address_of
+        # A function that holds no lock of Python's, and returns when another thread wants it to: the memory that it is
+        # given begins with zeros, which is what a semaphore is made of.
+        wait = ctypes.cast(libc.sem_wait, ctypes.c_void_p).value
+        fake.address_of = lambda name: wait if name == "cuIpcCloseMemHandle" else address_of(name)  # type: ignore[method-assign,return-value]
+        x = DriverArray(np.zeros(LONG, np.float32))
+        group.all_reduce(x)
+        if group.rank != 0:
+            group.barrier()
+            return True
+        (theirs,) = fake.opened
+        closing = threading.Thread(target=group._device_engine.close)
+        closing.start()
+        time.sleep(0.2)
+        waited = closing.is_alive()
+        libc.sem_post(ctypes.c_void_p(theirs))
+        closing.join(10)
+        group.barrier()
+        return waited and not closing.is_alive()
+
+    assert run_ranks(2, body, backend="mesh", timeout=20) == [True, True]

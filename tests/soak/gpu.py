@@ -9,6 +9,9 @@ After that nothing may write to its arrays, and its GPU must compute as before. 
 each rank also says how much of the GPU's memory became free when the broken group was left: what the dead rank had, and
 what others had opened of it. When all is over, the GPU must have as much free memory as before.
 
+A process beside them strikes (`gpu_witness`). Of a kill that was noticed slowly this program tells what was late: the
+word of the directory, the thread that hears it, or the call that then raises.
+
 Every second world has tensors of torch, which take the fast path; the others have arrays of the driver alone. `--fake`
 uses the stand-in for the driver, which needs no GPU. Exits with 1 if anything was wrong.
 """
@@ -19,16 +22,18 @@ import argparse
 import collections
 import contextlib
 import ctypes
+import faulthandler
 import json
+import logging
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +54,12 @@ DEADLINE = 2.0
 """Of worlds with a stopped rank. The others have the group's own, with which calls take the fast path."""
 CONTRACT = 1.0
 """Seconds within which a killed rank is named."""
+SLOW = 0.5
+"""Seconds after which a kill is looked into that nobody needs to have noticed yet."""
 LONGEST_FREE = 5.0
 """Seconds that the driver may take to give back what a dead process had."""
+PIPE, FACTS, HEARD = "pipe", "facts", "heard"
+"""Files in the folder of a run: to the witness, of the witness, and of those who heard of a loss."""
 
 
 class Arrays(NamedTuple):
@@ -98,11 +107,14 @@ def rank_of(group: px.Group, world: World, folder: str) -> None:
     """One rank of a world. It writes down what it saw before the next one is struck, which may be this one."""
     if world.fake:
         install()
+    note_what_is_heard(folder)
+    stacks = os.open(f"{folder}/stacks-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
+    faulthandler.register(signal.SIGUSR1, stacks)
     chosen = random.Random(world.seed)
     path = Path(folder) / f"{world.kind}-{world.seed}-{group.rank}"
     while True:
         victim, moment = chosen.randrange(group.world_size), chosen.uniform(0.02, 0.3)
-        found = strike_one(group, world, chosen.randrange(1 << 30), victim, moment)
+        found = strike_one(group, world, folder, chosen.randrange(1 << 30), victim, moment)
         goes_on, free = world.kind == "kill" and group.world_size > 2, found.pop("free")
         if goes_on:
             group = group.shrink()
@@ -116,7 +128,7 @@ def rank_of(group: px.Group, world: World, folder: str) -> None:
             return
 
 
-def strike_one(group: px.Group, world: World, seed: int, victim: int, delay: float) -> dict[str, Any]:
+def strike_one(group: px.Group, world: World, folder: str, seed: int, victim: int, delay: float) -> dict[str, Any]:
     """Does verbs until one rank is killed or stopped; what this one saw."""
     chosen = random.Random(seed)
     arrays = [_arrays(length // (8 if world.fake else 1), group.world_size, world.as_torch) for length in LENGTHS]
@@ -128,9 +140,12 @@ def strike_one(group: px.Group, world: World, seed: int, victim: int, delay: flo
     group.broadcast(at, 0)
     moment = float(at[0])
     name = group.members[victim]
+    me = {"strike": f"rank {name} of {group.members} in world {world.seed}", "pid": os.getpid()}
     if group.rank == victim:
         number = signal.SIGKILL if world.kind == "kill" else signal.SIGSTOP
-        threading.Thread(target=strike, args=(moment, number), daemon=True).start()
+        tell_witness(folder, {**me, "signal": number.value, "at": moment})
+    else:
+        tell_witness(folder, me)
     more = {"timeout": DEADLINE} if world.kind == "stop" else {}
     count, verb = 0, ""
     error: px.PeerLost | px.Timeout | None = None
@@ -140,8 +155,9 @@ def strike_one(group: px.Group, world: World, seed: int, victim: int, delay: flo
             known[verb](*one.passed, **more)
             count += 1
         except (px.PeerLost, px.Timeout) as failure:
-            noticed = time.monotonic() - moment
+            noticed = time.monotonic()
             error = failure
+    tell_witness(folder, {**me, "noticed": noticed})
     everything = [x for one in arrays for x in one.own]
     for x in everything:
         x.fill(7)
@@ -155,12 +171,12 @@ def strike_one(group: px.Group, world: World, seed: int, victim: int, delay: flo
     return {
         "error": type(error).__name__,
         "named": named,
-        "seconds": noticed,
+        "noticed": noticed,
         "intact": intact,
         "computes": _computes(world.as_torch),
         "calls": count,
         "verb": verb,
-        "strike": f"rank {name} of {group.members} in world {world.seed}",
+        **me,
         "text": str(error),
         "free": free,
     }
@@ -198,9 +214,30 @@ def _freed(before: int) -> int:
     return most
 
 
-def strike(moment: float, number: int) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
-    os.kill(os.getpid(), number)
+def tell_witness(folder: str, said: dict[str, Any]) -> None:
+    """In one write, so that the lines of ranks do not mix."""
+    pipe = os.open(f"{folder}/{PIPE}", os.O_WRONLY)
+    os.write(pipe, f"{json.dumps(said)}\n".encode())
+    os.close(pipe)
+
+
+class Ears(logging.Handler):
+    """Writes down when this process said or heard that a rank is lost."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._file = os.open(f"{folder}/{HEARD}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"at": time.monotonic(), "by": os.getpid(), "text": record.getMessage()}
+        os.write(self._file, f"{json.dumps(line)}\n".encode())
+
+
+def note_what_is_heard(folder: str) -> None:
+    logger = logging.getLogger("phalanx.rendezvous")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(Ears(folder))
+    logger.propagate = False
 
 
 def used_on_gpu() -> str:
@@ -250,20 +287,69 @@ def main() -> int:
             failures.append(f"{world}: {error}")
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(run, plans(arguments)))
+        note_what_is_heard(folder)
+        with witness(folder):
+            list(pool.map(run, plans(arguments)))
         seen = {
             kind: [
                 json.loads(line) for path in Path(folder).glob(f"{kind}-*") for line in path.read_text().splitlines()
             ]
             for kind in ("kill", "stop")
         }
+        facts = lines_of(folder, FACTS)
+        struck = {fact["strike"]: fact for fact in facts if "struck" in fact}
+        for one in [*seen["kill"], *seen["stop"]]:
+            one["seconds"] = one["noticed"] - struck[one["strike"]]["struck"]
         good = [report(kind, seen[kind]) for kind in seen if seen[kind]]
+        for one in sorted(seen["kill"], key=lambda one: -one["seconds"]):
+            if one["seconds"] > SLOW:
+                explain(one, struck[one["strike"]], facts, lines_of(folder, HEARD), folder)
     for text in failures[:8]:
         print(f"failed: {text[:700]}")
     if not arguments.fake:
         print(f"on the GPU before: {before}; after: {used_on_gpu()}")
     print(f"{time.monotonic() - began:.0f} s, {arguments.jobs} worlds at a time, {len(failures)} failed")
     return 0 if all(good) and not failures else 1
+
+
+@contextlib.contextmanager
+def witness(folder: str) -> Iterator[None]:
+    """The process that strikes, and looks at those who are late."""
+    os.mkfifo(f"{folder}/{PIPE}")
+    holder = os.open(f"{folder}/{PIPE}", os.O_RDWR)
+    command = [sys.executable, "-m", "tests.soak.gpu_witness", f"{folder}/{PIPE}", f"{folder}/{FACTS}"]
+    with subprocess.Popen(command):
+        try:
+            yield
+        finally:
+            os.close(holder)  # it ends with the last one who writes
+
+
+def lines_of(folder: str, name: str) -> list[dict[str, Any]]:
+    path = Path(folder, name)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def explain(
+    one: dict[str, Any], struck: dict[str, Any], facts: list[dict[str, Any]], heard: list[dict[str, Any]], folder: str
+) -> None:
+    """Prints what was late when a survivor was slow to notice a kill."""
+    victim, began = struck["pid"], struck["struck"]
+    told = [line for line in heard if f"(process {victim} " in line["text"]]
+    at = {
+        who: min((line["at"] - began for line in told if chosen(line)), default=math.nan)
+        for who, chosen in (
+            ("the directory", lambda line: line["text"].startswith("directory: ")),
+            ("the survivor's thread", lambda line: line["by"] == one["pid"]),
+        )
+    }
+    known = ", ".join(f"{who} knew after {seconds:.3f} s" for who, seconds in at.items())
+    print(f"slow: {one['strike']}, {one['verb']}: {known}, the call raised after {one['seconds']:.3f} s")
+    for fact in facts:
+        if fact["strike"] == one["strike"] and fact["pid"] in (victim, one["pid"]) and "seen" in fact:
+            who = "victim" if fact["pid"] == victim else "survivor"
+            print(f"    {fact['after']:.2f} {who}'s thread {fact['thread']}: {fact['seen']}")
+    print("    " + Path(folder, f"stacks-{one['pid']}").read_text()[:6000].replace("\n", "\n    "))
 
 
 def report(kind: str, seen: list[dict[str, Any]]) -> bool:

@@ -310,12 +310,12 @@ private:
     }
 
     // The same of a short one. On an idle GPU a kernel takes 20 µs, however many ranks there are; the copies of 4 B take each
-    // of two ranks as long, and longer the more of them copy at once.
+    // of two ranks a little longer, and the more of them copy at once, the longer.
     bool short_by_kernel(const Operation& o) const noexcept {
         if (!executes_ || !pace_.idle() || o.largest == 0) return false;
         const bool is_for_all = o.kind == Kind::all_reduce || o.kind == Kind::all_gather || o.kind == Kind::reduce_scatter ||
                                 o.kind == Kind::all_to_all;
-        return (is_for_all && ranks() > 2) || o.largest > routing_.short_if_idle;
+        return is_for_all || o.largest > routing_.short_if_idle;
     }
 
     int rank() const noexcept { return s_.rank(); }

@@ -4,9 +4,10 @@
 // After a call has raised on a rank, nobody may write to that rank's memory any more, but a kernel cannot be called back. So
 // a rank that gives up closes the flight. If no kernel was under way, none begins any more. If one was, the rank also sets a
 // word on the GPU, without which no thread of a kernel writes, and waits: until the executor says that its kernel has ended,
-// until its process has (then the GPU's driver has taken down what it had running), or for a second. A kernel takes some
-// milliseconds. So one that had begun before the word was set has ended by then, also if the executor's process is stopped
-// and cannot say so. One that it launches when it goes on finds the word, and writes nothing.
+// until its process has (then the GPU's driver has taken down what it had running), or for 0.8 s, because a rank that died
+// must be named within a second. A kernel takes some milliseconds. So one that had begun before the word was set has ended by
+// then, also if the executor's process is stopped and cannot say so. One that it launches when it goes on finds the word, and
+// writes nothing.
 #pragma once
 
 #include <poll.h>
@@ -60,7 +61,7 @@ public:
 
 private:
     static constexpr std::uint32_t flying = 1, closed = 2;
-    static constexpr std::int64_t patience_ns = 1'000'000'000;
+    static constexpr std::int64_t patience_ns = 800'000'000;
 
     bool has_ended() const noexcept {
         pollfd ended{process_, POLLIN, 0};

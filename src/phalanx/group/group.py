@@ -216,9 +216,11 @@ class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
                 cause.__traceback__ = None
         self._messages.close()
         self._collectives.close()
-        if self._engine is not None:
-            self._engine.close()
-        self._fast_path = self._engine = None
+        # Here, and not when the group is collected: that may be in the thread that hears of the next loss.
+        for engine in (self._device_engine, self._engine):
+            if engine is not None:
+                engine.close()
+        self._fast_path = self._engine = self._device_engine = None
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 logger = logging.getLogger("phalanx.group")
 
+ENDING = 4.0
+"""Seconds after its deadline in which an operation ends itself: it may have to wait for a kernel that another rank has
+launched, 0.8 s at most, and it asks the others what they are doing."""
 _NEVER_HELD_LONG = threading.Lock()
 """The lock of all work that had ended when it was made: nothing of it changes any more."""
 
@@ -90,8 +93,7 @@ class Work(Generic[T_co]):
             if not self._done:
                 self._help(timeout)
             if not self._done:
-                # The operation ends itself at its deadline; a little later is still within it.
-                deadline = Deadline.of(timeout, self._remaining() + 1.0)
+                deadline = Deadline.of(timeout, self._remaining() + ENDING)
                 if self._drive is not None:
                     self._drive(deadline)
                 if not self._sleep(deadline.remaining()):

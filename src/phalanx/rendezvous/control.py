@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 import zlib
@@ -18,6 +19,8 @@ from .control_link import ControlLink
 from .error_codec import encode_error, keep_end
 
 __all__ = ["ControlClient", "ControlEvents", "KnownStatuses"]
+
+logger = logging.getLogger("phalanx.rendezvous")
 
 DECISION_SLACK = 10.0
 """Seconds that a rank waits for a decision beyond the time at which the directory must have made it."""
@@ -259,6 +262,7 @@ class ControlClient:
 
     def _heard(self, message: say.Message) -> None:
         if isinstance(message, say.Lost):
+            logger.debug("rank %d: heard that rank %d is lost: %s", self._rank, message.rank, message.reason)
             self._events.on_lost(message.rank, message.reason, message.traceback)
         elif isinstance(message, say.Abort):
             with self._condition:

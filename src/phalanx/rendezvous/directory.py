@@ -522,6 +522,7 @@ class Directory:
 
     def _lose(self, cause: EndCause, kind: Literal["lost", "voted out"] = "lost") -> None:
         """Tells all of a rank that is lost. An elastic world goes on without it."""
+        logger.debug("directory: rank %d is lost: %s", cause.rank, cause.reason)
         self._tell_all(say.Lost(cause.rank, cause.reason, cause.traceback))
         if self._elastic:
             self._on_change(say.Note(f"rank {cause.rank} was lost: {cause.reason}", kind, cause.rank))

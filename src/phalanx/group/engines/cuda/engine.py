@@ -68,6 +68,7 @@ class DeviceEngine(Engine):
         self._asked = False
         """True once this rank, as the root of a scatter, has asked whether the others could share a GPU."""
         self._nccl: NcclCollectives | None = None
+        self._closed = False
 
     @property
     def for_host(self) -> Engine:
@@ -87,7 +88,10 @@ class DeviceEngine(Engine):
         self._host.flush(seconds)
 
     def close(self) -> None:
-        """Gives back what it has on the GPU. The host's engine is the group's to close."""
+        """Gives back what it has on the GPU. The host's engine is the group's to close. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
         self._staging.close()
         if self._nccl is not None:
             self._nccl.close()
