@@ -346,6 +346,9 @@ public:
         return true;
     }
 
+    // The same; true only if it has ended without an error.
+    bool run_well() { return run() && error_.is_none(); }
+
     std::size_t bytes() const noexcept { return operation_.bytes; }
     double remaining() const noexcept {
         return std::max(0.0, static_cast<double>(operation_.deadline_ns - monotonic_ns()) * 1e-9);
@@ -400,6 +403,7 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def_prop_ro("result", &IssuedCollective::result)
         .def_prop_ro("error", &IssuedCollective::error)
         .def("run", &IssuedCollective::run)
+        .def("run_well", &IssuedCollective::run_well)
         .def("run_to_end", &IssuedCollective::run);  // any thread can
     nb::class_<FastPath> path(m, "FastPath", "The fast path of a group's collectives; see phalanx.group.collective_runner.");
     path.def(nb::init<SharedSegment&, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, double,

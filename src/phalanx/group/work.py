@@ -13,13 +13,13 @@ from ..deadline import Deadline
 from ..errors import Timeout, UsageError
 from ..frames import hide_frames
 
-__all__ = ["Work"]
+__all__ = ["NEVER_HELD_LONG", "Work"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 logger = logging.getLogger("phalanx.group")
 
-_NEVER_HELD_LONG = threading.Lock()
+NEVER_HELD_LONG = threading.Lock()
 """The lock of all work that had ended when it was made: nothing of it changes any more."""
 
 
@@ -65,15 +65,6 @@ class Work(Generic[T_co]):
         """Called when the program is given the error that the operation ended with."""
         self._lock = threading.Lock()
 
-    @classmethod
-    def of_ended(cls, operation: str) -> Work[None]:
-        """The work of an operation that was done at once, and has no result."""
-        work: Work[None] = Work.__new__(Work)
-        work._operation = operation
-        work._lock = _NEVER_HELD_LONG
-        work._done = True
-        return work
-
     def wait(self, timeout: float | None = None) -> T_co:
         """Waits for the result. The operation goes on if this wait ends before it.
 
@@ -84,6 +75,9 @@ class Work(Generic[T_co]):
             Timeout: It is not done yet.
             PhalanxError: Whatever the operation raised.
         """
+        if self._done and timeout is None and self._error is None:  # as of most short messages
+            result: T_co = self._result
+            return result
         try:
             if timeout is not None:
                 as_seconds(timeout)
@@ -122,8 +116,8 @@ class Work(Generic[T_co]):
             if self._error is not None:
                 self._on_told()
                 raise self._error
-            result: T_co = self._result
-            return result
+            ended: T_co = self._result
+            return ended
         except BaseException as error:
             hide_frames(error)
             raise
@@ -177,6 +171,12 @@ class Work(Generic[T_co]):
     def __repr__(self) -> str:
         state = "under way" if not self._done else "failed" if self._error is not None else "done"
         return f"<Work {self._operation}: {state}>"
+
+    def _go_on(self, operation: str, deadline: Deadline, drive: Callable[[Deadline], object]) -> None:
+        """Takes what `__init__` takes, of work that was made before these were known."""
+        self._operation = operation
+        self._deadline = deadline
+        self._drive = drive
 
     def _help(self, timeout: float | None) -> None:
         """Does what a thread that waits so long can do for the operation."""

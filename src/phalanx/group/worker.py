@@ -65,33 +65,28 @@ class IssuedWork(Work[Any]):
 
     Args:
         group: Lives on until the collective has ended.
-        on_told: Called when the program is given its error.
     """
 
     def __init__(
-        self,
-        operation: str,
-        issued: IssuedCollective,
-        worker: CollectiveWorker,
-        group: GroupCore | None,
-        on_told: Callable[[], None],
+        self, operation: str, issued: IssuedCollective, worker: CollectiveWorker, group: GroupCore | None
     ) -> None:
         # Without the base's, which takes as long as the collective.
         self._operation = operation
         self._issued = issued
         self._worker = worker
         self._group = group
-        self._on_told = on_told
-        self._lock = threading.Lock()
+        self._lock = worker.lock
 
     def wait(self, timeout: float | None = None) -> Any:
         # Mostly it is the only one, and done by the thread that waits: without the steps between, which take as long.
         group = self._group
         if timeout is None and group is not None and not group._backend.forked:
+            worker = self._worker
             try:
-                if self._worker.run_if_first(self) and self._error is None:
+                if worker.jobs and worker.jobs[0] is self and self._issued.run_well() and worker.end_first(self):
                     return self._result
             except BaseException as error:
+                worker.hurry()
                 hide_frames(error)
                 raise
         return super().wait(timeout)
@@ -118,6 +113,9 @@ class IssuedWork(Work[Any]):
         self._group = None
         return True
 
+    def _on_told(self) -> None:
+        self._worker.on_told()
+
     def _remaining(self) -> float:
         return self._issued.remaining
 
@@ -136,12 +134,18 @@ class IssuedWork(Work[Any]):
 
 
 class CollectiveWorker:
-    """Runs the asynchronous collectives of a group, in the order in which they were issued."""
+    """Runs the asynchronous collectives of a group, in the order in which they were issued.
 
-    def __init__(self) -> None:
-        self._jobs: deque[QueuedWork | IssuedWork] = deque()
+    Args:
+        on_told: Called when the program is given the error of one of them.
+    """
+
+    def __init__(self, on_told: Callable[[], None] = lambda: None) -> None:
+        self.on_told = on_told
+        self.jobs: deque[QueuedWork | IssuedWork] = deque()
         """The first is the one that runs. It is taken out when it has ended: an interrupt of a thread loses nothing."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Of the queue, and of every collective in it that is on the fast path."""
         self._is_over = False
         """True once the thread has ended: it would not run what came now."""
         self._fast_path: AnyFastPath | None = None
@@ -151,13 +155,13 @@ class CollectiveWorker:
     @property
     def idle(self) -> bool:
         """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
-        return not self._jobs
+        return not self.jobs
 
     def hold_back(self, fast_path: AnyFastPath) -> None:
         """Keeps the fast path closed as long as something that was issued is under way."""
-        with self._lock:
+        with self.lock:
             self._fast_path = fast_path
-            fast_path.paused = len(self._jobs)
+            fast_path.paused = len(self.jobs)
 
     def add(self, work: QueuedWork | IssuedWork, *, at_once: bool) -> None:
         """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon.
@@ -165,41 +169,53 @@ class CollectiveWorker:
         Raises:
             Closed: Another thread has closed the group meanwhile.
         """
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 raise Closed("this group was closed")
-            self._jobs.append(work)
+            self.jobs.append(work)
             if self._fast_path is not None:
-                self._fast_path.paused = len(self._jobs)
+                self._fast_path.paused = len(self.jobs)
             self._alarm.arm()
         if at_once:
             self.hurry()
+
+    def take(self, operation: str, issued: IssuedCollective, group: GroupCore) -> IssuedWork:
+        """Queues a collective on the fast path, which has just been issued.
+
+        Raises:
+            Closed: As `add`.
+        """
+        work = IssuedWork(operation, issued, self, group)
+        with self.lock:  # as `add`, whose frame would cost as much
+            if self._is_over:
+                raise Closed("this group was closed")
+            jobs = self.jobs
+            jobs.append(work)
+            if self._fast_path is not None:
+                self._fast_path.paused = len(jobs)
+            self._alarm.arm()
+        if issued.bytes > SHORT:
+            self._alarm.hurry()
+        return work
 
     def hurry(self) -> None:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
 
-    def run_if_first(self, work: IssuedWork) -> bool:
-        """Runs a collective in this thread if none was issued before it; True if it has ended."""
-        jobs = self._jobs
-        if not jobs or jobs[0] is not work:
-            return False
-        try:
-            if not work._issued.run():
+    def end_first(self, work: IssuedWork) -> bool:
+        """Ends the first in the queue, which a waiting thread has run; False if that needs more than a few steps."""
+        jobs = self.jobs
+        with self.lock:
+            # Others may be behind it, or somebody else may wait for it, too, or was quicker to see its end.
+            if len(jobs) != 1 or jobs[0] is not work or work._ended is not None or work._callbacks:
                 return False
-            work._finish(work._issued.result, work._issued.error)
+            work._result = work._issued.result
+            work._done = True
             work._group = None
-            with self._lock:
-                if len(jobs) == 1 and jobs[0] is work:
-                    jobs.popleft()
-                    self._alarm.disarm()
-                    if self._fast_path is not None:
-                        self._fast_path.paused = 0
-                    return True
-            self._take_out(work)
-        except BaseException:
-            self.hurry()
-            raise
+            jobs.popleft()
+            if self._fast_path is not None:
+                self._fast_path.paused = 0
+            self._alarm.disarm()
         return True
 
     def run_until(self, work: IssuedWork) -> None:
@@ -221,7 +237,7 @@ class CollectiveWorker:
 
     def _first(self) -> QueuedWork | IssuedWork | None:
         try:
-            return self._jobs[0]
+            return self.jobs[0]
         except IndexError:
             return None
 
@@ -234,14 +250,14 @@ class CollectiveWorker:
 
     def _take_out(self, work: QueuedWork | IssuedWork) -> None:
         """Takes the first in the queue out, which has ended."""
-        with self._lock:
-            if self._jobs and self._jobs[0] is work:  # else another thread was quicker to see its end
-                self._jobs.popleft()
+        with self.lock:
+            if self.jobs and self.jobs[0] is work:  # else another thread was quicker to see its end
+                self.jobs.popleft()
                 if self._fast_path is not None:
-                    self._fast_path.paused = len(self._jobs)
+                    self._fast_path.paused = len(self.jobs)
                 # Those behind it may wait for another thread's attention: the one that was busy has not looked at them.
                 self._alarm.disarm()
-                if self._jobs:
+                if self.jobs:
                     self._alarm.arm()
 
     def _serve(self) -> None:
@@ -251,7 +267,7 @@ class CollectiveWorker:
                 pass
             first = None  # an idle worker keeps nothing alive
         while not self._is_over:
-            with self._lock:
+            with self.lock:
                 first = self._first()
                 self._is_over = first is None
             if first is not None and not self._run_first(first):

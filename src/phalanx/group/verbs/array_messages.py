@@ -11,14 +11,14 @@ from ...transports.ring_channel import last_handed_over
 from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, adapt, adapt_out, empty, make, to_host
 from ..work import Work
-from .lending import LentMessages
 from .message_runner import receiving, sending
+from .prepared import PreparedMessages
 from .sinks import ArraySink
 
 __all__ = ["ArrayMessages"]
 
 
-class ArrayMessages(LentMessages):
+class ArrayMessages(PreparedMessages):
     """Begins messages of arrays."""
 
     def _send_array(self, x: Any, dst: int, tag: int, deadline: Deadline, async_op: bool) -> Work[None] | None:
@@ -40,6 +40,12 @@ class ArrayMessages(LentMessages):
         return self._send(
             sending("send", dst, tag), dst, FrameKind.ARRAY, tag, description, payload, deadline, async_op
         )
+
+    def _send_later(self, x: Any, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        dst, tag = self._check_target(dst, tag)
+        work = self._send_array(x, dst, tag, self._deadline(timeout), True)
+        assert work is not None
+        return work
 
     def _receive_array(self, out: Any, src: int | None, tag: int, deadline: Deadline, async_op: bool) -> Any:
         what = receiving("recv", src, tag)
@@ -122,16 +128,14 @@ class ArrayMessages(LentMessages):
             self._complete(self._journal.begin(sending("send", dst, tag), dst), [operation], deadline, [dst])
             last_handed_over()
 
-    def _send_at_once(self, x: Any, dst: int, tag: int, timeout: float | None) -> Work[None] | None:
-        """Sends what needs no receiver yet, where the fast path can; None if it was not sent."""
-        send = getattr(self._fast_messages, "send_at_once", None)
-        answer = False if send is None else send(x, dst, tag, timeout)
-        if answer is True:
-            return Work.of_ended("send")
-        if answer is False or answer[0] is None:
-            return None
+    def _go_on_sending_later(
+        self, x: Any, dst: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
+    ) -> Work[None]:
+        """The work of a short message that was to be sent at once, and is not sent yet."""
+        if operation is None:
+            return self._send_later(x, dst, tag, timeout)
         entry = self._journal.begin(sending("send", dst, tag), dst, posted=True)
-        return self._in_background(entry, answer[0], self._deadline(timeout), [dst], lambda: None)
+        return self._in_background(entry, operation, self._deadline(timeout), [dst], lambda: None)
 
     def _go_on_receiving(
         self, out: Any, src: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float

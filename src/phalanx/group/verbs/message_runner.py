@@ -179,12 +179,14 @@ class MessageRunner(GroupCore):
         result: Callable[[], Any],
         on_failure: Callable[[], None] = lambda: None,
         first: PendingTransfer | None = None,
+        work: Work[Any] | None = None,
     ) -> Work[Any]:
         """Returns at once; the lane's own thread goes on unless the caller waits.
 
         Args:
             on_failure: Called before the program hears of a failure.
             first: What has to be done before the operation can be.
+            work: The handle of the operation, if the caller has one already.
         """
         lane = self._messages
         operations = [operation] if first is None else [first, operation]
@@ -193,19 +195,21 @@ class MessageRunner(GroupCore):
             entry.show_message()
             lane.wait(operations, until)
 
-        work: Work[Any] = Work(entry.name, deadline, drive=wait)
+        handle: Work[Any] = Work(entry.name, deadline, drive=wait) if work is None else work
+        if work is not None:
+            work._go_on(entry.name, deadline, wait)
 
         def finished() -> None:
             entry.end(failed=operation.error is not None)
             if operation.error is not None:
                 self._dismiss(operation)
                 on_failure()
-                work._finish(error=self._failure(operation.error, entry))
+                handle._finish(error=self._failure(operation.error, entry))
                 return
             try:
-                work._finish(result())
+                handle._finish(result())
             except Exception as error:
-                work._finish(error=error)
+                handle._finish(error=error)
 
         def expire() -> None:
             if lane.withdraw(operation):
@@ -226,7 +230,7 @@ class MessageRunner(GroupCore):
             for one in operations:
                 lane.withdraw(one)
             raise
-        return work
+        return handle
 
     def _failure(self, error: BaseException, entry: Entry) -> BaseException:
         """The error for an operation that failed. A rank that is lost breaks the group; one that left does not."""

@@ -60,11 +60,10 @@ class PointToPoint(ArrayMessages):
             PeerLost: The receiver is gone.
         """
         try:
-            sent = self._send_at_once(x, dst, tag, timeout) if async_op else None
-            if sent is not None:
-                return sent
+            if async_op:
+                return self.isend(x, dst, tag=tag, timeout=timeout)
             dst, tag = self._check_target(dst, tag)
-            return self._send_array(x, dst, tag, self._deadline(timeout), async_op)
+            return self._send_array(x, dst, tag, self._deadline(timeout), False)
         except BaseException as error:
             hide_frames(error)
             raise
@@ -145,16 +144,21 @@ class PointToPoint(ArrayMessages):
             PeerLost: The sender is gone.
         """
         try:
+            if async_op:
+                return self.irecv(out, src, tag=tag, timeout=timeout)
             src, tag = self._check_source(src, tag)
-            return self._receive_array(out, src, tag, self._deadline(timeout), async_op)
+            return self._receive_array(out, src, tag, self._deadline(timeout), False)
         except BaseException as error:
             hide_frames(error)
             raise
 
-    @hides_frames
     def isend(self, x: AnyArray, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
         """`send` with `async_op=True`."""
-        return self.send(x, dst, tag=tag, timeout=timeout, async_op=True)
+        try:
+            return self._send_later(x, dst, tag, timeout)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     @overload
     def irecv(self, out: OutT, src: int, *, tag: int = ..., timeout: float | None = ...) -> Work[OutT]: ...
@@ -167,10 +171,14 @@ class PointToPoint(ArrayMessages):
         self, out: AnyArray | None = ..., src: int | None = ..., *, tag: int = ..., timeout: float | None = ...
     ) -> Work[Any]: ...
 
-    @hides_frames
     def irecv(self, out: Any = None, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> Any:
         """`recv` with `async_op=True`."""
-        return self.recv(out, src, tag=tag, timeout=timeout, async_op=True)
+        try:
+            src, tag = self._check_source(src, tag)
+            return self._receive_array(out, src, tag, self._deadline(timeout), True)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     @overload
     def sendrecv(
