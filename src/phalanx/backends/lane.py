@@ -135,7 +135,7 @@ class Lane(ABC):
         return None
 
     prepared: deque[Unposted] | None = None
-    """Receives that the fast path has prepared and that are not posted yet, where it can; see `PreparedWork`."""
+    """Receives that the fast path has prepared and that are not posted yet, where it can; see `PreparedReceiveWork`."""
 
     def post_prepared(self) -> None:
         """Posts them, in the order of the calls."""

@@ -106,6 +106,11 @@ class MpiLane(Lane):
         if not operation.done:
             self._messages.move_in_background(operation, deadline, expire)
 
+    def interrupt(self, on_purpose: bool) -> None:
+        if self._fast_messages is not None:  # a forked child must not use it
+            self._fast_messages.close()
+        super().interrupt(on_purpose)
+
     def left(self, src: int) -> None:
         rank = self.members[src]
         if self._fast_messages is not None:
@@ -113,6 +118,4 @@ class MpiLane(Lane):
         self._messages.departed(self._inbox, rank, ChannelClosed(rank, "it has left the world"))
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
-        if self._fast_messages is not None:
-            self._fast_messages.close()
         self._messages.close_lane(self._name, self._inbox, error, goodbye=goodbye)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal, TypeVar, overload
 
 from ...frames import hide_frames, hides_frames
 from ...system_limits import naming_limits
-from ...transports.mailbox import PendingTransfer
 from ...transports.ring_channel import last_handed_over
 from ...types import AnyArray, OutT, Received
 from ...wire import codec
@@ -230,12 +230,15 @@ class PointToPoint(ArrayMessages):
         Raises:
             As `send` and `recv`.
         """
+        began = time.monotonic()
+        started, received = self._exchange_at_once(x, dst, out, src, tag, timeout)
+        if received:
+            return out
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
         adapted = adapt(x, write=False)
         self._check_size(adapted.array.nbytes)
         sink: NewArraySink | ArraySink = self._new_sink()
-        started: PendingTransfer | bool = False
         may_lend = True
         if out is not None:
             target = adapt_out(out)
@@ -243,13 +246,14 @@ class PointToPoint(ArrayMessages):
             adapted = exchanged("sendrecv", adapted, target.array) if adapted.empty is None else adapted
             sink = self._sink_for(target)
         deadline = self._deadline(timeout)
+        deadline.at = began + deadline.seconds
         source = "any" if src is None else src
         what = f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})"
         if adapted.empty is not None and adapted.array.nbytes <= BUFFERED and isinstance(sink, ArraySink):
             adapted = to_host(adapted, write=False)
             started = self._start_fast(adapted, dst, tag, deadline)
-            if started is True:
-                return self._receive_to(what, sink, src, tag, deadline)
+        if started is True and isinstance(sink, ArraySink):
+            return self._receive_to(what, sink, src, tag, deadline)
         loan = self._lend(adapted, dst, deadline) if may_lend else None
         entry = self._journal.begin(what, src)
         try:

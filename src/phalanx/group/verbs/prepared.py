@@ -10,20 +10,23 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from ...backends.lane import Unposted
 from ...deadline import Deadline
 from ...frames import hide_frames
+from ...transports.mailbox import PendingTransfer
 from ..data.arrays import adapt_out
 from ..work import NEVER_HELD_LONG, Work
 from .lending import LentMessages
 from .message_runner import receiving
 
 if TYPE_CHECKING:
-    from ..._core import PreparedReceive
+    from ..._core import MpiMessages, PreparedReceive
 
-__all__ = ["PreparedMessages", "PreparedWork", "SentWork"]
+__all__ = ["PreparedMessages", "PreparedReceiveWork", "SentWork"]
 
 
 class SentWork(Work[None]):
@@ -35,7 +38,7 @@ class SentWork(Work[None]):
     __init__ = object.__init__
 
 
-class PreparedWork(Work[Any]):
+class PreparedReceiveWork(Work[Any]):
     """A receive on the fast path, which is not posted yet.
 
     Args:
@@ -45,7 +48,6 @@ class PreparedWork(Work[Any]):
     """
 
     _operation = "recv"
-
     _lock = NEVER_HELD_LONG
     """Until it is posted: no thread sleeps on it before, and no callback waits for it."""
 
@@ -100,6 +102,9 @@ class PreparedWork(Work[Any]):
             with contextlib.suppress(ValueError):
                 line.remove(self)
 
+    def _on_told(self) -> None:
+        """A message that failed breaks no group."""
+
     def _help(self, timeout: float | None) -> None:
         group = self._group
         if group is not None:
@@ -114,11 +119,11 @@ class PreparedMessages(LentMessages):
     _sent = staticmethod(SentWork)
     """The work of a message that the core has sent at once."""
 
-    def _prepared(self, prepared: PreparedReceive, out: Any) -> PreparedWork:
+    def _prepared(self, prepared: PreparedReceive, out: Any) -> PreparedReceiveWork:
         """The work of a receive that the core has prepared."""
         line = self._messages.prepared
         assert line is not None
-        work = PreparedWork(self, prepared, out, line)
+        work = PreparedReceiveWork(self, prepared, out, line)
         try:
             line.append(work)
             return work
@@ -128,7 +133,30 @@ class PreparedMessages(LentMessages):
             prepared.leave()
             raise
 
-    def _post_prepared(self, work: PreparedWork, prepared: PreparedReceive) -> None:
+    def _exchange_at_once(
+        self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
+    ) -> tuple[PendingTransfer | bool, bool]:
+        """Sends a short array by the fast path, and takes the one that comes for it.
+
+        Returns:
+            Whether it is sent, or what goes on sending it; and whether the other has come.
+        """
+        plain = type(x) is np.ndarray and type(out) is np.ndarray and self._messages.prepared is not None
+        if not plain or self._fast_messages is None or np.may_share_memory(x, out):
+            return False, False
+        fast = cast("MpiMessages", self._fast_messages)
+        prepared = fast.prepare(out, src, tag, timeout)
+        if prepared is None:
+            return False, False
+        try:
+            sent = fast.send_at_once(x, dst, tag, timeout)
+            if isinstance(sent, bool):
+                return sent, sent and prepared.run()
+            return sent[0] or False, False
+        finally:
+            prepared.leave()
+
+    def _post_prepared(self, work: PreparedReceiveWork, prepared: PreparedReceive) -> None:
         src, tag = prepared.src, prepared.tag
         sink = self._sink_for(adapt_out(work._result))
         deadline = Deadline(prepared.seconds)
