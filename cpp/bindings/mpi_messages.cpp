@@ -443,7 +443,12 @@ private:
 class MpiMessages::Prepared {
 public:
     Prepared(MpiMessages& path, const Message& message, nb::handle out)
-        : path_(path), owner_(nb::find(path)), out_(nb::borrow(out)), message_(message), site_(CallSite::current()) {}
+        : path_(path),
+          owner_(nb::find(path)),
+          out_(nb::borrow(out)),
+          message_(message),
+          called_(message.began),
+          site_(CallSite::current()) {}
     ~Prepared() { leave(); }
     Prepared(const Prepared&) = delete;
     Prepared& operator=(const Prepared&) = delete;
@@ -456,7 +461,8 @@ public:
         if (!turn.taken || path_.is_behind(*route)) return false;
         attend();
         path_.look_at(*route);
-        message_.longest_ns = std::min(monotonic_ns() - message_.began + handover_ns, message_.timeout_ns);
+        message_.began = monotonic_ns();  // it counts as waiting from now on
+        message_.longest_ns = std::min(handover_ns, called_ + message_.timeout_ns - message_.began);
         const CallSite::Lent lent(site_);
         ended_ = path_.receive(route->rank, route->number, message_, out_).ptr() == Py_True;
         if (ended_) leave();
@@ -474,7 +480,7 @@ public:
     bool ended() const noexcept { return ended_; }
     int src() const noexcept { return message_.peer; }
     std::int64_t tag() const noexcept { return message_.tag; }
-    double began() const noexcept { return static_cast<double>(message_.began) * 1e-9; }
+    double began() const noexcept { return static_cast<double>(called_) * 1e-9; }
     double seconds() const noexcept { return static_cast<double>(message_.timeout_ns) * 1e-9; }
     const CallSite& site() const noexcept { return site_; }
 
@@ -494,6 +500,7 @@ private:
     nb::object owner_;  // of the path
     nb::object out_;
     Message message_;
+    std::int64_t called_;
     CallSite site_;
     bool waits_ = true, attended_ = false, ended_ = false;
 };
