@@ -26,6 +26,7 @@
 #include "module.hpp"
 #include "mpi_calls.hpp"
 #include "shared_segment.hpp"
+#include "work_queue.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -392,6 +393,15 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def("hurry", &Alarm::hurry)
         .def("stop", &Alarm::stop)
         .def("wait", &Alarm::wait);
+    nb::class_<WorkQueue>(m, "WorkQueue", "The asynchronous collectives of a group that have not ended; see phalanx.group.worker.")
+        .def(nb::init<>())
+        .def_prop_ro("alarm", [](WorkQueue& queue) -> Alarm& { return queue.alarm; }, nb::rv_policy::reference_internal)
+        .def("__len__", &WorkQueue::size)
+        .def("hold_back", &WorkQueue::hold_back, nb::arg("path"))
+        .def("push", &WorkQueue::push, nb::arg("work"), nb::arg("urgent"))
+        .def("first", &WorkQueue::first)
+        .def("pop", &WorkQueue::pop, nb::arg("work"))
+        .def("end_if_empty", &WorkQueue::end_if_empty);
     nb::class_<MpiCalls>(m, "MpiCalls", "MPI's collectives on one communicator, by the addresses of its functions.")
         .def(nb::init<const std::vector<MpiCalls::Word>&, std::intptr_t, MpiCalls::Word, const std::vector<MpiCalls::Word>&,
                       const std::vector<std::vector<MpiCalls::Word>>&>())

@@ -140,11 +140,14 @@ class Work(Generic[T_co]):
         if not callable(callback):
             raise UsageError(f"callback={shown(callback)} is not valid (expected a function of the work)")
         with self._lock:
-            if not self._done:
+            waits = not self._done
+            if waits:
                 self._callbacks += (callback,)
                 self._hurry()
-                return
-        self._call(callback)
+        if not waits:
+            self._call(callback)
+        elif self._done:  # since then, perhaps by a thread that saw no callback
+            self._finish(self._result)
 
     def __await__(self) -> Generator[Any, None, T_co]:
         import asyncio
@@ -195,7 +198,7 @@ class Work(Generic[T_co]):
                 return True
             if self._ended is None:
                 self._ended = threading.Event()
-        return self._ended.wait(seconds)
+        return self._done or self._ended.wait(seconds)  # it may have ended since then, without the lock
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
         """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""

@@ -8,22 +8,21 @@ last, are run by the group's own thread.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core
-from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import Closed
 from ..frames import hide_frames
 from .core import GroupCore
 from .fast_path import AnyFastPath
+from .plain_queue import PlainQueue
 from .work import Work
 
 if TYPE_CHECKING:
-    from .._core import Alarm, IssuedCollective
+    from .._core import IssuedCollective, WorkQueue
 
 __all__ = ["CollectiveWorker", "IssuedWork", "QueuedWork"]
 
@@ -81,9 +80,16 @@ class IssuedWork(Work[Any]):
         # Mostly it is the only one, and done by the thread that waits: without the steps between, which take as long.
         group = self._group
         if timeout is None and group is not None and not group._backend.forked:
-            worker = self._worker
+            worker, issued = self._worker, self._issued
             try:
-                if worker.jobs and worker.jobs[0] is self and self._issued.run_well() and worker.end_first(self):
+                if worker.queue.first() is self and issued.run_well() and self._ended is None and not self._callbacks:
+                    # Without its lock: a thread that waits for it since then, or a callback, looks again.
+                    self._result = issued.result
+                    self._done = True
+                    if self._ended is not None or self._callbacks:
+                        self._finish(self._result)
+                    self._group = None
+                    worker.queue.pop(self)
                     return self._result
             except BaseException as error:
                 worker.hurry()
@@ -142,26 +148,22 @@ class CollectiveWorker:
 
     def __init__(self, on_told: Callable[[], None] = lambda: None) -> None:
         self.on_told = on_told
-        self.jobs: deque[QueuedWork | IssuedWork] = deque()
+        self.queue: WorkQueue | PlainQueue = PlainQueue() if core is None else core.WorkQueue()
         """The first is the one that runs. It is taken out when it has ended: an interrupt of a thread loses nothing."""
         self.lock = threading.Lock()
-        """Of the queue, and of every collective in it that is on the fast path."""
-        self._is_over = False
-        """True once the thread has ended: it would not run what came now."""
-        self._fast_path: AnyFastPath | None = None
-        self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
+        """Of all collectives on the fast path."""
+        self._alarm = self.queue.alarm
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
     def idle(self) -> bool:
         """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
-        return not self.jobs
+        return len(self.queue) == 0
 
     def hold_back(self, fast_path: AnyFastPath) -> None:
         """Keeps the fast path closed as long as something that was issued is under way."""
-        with self.lock:
-            self._fast_path = fast_path
-            fast_path.paused = len(self.jobs)
+        assert not isinstance(self.queue, PlainQueue), "the fast path is the core's"
+        self.queue.hold_back(fast_path)
 
     def add(self, work: QueuedWork | IssuedWork, *, at_once: bool) -> None:
         """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon.
@@ -169,15 +171,8 @@ class CollectiveWorker:
         Raises:
             Closed: Another thread has closed the group meanwhile.
         """
-        with self.lock:
-            if self._is_over:
-                raise Closed("this group was closed")
-            self.jobs.append(work)
-            if self._fast_path is not None:
-                self._fast_path.paused = len(self.jobs)
-            self._alarm.arm()
-        if at_once:
-            self.hurry()
+        if not self.queue.push(work, at_once):
+            raise Closed("this group was closed")
 
     def take(self, operation: str, issued: IssuedCollective, group: GroupCore) -> IssuedWork:
         """Queues a collective on the fast path, which has just been issued.
@@ -186,46 +181,22 @@ class CollectiveWorker:
             Closed: As `add`.
         """
         work = IssuedWork(operation, issued, self, group)
-        with self.lock:  # as `add`, whose frame would cost as much
-            if self._is_over:
-                raise Closed("this group was closed")
-            jobs = self.jobs
-            jobs.append(work)
-            if self._fast_path is not None:
-                self._fast_path.paused = len(jobs)
-            self._alarm.arm()
-        if issued.bytes > SHORT:
-            self._alarm.hurry()
+        if not self.queue.push(work, issued.bytes > SHORT):
+            raise Closed("this group was closed")
         return work
 
     def hurry(self) -> None:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
 
-    def end_first(self, work: IssuedWork) -> bool:
-        """Ends the first in the queue, which a waiting thread has run; False if that needs more than a few steps."""
-        jobs = self.jobs
-        with self.lock:
-            # Others may be behind it, or somebody else may wait for it, too, or was quicker to see its end.
-            if len(jobs) != 1 or jobs[0] is not work or work._ended is not None or work._callbacks:
-                return False
-            work._result = work._issued.result
-            work._done = True
-            work._group = None
-            jobs.popleft()
-            if self._fast_path is not None:
-                self._fast_path.paused = 0
-            self._alarm.disarm()
-        return True
-
     def run_until(self, work: IssuedWork) -> None:
         """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
         try:
             while not work._done:
-                first = self._first()
+                first = self.queue.first()
                 if not isinstance(first, IssuedWork) or not first._run():
                     return
-                self._take_out(first)
+                self.queue.pop(first)
         except BaseException:
             self.hurry()
             raise
@@ -235,40 +206,20 @@ class CollectiveWorker:
         self._alarm.stop()
         self._thread.join()
 
-    def _first(self) -> QueuedWork | IssuedWork | None:
-        try:
-            return self.jobs[0]
-        except IndexError:
-            return None
-
     def _run_first(self, work: QueuedWork | IssuedWork) -> bool:
         """Runs the first in the queue, in the group's thread; False if another thread is at it."""
         if not work._run_to_end():
             return False
-        self._take_out(work)
+        self.queue.pop(work)
         return True
-
-    def _take_out(self, work: QueuedWork | IssuedWork) -> None:
-        """Takes the first in the queue out, which has ended."""
-        with self.lock:
-            if self.jobs and self.jobs[0] is work:  # else another thread was quicker to see its end
-                self.jobs.popleft()
-                if self._fast_path is not None:
-                    self._fast_path.paused = len(self.jobs)
-                # Those behind it may wait for another thread's attention: the one that was busy has not looked at them.
-                self._alarm.disarm()
-                if self.jobs:
-                    self._alarm.arm()
 
     def _serve(self) -> None:
         while self._alarm.wait():
             self._alarm.disarm()
-            while (first := self._first()) is not None and self._run_first(first):
+            while (first := self.queue.first()) is not None and self._run_first(first):
                 pass
             first = None  # an idle worker keeps nothing alive
-        while not self._is_over:
-            with self.lock:
-                first = self._first()
-                self._is_over = first is None
+        while not self.queue.end_if_empty():
+            first = self.queue.first()
             if first is not None and not self._run_first(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it
