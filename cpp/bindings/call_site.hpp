@@ -40,6 +40,18 @@ public:
         return site;
     }
 
+    // Lends a place to this thread until the end of the scope.
+    class Lent {
+    public:
+        explicit Lent(const CallSite& site) : before_(std::exchange(lent(), &site)) {}
+        ~Lent() { lent() = before_; }
+        Lent(const Lent&) = delete;
+        Lent& operator=(const Lent&) = delete;
+
+    private:
+        const CallSite* const before_;
+    };
+
     // Files whose names begin so are not the user's. Those of installed libraries are the place where there is no other.
     static void add_library(std::string path, bool installed) {
         libraries().push_back({std::move(path), installed});

@@ -120,6 +120,9 @@ public:
         kinds_of_paths().push_back({reinterpret_cast<PyTypeObject*>(path.ptr()), pointer});
     }
 
+    // Held while a collective runs or is issued.
+    TurnLock& turn() const noexcept { return turn_; }
+
     // Whether arrays that are cut by rank may be a TensorList.
     virtual bool takes_parts() const noexcept { return false; }
 

@@ -26,6 +26,7 @@
 #include "module.hpp"
 #include "mpi_calls.hpp"
 #include "shared_segment.hpp"
+#include "work_queue.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -346,6 +347,9 @@ public:
         return true;
     }
 
+    // The same; true only if it has ended without an error.
+    bool run_well() { return run() && error_.is_none(); }
+
     std::size_t bytes() const noexcept { return operation_.bytes; }
     double remaining() const noexcept {
         return std::max(0.0, static_cast<double>(operation_.deadline_ns - monotonic_ns()) * 1e-9);
@@ -389,6 +393,15 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def("hurry", &Alarm::hurry)
         .def("stop", &Alarm::stop)
         .def("wait", &Alarm::wait);
+    nb::class_<WorkQueue>(m, "WorkQueue", "The asynchronous collectives of a group that have not ended; see phalanx.group.worker.")
+        .def(nb::init<>())
+        .def_prop_ro("alarm", [](WorkQueue& queue) -> Alarm& { return queue.alarm; }, nb::rv_policy::reference_internal)
+        .def("__len__", &WorkQueue::size)
+        .def("hold_back", &WorkQueue::hold_back, nb::arg("path"))
+        .def("push", &WorkQueue::push, nb::arg("work"), nb::arg("urgent"))
+        .def("first", &WorkQueue::first)
+        .def("pop", &WorkQueue::pop, nb::arg("work"))
+        .def("end_if_empty", &WorkQueue::end_if_empty);
     nb::class_<MpiCalls>(m, "MpiCalls", "MPI's collectives on one communicator, by the addresses of its functions.")
         .def(nb::init<const std::vector<MpiCalls::Word>&, std::intptr_t, MpiCalls::Word, const std::vector<MpiCalls::Word>&,
                       const std::vector<std::vector<MpiCalls::Word>>&>())
@@ -400,6 +413,7 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def_prop_ro("result", &IssuedCollective::result)
         .def_prop_ro("error", &IssuedCollective::error)
         .def("run", &IssuedCollective::run)
+        .def("run_well", &IssuedCollective::run_well)
         .def("run_to_end", &IssuedCollective::run);  // any thread can
     nb::class_<FastPath> path(m, "FastPath", "The fast path of a group's collectives; see phalanx.group.collective_runner.");
     path.def(nb::init<SharedSegment&, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, double,

@@ -415,19 +415,6 @@ private:
         }
     };
 
-    struct TurnHeld {
-        explicit TurnHeld(TurnLock& turn) noexcept : taken(turn.try_acquire()), turn_(turn) {}
-        ~TurnHeld() {
-            if (taken) turn_.release();
-        }
-        TurnHeld(const TurnHeld&) = delete;
-        TurnHeld& operator=(const TurnHeld&) = delete;
-        const bool taken;
-
-    private:
-        TurnLock& turn_;
-    };
-
     static nb::object kept(const Array& array) { return array.object.is_valid() ? nb::borrow(array.object) : nb::object(); }
 
     // None if there is none, or not yet.
@@ -541,6 +528,9 @@ public:
         return true;
     }
 
+    // As `run`; true only if it has ended without an error.
+    bool run_well() { return run() && error_.is_none(); }
+
     std::size_t bytes() const noexcept { return operation_.bytes; }
     double remaining() const noexcept {
         return std::max(0.0, static_cast<double>(operation_.deadline_ns - monotonic_ns()) * 1e-9);
@@ -611,5 +601,6 @@ void phalanx::bind_fast_steps(nb::module_& m) {
         .def_prop_ro("result", &IssuedSteps::result)
         .def_prop_ro("error", &IssuedSteps::error)
         .def("run", &IssuedSteps::run)
+        .def("run_well", &IssuedSteps::run_well)
         .def("run_to_end", &IssuedSteps::run_to_end);
 }

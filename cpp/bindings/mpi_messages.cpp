@@ -1,4 +1,6 @@
-// The fast path of a synchronous send or receive of a NumPy array through MPI: as FastMessages does it over rings.
+// The fast path of a send or receive of a NumPy array through MPI: as FastMessages does it over rings. An asynchronous receive
+// is only prepared: the thread that waits for it takes its message as a synchronous one would. One that no thread waits for, and
+// one that lasts, is posted the general way.
 // src/phalanx/backends/mpi/protocol.py says what is sent.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -6,11 +8,13 @@
 #include <array>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "alarm.hpp"
 #include "gil.hpp"
 #include "message_calls.hpp"
 #include "module.hpp"
@@ -38,15 +42,54 @@ T read_at(Head head, std::size_t at) {
     return value;
 }
 
+// The prepared receives of a world that no thread waits for. Its background thread, which has other `jobs`, too, posts them a
+// moment later (src/phalanx/backends/mpi/progress_thread.py). With the GIL held only.
+class UnattendedReceives {
+public:
+    // `start()` starts that thread.
+    UnattendedReceives(nb::object alarm, nb::list jobs, nb::object start)
+        : alarm_object_(std::move(alarm)), alarm_(*nb::cast<Alarm*>(alarm_object_)), jobs_(std::move(jobs)), start_(std::move(start)) {}
+
+    // False if the system has no thread left: the general way says so.
+    bool add() {
+        try {
+            if (!started_) in_interpreter([&] { return start_(); });
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_RuntimeError)) throw;
+            return false;
+        }
+        started_ = true;
+        ++count_;
+        alarm_.arm();
+        return true;
+    }
+
+    void remove() noexcept {
+        if (--count_ == 0 && jobs_.size() == 0) alarm_.disarm();
+    }
+
+    int count() const noexcept { return count_; }
+
+private:
+    nb::object alarm_object_;
+    Alarm& alarm_;
+    nb::list jobs_;
+    nb::object start_;
+    bool started_ = false;
+    int count_ = 0;
+};
+
 class MpiMessages : MessageCalls {
 public:
+    class Prepared;
+
     // `begins`: what the head of every short message of this lane begins with. `inbox`, `reader` and `lock` are as in
     // src/phalanx/backends/mpi; `general` goes on with what is not done here (handover.py), and `numbers` are those of the
     // messages of this rank. `members` are world ranks, by which MPI and the inbox know them. Messages of up to `whole` bytes
-    // travel in their heads.
+    // travel in their heads. `unattended` is the world's.
     MpiMessages(const MpiWire& wire, const nb::bytes& begins, int rank, const std::vector<int>& members, nb::object inbox,
                 nb::object reader, nb::object lock, nb::object arrays, nb::object recorder, double timeout, std::size_t whole,
-                std::size_t most, bool oversubscribed, nb::object general, nb::object numbers)
+                std::size_t most, bool oversubscribed, nb::object general, nb::object numbers, nb::object unattended)
         : MessageCalls(inbox.attr("mailbox"), std::move(arrays), std::move(recorder), timeout, most),
           wire_(wire),
           begins_(begins.c_str(), begins.size()),
@@ -59,10 +102,12 @@ public:
           whole_(whole),
           policy_(oversubscribed),
           general_(std::move(general)),
-          numbers_(std::move(numbers)) {
+          numbers_(std::move(numbers)),
+          unattended_object_(std::move(unattended)),
+          unattended_(*nb::cast<UnattendedReceives*>(unattended_object_)) {
         for (int i = 0; i < static_cast<int>(members.size()); ++i) {
             const int number = members[static_cast<std::size_t>(i)];
-            routes_.push_back(i == rank ? Route{} : Route{number, nb::int_(number), false});
+            routes_.push_back(i == rank ? Route{} : Route{number, nb::int_(number)});
         }
     }
 
@@ -90,10 +135,13 @@ public:
         Route* const found = usable(src, message);
         if (found == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
         const Turn turn(lock_);
-        if (!turn.taken || has_line() || comes_later(found->number)) return nb::bool_(false);
-        meet(*found);
+        if (!turn.taken || !found->prepared.empty() || is_behind(*found)) return nb::bool_(false);
+        look_at(*found);
         return receive(found->rank, found->number, message, out);
     }
+
+    // A receive that is not posted yet, of a message that travels in its head; None: declined.
+    nb::object prepare(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout);
 
 private:
     static constexpr unsigned sends_between_looks = 32;
@@ -106,19 +154,31 @@ private:
         int rank = -1;  // in the world
         nb::object number{};
         bool met = false;
+        unsigned sends = 0;                // since this rank has last looked at what that one has sent
+        std::deque<Prepared*> prepared{};  // receives, in the order of the calls
     };
 
     Route* usable(nb::handle rank, Message& message) {
         Route* const found = lookup(routes_, rank, message);
         if (found == nullptr || found->rank < 0) return nullptr;
-        return gone_.size() != 0 && gone_.contains(found->number) ? nullptr : found;
+        return is_gone(*found) ? nullptr : found;
     }
+
+    bool is_gone(const Route& route) const { return gone_.size() != 0 && gone_.contains(route.number); }
 
     // The other rank must hear when this one closes the group.
     void meet(Route& route) {
         if (!route.met && PySet_Add(talked_.ptr(), route.number.ptr()) != 0) throw nb::python_error();
         route.met = true;
     }
+
+    void look_at(Route& route) {
+        meet(route);
+        route.sends = 0;
+    }
+
+    // Whether something has come, or is waited for, that a receive from this rank must not overtake.
+    bool is_behind(const Route& route) const { return has_line() || comes_later(route.number); }
 
     // Whether heads have come that the general way has not looked at yet.
     bool has_line() const { return behind_.size() != 0 || PyObject_Size(unread_.ptr()) != 0; }
@@ -127,7 +187,7 @@ private:
 
     nb::object send_whole(Route& route, const Message& message) {
         // Now and then: that the other rank has closed the group is heard by the general way only.
-        if (++sends_ % sends_between_looks == 0 && wire_.anything_waits()) return nb::bool_(false);
+        if (++route.sends % sends_between_looks == 0 && wire_.anything_waits()) return nb::bool_(false);
         meet(route);
         const ArrayHead& head = message.head;
         auto sending = std::make_unique<MpiRequest>(wire_, begins_.size() + head.size() + message.array.bytes);
@@ -374,9 +434,88 @@ private:
     const std::size_t whole_;
     WaitPolicy policy_;
     nb::object general_, numbers_;
+    nb::object unattended_object_;
+    UnattendedReceives& unattended_;
     std::vector<Route> routes_;
-    unsigned sends_ = 0;
 };
+
+// At most one thread at a time is at it, with the lock of all messages held. With the GIL held only.
+class MpiMessages::Prepared {
+public:
+    Prepared(MpiMessages& path, const Message& message, nb::handle out)
+        : path_(path),
+          owner_(nb::find(path)),
+          out_(nb::borrow(out)),
+          message_(message),
+          called_(message.began),
+          site_(CallSite::current()) {}
+    ~Prepared() { leave(); }
+    Prepared(const Prepared&) = delete;
+    Prepared& operator=(const Prepared&) = delete;
+
+    // Takes its message. False if that is left to the general way. No signal is looked at between its end and the note of it.
+    bool run() {
+        Route* const route = waits_ ? route_of() : nullptr;
+        if (route == nullptr || route->prepared.front() != this || path_.is_gone(*route)) return ended_;
+        const Turn turn(path_.lock_);
+        if (!turn.taken || path_.is_behind(*route)) return false;
+        attend();
+        path_.look_at(*route);
+        message_.began = monotonic_ns();  // it counts as waiting from now on
+        message_.longest_ns = std::min(handover_ns, called_ + message_.timeout_ns - message_.began);
+        const CallSite::Lent lent(site_);
+        ended_ = path_.receive(route->rank, route->number, message_, out_).ptr() == Py_True;
+        if (ended_) leave();
+        return ended_;
+    }
+
+    // It is posted, or has ended.
+    void leave() noexcept {
+        if (!waits_) return;
+        waits_ = false;
+        if (Route* const route = route_of(); route != nullptr) std::erase(route->prepared, this);
+        attend();
+    }
+
+    bool ended() const noexcept { return ended_; }
+    int src() const noexcept { return message_.peer; }
+    std::int64_t tag() const noexcept { return message_.tag; }
+    double began() const noexcept { return static_cast<double>(called_) * 1e-9; }
+    double seconds() const noexcept { return static_cast<double>(message_.timeout_ns) * 1e-9; }
+    const CallSite& site() const noexcept { return site_; }
+
+private:
+    // Null once the group is closed.
+    Route* route_of() const noexcept {
+        const auto peer = static_cast<std::size_t>(message_.peer);
+        return peer < path_.routes_.size() ? &path_.routes_[peer] : nullptr;
+    }
+
+    void attend() noexcept {
+        if (!attended_) path_.unattended_.remove();
+        attended_ = true;
+    }
+
+    MpiMessages& path_;
+    nb::object owner_;  // of the path
+    nb::object out_;
+    Message message_;
+    std::int64_t called_;
+    CallSite site_;
+    bool waits_ = true, attended_ = false, ended_ = false;
+};
+
+nb::object MpiMessages::prepare(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+    Message message;
+    Route* const found = usable(src, message);
+    if (found == nullptr || !describe(message, out, tag, timeout, true, "numpy") || message.array.bytes > whole_) return nb::none();
+    if (comes_later(found->number) || !unattended_.add()) return nb::none();
+    // The thread that this has started may have run, and the group may be closed.
+    if (usable(src, message) != found) return unattended_.remove(), nb::none();
+    auto made = std::make_unique<Prepared>(*this, message, out);
+    found->prepared.push_back(made.get());
+    return nb::cast(made.release(), nb::rv_policy::take_ownership);
+}
 
 }  // namespace
 
@@ -387,17 +526,31 @@ void phalanx::bind_mpi_messages(nb::module_& m) {
     nb::class_<MpiRequest>(m, "MpiRequest", "What MPI has not finished yet.")
         .def("Test", &MpiRequest::test)
         .def("Cancel", &MpiRequest::cancel);
+    nb::class_<UnattendedReceives>(m, "UnattendedReceives", "The prepared receives of a world that no thread waits for.")
+        .def(nb::init<nb::object, nb::list, nb::object>(), nb::arg("alarm"), nb::arg("jobs"), nb::arg("start"))
+        .def_prop_ro("count", &UnattendedReceives::count);
     nb::class_<MpiMessages>(m, "MpiMessages", "Sends and receives arrays through MPI, in one call each.")
         .def(nb::init<const MpiWire&, const nb::bytes&, int, const std::vector<int>&, nb::object, nb::object, nb::object, nb::object,
-                      nb::object, double, std::size_t, std::size_t, bool, nb::object, nb::object>(),
+                      nb::object, double, std::size_t, std::size_t, bool, nb::object, nb::object, nb::object>(),
              nb::arg("wire"), nb::arg("begins"), nb::arg("rank"), nb::arg("members"), nb::arg("inbox"), nb::arg("reader"),
              nb::arg("lock"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("whole"), nb::arg("most"),
-             nb::arg("oversubscribed"), nb::arg("general"), nb::arg("numbers"))
+             nb::arg("oversubscribed"), nb::arg("general"), nb::arg("numbers"), nb::arg("unattended"))
         .def("close", &MpiMessages::close)
         .def("send", &MpiMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("send_at_once", &MpiMessages::send_at_once, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none())
         .def("recv", &MpiMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy");
+             nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
+        .def("prepare", &MpiMessages::prepare, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout").none());
+    nb::class_<MpiMessages::Prepared>(m, "PreparedReceive", "A receive that is not posted yet; see phalanx.group.verbs.prepared.")
+        .def("run", &MpiMessages::Prepared::run)
+        .def("leave", &MpiMessages::Prepared::leave)
+        .def_prop_ro("ended", &MpiMessages::Prepared::ended)
+        .def_prop_ro("src", &MpiMessages::Prepared::src)
+        .def_prop_ro("tag", &MpiMessages::Prepared::tag)
+        .def_prop_ro("began", &MpiMessages::Prepared::began)
+        .def_prop_ro("seconds", &MpiMessages::Prepared::seconds)
+        .def_prop_ro("site", &MpiMessages::Prepared::site, nb::rv_policy::copy);
 }

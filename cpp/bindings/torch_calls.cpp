@@ -125,7 +125,7 @@ public:
     // Runs it, in whatever thread, for the place that has asked for it. If it has waited for its turn for longer than
     // `patience`, that counts: it may take what is left of `limit`, else as long as the group's own timeout says. All seconds.
     void run(double patience, double limit) const {
-        const Lent lent(site_);
+        const CallSite::Lent lent(site_);
         const double waited = static_cast<double>(monotonic_ns() - issued_ns_) * 1e-9;
         if (waited <= patience && !on_fast_path().is_none()) return;
         nb::object seconds = nb::none();
@@ -161,14 +161,6 @@ private:
         static const auto* const kept = new Names;  // outlives the interpreter
         return *kept;
     }
-
-    struct Lent {
-        explicit Lent(const CallSite& site) : before(std::exchange(CallSite::lent(), &site)) {}
-        ~Lent() { CallSite::lent() = before; }
-        Lent(const Lent&) = delete;
-        Lent& operator=(const Lent&) = delete;
-        const CallSite* const before;
-    };
 
     // None: declined, nothing has happened.
     nb::object fast(const nb::object& verb, const Arguments& arguments) const {

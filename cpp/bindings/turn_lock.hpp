@@ -53,4 +53,19 @@ private:
     Bell released_;
 };
 
+// Has the turn until the end of the scope, if nobody else had it.
+class TurnHeld {
+public:
+    explicit TurnHeld(TurnLock& turn) noexcept : taken(turn.try_acquire()), turn_(turn) {}
+    ~TurnHeld() {
+        if (taken) turn_.release();
+    }
+    TurnHeld(const TurnHeld&) = delete;
+    TurnHeld& operator=(const TurnHeld&) = delete;
+    const bool taken;
+
+private:
+    TurnLock& turn_;
+};
+
 }  // namespace phalanx

@@ -27,7 +27,10 @@ using namespace phalanx;
 
 namespace {
 
-enum class Message : int { send, recv };
+enum class Message : int { send, recv, isend, irecv };
+constexpr const char* message_names[] = {"send", "recv", "isend", "irecv"};
+constexpr const char* fast_names[] = {"send", "recv", "send_at_once", "prepare"};  // of the fast path's methods
+constexpr int messages = 4;
 
 // What a verb takes, and where its fast path is.
 struct Signature {
@@ -35,12 +38,16 @@ struct Signature {
 
     nb::str name;
     nb::str attribute;  // of the group: its fast path
+    nb::str fast_name;  // of the method there
     int count = 0;      // of arguments that need not be named
     int required = 0;
     std::array<nb::str, most> names;
     std::array<nb::object, most> defaults;
     bool is_message = false;
-    int verb = 0;  // a Verb or a Message
+    bool is_posted = false;  // a message that the call does not wait for
+    int verb = 0;            // a Verb or a Message
+    mutable PyTypeObject* known = nullptr;  // of the last fast path; only compared
+    mutable bool knows = false;             // whether that has the method
 };
 
 // The arguments of one call. What was not given is its default.
@@ -48,11 +55,13 @@ struct Arguments {
     std::array<PyObject*, Signature::most> given{};
     PyObject* timeout = Py_None;
     PyObject* tag = nullptr;  // of a message; null for 0
+    bool later = false;       // it is asynchronous
 };
 
 struct Names {
     nb::str timeout = interned("timeout"), async_op = interned("async_op"), tag = interned("tag"), take_back = interned("_take_back"),
-            go_on_sending = interned("_go_on_sending"), go_on_receiving = interned("_go_on_receiving");
+            go_on_sending = interned("_go_on_sending"), go_on_receiving = interned("_go_on_receiving"), sent = interned("_sent"),
+            prepared = interned("_prepared"), worker = interned("_worker"), take = interned("take");
     nb::int_ zero = nb::int_(0);
 
     static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
@@ -85,7 +94,8 @@ bool read(const Signature& signature, PyObject* const* args, Py_ssize_t count, P
         if (name == names().timeout.ptr()) {
             found.timeout = value;
         } else if (name == names().async_op.ptr()) {
-            if (value != Py_False) return false;
+            if (signature.is_posted || (value != Py_False && value != Py_True)) return false;
+            found.later = value == Py_True;
         } else if (signature.is_message && name == names().tag.ptr()) {
             found.tag = value;
         } else {
@@ -106,15 +116,15 @@ bool read(const Signature& signature, PyObject* const* args, Py_ssize_t count, P
 nb::object by_core(CollectiveCalls& calls, Verb verb, const Arguments& a) {
     const auto [first, second, third] = a.given;
     switch (verb) {
-        case Verb::barrier: return calls.barrier(a.timeout, false);
-        case Verb::broadcast: return calls.broadcast(first, second, a.timeout, false);
-        case Verb::all_reduce: return calls.all_reduce(first, second, a.timeout, false);
-        case Verb::reduce: return calls.reduce(first, second, third, a.timeout, false);
-        case Verb::all_gather: return calls.all_gather(first, second, a.timeout, false);
-        case Verb::gather: return calls.gather(first, second, third, a.timeout, false);
-        case Verb::scatter: return calls.scatter(first, second, third, a.timeout, false);
-        case Verb::reduce_scatter: return calls.reduce_scatter(first, second, third, a.timeout, false);
-        case Verb::all_to_all: return calls.all_to_all(first, second, a.timeout, false);
+        case Verb::barrier: return calls.barrier(a.timeout, a.later);
+        case Verb::broadcast: return calls.broadcast(first, second, a.timeout, a.later);
+        case Verb::all_reduce: return calls.all_reduce(first, second, a.timeout, a.later);
+        case Verb::reduce: return calls.reduce(first, second, third, a.timeout, a.later);
+        case Verb::all_gather: return calls.all_gather(first, second, a.timeout, a.later);
+        case Verb::gather: return calls.gather(first, second, third, a.timeout, a.later);
+        case Verb::scatter: return calls.scatter(first, second, third, a.timeout, a.later);
+        case Verb::reduce_scatter: return calls.reduce_scatter(first, second, third, a.timeout, a.later);
+        case Verb::all_to_all: return calls.all_to_all(first, second, a.timeout, a.later);
     }
     return nb::none();
 }
@@ -126,20 +136,45 @@ nb::object by_name(const Signature& signature, nb::handle fast, const Arguments&
     for (int i = 0; i < signature.count; ++i) all[count++] = a.given[i];
     if (signature.is_message) all[count++] = a.tag != nullptr ? a.tag : names().zero.ptr();
     all[count++] = a.timeout;
-    nb::object answer = nb::steal(PyObject_VectorcallMethod(signature.name.ptr(), all.data(), count, nullptr));
+    nb::object answer = nb::steal(PyObject_VectorcallMethod(signature.fast_name.ptr(), all.data(), count, nullptr));
     if (!answer.is_valid()) throw nb::python_error();
     return answer;
 }
 
+// Issues an asynchronous collective, and has the group's worker queue it. Not valid if it was declined, or if the group has no
+// worker yet: its first one is made by the Python method.
+nb::object issue(CollectiveCalls& calls, const Signature& signature, nb::handle group, const Arguments& a) {
+    const nb::object worker = nb::steal(PyObject_GenericGetAttr(group.ptr(), names().worker.ptr()));
+    if (!worker.is_valid()) throw nb::python_error();
+    const TurnHeld turn(calls.turn());
+    if (worker.is_none() || !turn.taken) return {};
+    const nb::object issued = by_core(calls, static_cast<Verb>(signature.verb), a);
+    if (issued.is_none()) return {};
+    PyObject* const all[] = {worker.ptr(), signature.name.ptr(), issued.ptr(), group.ptr()};
+    nb::object work = in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(names().take.ptr(), all, 4, nullptr)); });
+    if (!work.is_valid()) throw nb::python_error();
+    return work;
+}
+
 // Not valid if the fast path has declined it.
-nb::object collective(const Signature& signature, nb::handle fast, const Arguments& a) {
+nb::object collective(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
     const auto verb = static_cast<Verb>(signature.verb);
     const bool needs_out = verb == Verb::all_gather || verb == Verb::scatter || verb == Verb::reduce_scatter || verb == Verb::all_to_all;
     if (needs_out && a.given[signature.count - 1] == Py_None) return {};
     CollectiveCalls* const calls = CollectiveCalls::of(fast);
+    if (a.later) return calls != nullptr ? issue(*calls, signature, group, a) : nb::object();
     nb::object answer = calls != nullptr ? by_core(*calls, verb, a) : by_name(signature, fast, a);
     if (answer.is_none()) return {};
     return answer.ptr() == Py_True ? nb::none() : answer;  // there is no result
+}
+
+// Whether that fast path has the method; mostly it is of the same type as the one before.
+bool has_method(nb::handle fast, const Signature& signature) {
+    if (signature.known != Py_TYPE(fast.ptr())) {
+        signature.known = Py_TYPE(fast.ptr());
+        signature.knows = PyObject_HasAttr(fast.ptr(), signature.fast_name.ptr()) != 0;
+    }
+    return signature.knows;
 }
 
 // The same for a message. One that takes long is handed over to the group.
@@ -160,6 +195,18 @@ nb::object message(const Signature& signature, nb::handle group, nb::handle fast
     }
 }
 
+// The Work of a message that the call does not wait for, where the fast path has sent it, or prepared to receive it.
+nb::object posted(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
+    if (!has_method(fast, signature)) return {};
+    const nb::object answer = by_name(signature, fast, a);
+    if (answer.is_none() || answer.ptr() == Py_False) return {};
+    PyObject* const array = a.given[0];
+    if (static_cast<Message>(signature.verb) == Message::irecv) return nb::getattr(group, names().prepared)(answer, nb::handle(array));
+    if (answer.ptr() == Py_True) return nb::getattr(group, names().sent)();
+    const nb::handle tag = a.tag != nullptr ? nb::handle(a.tag) : nb::handle(names().zero);
+    return group.attr("_go_on_sending_later")(nb::handle(array), nb::handle(a.given[1]), tag, nb::handle(a.timeout), *answer);
+}
+
 // Takes Phalanx's frames out of the error that is set.
 void hide_frames(PyObject* hide) {
     PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
@@ -177,6 +224,13 @@ void hide_frames(PyObject* hide) {
     PyErr_Restore(type, error, PyException_GetTraceback(error));
 }
 
+// Not valid if the fast path has declined it.
+nb::object do_fast(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
+    if (!signature.is_message) return collective(signature, group, fast, a);
+    if (a.later) return {};
+    return signature.is_posted ? posted(signature, group, fast, a) : message(signature, group, fast, a);
+}
+
 PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
     auto* const method = reinterpret_cast<VerbMethod*>(self);
     const Signature& signature = *method->signature;
@@ -188,7 +242,7 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
             const nb::object fast = nb::steal(PyObject_GenericGetAttr(args[0], signature.attribute.ptr()));
             if (!fast.is_valid()) PyErr_Clear();
             if (fast.is_valid() && !fast.is_none()) {
-                nb::object result = signature.is_message ? message(signature, args[0], fast, found) : collective(signature, fast, found);
+                nb::object result = do_fast(signature, args[0], fast, found);
                 if (result.is_valid()) return result.release().ptr();
             }
         }
@@ -213,11 +267,14 @@ nb::object attribute(PyObject* function, const char* name) {
 Signature* signature_of(PyObject* function) {
     auto made = std::make_unique<Signature>();
     const auto name = nb::cast<std::string>(attribute(function, "__name__"));
-    made->is_message = name == "send" || name == "recv";
+    made->name = made->fast_name = Names::interned(name.c_str());
+    const auto* const message = std::find(message_names, message_names + messages, name);
+    made->is_message = message != message_names + messages;
     made->attribute = Names::interned(made->is_message ? "_fast_messages" : "_fast_path");
-    made->name = Names::interned(name.c_str());
     if (made->is_message) {
-        made->verb = static_cast<int>(name == "recv" ? Message::recv : Message::send);
+        made->verb = static_cast<int>(message - message_names);
+        made->is_posted = made->verb >= static_cast<int>(Message::isend);
+        made->fast_name = Names::interned(fast_names[made->verb]);
     } else {
         while (made->verb < verbs && name != verb_names[made->verb]) ++made->verb;
         if (made->verb == verbs) throw nb::value_error("not a verb that has a fast path");
@@ -351,7 +408,6 @@ void phalanx::bind_verb_methods(nb::module_& m) {
     m.attr("VerbMethod") = type;
     nb::list known;
     for (const char* verb : verb_names) known.append(verb);
-    known.append("send");
-    known.append("recv");
+    for (const char* verb : message_names) known.append(verb);
     m.attr("VERBS") = nb::tuple(known);
 }

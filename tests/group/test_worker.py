@@ -56,10 +56,13 @@ class Issued:
 
     run_to_end = run
 
+    def run_well(self) -> bool:
+        return self.run() and self.error is None
+
 
 def issue(worker: CollectiveWorker, job: Callable[[], Any], at_once: bool = False) -> tuple[IssuedWork, Issued]:
     issued: Any = Issued(job)
-    work = IssuedWork("all_reduce", issued, worker, None, lambda: None)
+    work = IssuedWork("all_reduce", issued, worker, None)
     worker.add(work, at_once=at_once)
     return work, issued
 
@@ -84,11 +87,11 @@ def hold(worker: CollectiveWorker) -> threading.Event:
 
 
 def without_thread() -> CollectiveWorker:
-    """A worker whose thread has ended: only threads that wait run anything."""
-    made = CollectiveWorker()
-    made.stop()
-    made._is_over = False
-    return made
+    """A worker whose thread has ended, so that only waiting threads run anything."""
+    worker = CollectiveWorker()
+    worker.stop()
+    worker.queue = type(worker.queue)()
+    return worker
 
 
 def test_what_no_thread_waits_for_runs_nevertheless(worker: CollectiveWorker) -> None:
@@ -118,6 +121,7 @@ def test_the_waiting_thread_runs_it_and_those_before() -> None:
     assert worker.idle
 
 
+@needs_core
 def test_the_fast_path_is_closed_meanwhile() -> None:
     class Path:
         paused = 0
@@ -191,7 +195,7 @@ def test_an_interrupted_wait_leaves_the_collective_to_the_groups_thread(worker: 
     go_on = hold(worker)
     first, first_issued = issue(worker, job)
     second, _ = issue(worker, lambda: 6)
-    worker._jobs.popleft()  # what holds the thread: this one goes first now
+    worker.queue.pop(worker.queue.first())  # what holds the thread: this one goes first now
     with pytest.raises(KeyboardInterrupt):
         second.wait()
     assert not first.done()
@@ -207,7 +211,7 @@ def test_an_interrupt_while_the_end_is_noted_loses_nothing(
     """The thread that ran it is interrupted before the others hear of it: the group's thread tells them."""
     go_on = hold(worker)
     work, issued = issue(worker, lambda: 5)
-    worker._jobs.popleft()  # what holds the thread: this one goes first now
+    worker.queue.pop(worker.queue.first())  # what holds the thread: this one goes first now
     called: list[int] = []
     work.add_done_callback(lambda ended: called.append(ended.result()))
     slept: list[bool] = []

@@ -33,11 +33,21 @@ def fail(world: px.Group, how: str) -> None:
 
 
 def fork(world: px.Group) -> None:
-    """A child that calls what its parent will call."""
+    """A child that calls what its parent will call, or waits for what its parent has called."""
+    other = (world.rank + 1) % world.world_size
+    work = world.irecv(np.zeros(1), other)
     child = os.fork()
     if child == 0:
         x = np.full(4, 100.0, np.float32)
-        for call in (lambda: world.all_reduce(x), lambda: world.broadcast(x, world.rank), world.barrier):
+        for call in (
+            lambda: world.all_reduce(x),
+            lambda: world.broadcast(x, world.rank),
+            world.barrier,
+            lambda: world.send(x, other),
+            lambda: world.isend(x, other),
+            lambda: world.irecv(x, other),
+            work.wait,
+        ):
             try:
                 call()
                 os._exit(1)
@@ -46,6 +56,7 @@ def fork(world: px.Group) -> None:
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child took part"
     assert world.all_reduce(np.ones(4, np.float32)).tolist() == [world.world_size] * 4
+    assert work.wait() == 7
 
 
 def main(how: str, folder: Path) -> None:
@@ -67,8 +78,17 @@ def main(how: str, folder: Path) -> None:
                 world.send(np.ones(100_000), last)
             if how == "is killed with a message from it":
                 world.recv(np.ones(100_000), last)
+            if how == "is killed with a receive from it":
+                world.irecv(np.ones(1), last).wait()
+            if how == "is killed with a receive from it that no thread waits for":
+                work = world.irecv(np.ones(1), last)
+                while not work.done():
+                    time.sleep(0.001)
+                work.result()
             world.all_reduce(x, timeout=1 if how == "comes late" else 20)
             assert how != "forks" or x.tolist() == [world.world_size] * 4, x
+            if how == "forks":
+                world.isend(np.full(1, 7.0), last)
     except px.PhalanxError as error:
         seen = {"error": type(error).__name__, "text": str(error), "after": time.time() - float(began.read_text())}
         (folder / f"rank{world.rank}.part").write_text(json.dumps(seen))

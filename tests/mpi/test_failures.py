@@ -44,7 +44,16 @@ def test_a_rank_that_raises_ends_all_with_its_traceback(mpirun: Starter) -> None
         assert one["after"] < bound(SOON)
 
 
-@pytest.mark.parametrize("how", ["is killed", "is killed with a message for it", "is killed with a message from it"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "is killed",
+        "is killed with a message for it",
+        "is killed with a message from it",
+        "is killed with a receive from it",
+        "is killed with a receive from it that no thread waits for",
+    ],
+)
 @pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
 def test_a_rank_that_is_killed_is_missed_by_all(mpirun: Starter, how: str) -> None:
     job = fail(mpirun, how, *LIVE_ON[mpirun.name], through=UNSEEN[mpirun.name])

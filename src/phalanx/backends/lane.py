@@ -11,8 +11,9 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .._core import FastMessages, MpiMessages, Recorder, StreamMessages, WaitPolicy
     from .control_plane import ControlPlane
 
-__all__ = ["Lane", "payload_size"]
+__all__ = ["Lane", "Unposted", "payload_size"]
 
 SLICE = 0.05
 """Seconds that bytes are moved without a look at the deadline."""
@@ -43,6 +44,13 @@ ACCOUNT_WAIT = 1.0
 """Seconds to wait for the names of the ranks that were missing at another rank's timeout."""
 ANSWER_WAIT = 1.0
 """Seconds that closing waits for connections that answers need. Most take milliseconds; a stopped rank accepts none."""
+
+
+class Unposted(Protocol):
+    """A receive that the fast path has prepared."""
+
+    def post(self) -> None:
+        """Posts it on its lane, unless its message has come."""
 
 
 class Lane(ABC):
@@ -125,6 +133,13 @@ class Lane(ABC):
     def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | MpiMessages | StreamMessages | None:
         """The fast path of simple messages, where the lane has one. It notes them in `recorder`."""
         return None
+
+    prepared: deque[Unposted] | None = None
+    """Receives that the fast path has prepared and that are not posted yet, where it can; see `PreparedReceiveWork`."""
+
+    def post_prepared(self) -> None:
+        """Posts them, in the order of the calls."""
+        return  # most lanes have none
 
     def mailbox_source(self, src: int) -> int:
         """The number by which the mailbox knows a member."""

@@ -24,7 +24,7 @@ from .running_collective import Peers, RunningCollective
 from .tracking.call import CollectiveCall
 from .tracking.journal import Entry
 from .work import Work
-from .worker import SHORT, CollectiveWorker, IssuedWork, QueuedWork
+from .worker import CollectiveWorker, QueuedWork
 
 if TYPE_CHECKING:
     from .._core import IssuedCollective
@@ -240,11 +240,9 @@ class CollectiveRunner(GroupCore):
             issued: IssuedCollective | None = getattr(fast, verb)(*arguments, True)
             if issued is None:
                 return None
-            work = IssuedWork(verb, issued, worker, self, self._note_told)
-            worker.add(work, at_once=issued.bytes > SHORT)
+            return worker.take(verb, issued, self)
         finally:
             self._turn.release()
-        return work
 
     def _running_worker(self) -> CollectiveWorker:
         """The worker; the first asynchronous collective starts it. Asked by the holder of the turn.
@@ -254,7 +252,7 @@ class CollectiveRunner(GroupCore):
         """
         if self._worker is None:
             with naming_limits():
-                self._worker = CollectiveWorker()
+                self._worker = CollectiveWorker(self._note_told)
             self._closers.insert(0, self._worker.stop)
             if self._fast_path is not None:
                 self._worker.hold_back(self._fast_path)

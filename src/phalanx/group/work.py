@@ -13,7 +13,7 @@ from ..deadline import Deadline
 from ..errors import Timeout, UsageError
 from ..frames import hide_frames
 
-__all__ = ["Work"]
+__all__ = ["NEVER_HELD_LONG", "Work"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("phalanx.group")
 ENDING = 4.0
 """Seconds after its deadline in which an operation ends itself: it may have to wait for a kernel that another rank has
 launched, 0.8 s at most, and it asks the others what they are doing."""
-_NEVER_HELD_LONG = threading.Lock()
+NEVER_HELD_LONG = threading.Lock()
 """The lock of all work that had ended when it was made: nothing of it changes any more."""
 
 
@@ -68,15 +68,6 @@ class Work(Generic[T_co]):
         """Called when the program is given the error that the operation ended with."""
         self._lock = threading.Lock()
 
-    @classmethod
-    def of_ended(cls, operation: str) -> Work[None]:
-        """The work of an operation that was done at once, and has no result."""
-        work: Work[None] = Work.__new__(Work)
-        work._operation = operation
-        work._lock = _NEVER_HELD_LONG
-        work._done = True
-        return work
-
     def wait(self, timeout: float | None = None) -> T_co:
         """Waits for the result. The operation goes on if this wait ends before it.
 
@@ -87,6 +78,9 @@ class Work(Generic[T_co]):
             Timeout: It is not done yet.
             PhalanxError: Whatever the operation raised.
         """
+        if self._done and timeout is None and self._error is None:  # as of most short messages
+            result: T_co = self._result
+            return result
         try:
             if timeout is not None:
                 as_seconds(timeout)
@@ -124,8 +118,8 @@ class Work(Generic[T_co]):
             if self._error is not None:
                 self._on_told()
                 raise self._error
-            result: T_co = self._result
-            return result
+            ended: T_co = self._result
+            return ended
         except BaseException as error:
             hide_frames(error)
             raise
@@ -148,11 +142,14 @@ class Work(Generic[T_co]):
         if not callable(callback):
             raise UsageError(f"callback={shown(callback)} is not valid (expected a function of the work)")
         with self._lock:
-            if not self._done:
+            waits = not self._done
+            if waits:
                 self._callbacks += (callback,)
                 self._hurry()
-                return
-        self._call(callback)
+        if not waits:
+            self._call(callback)
+        elif self._done:  # since then, perhaps by a thread that saw no callback
+            self._finish(self._result)
 
     def __await__(self) -> Generator[Any, None, T_co]:
         import asyncio
@@ -180,6 +177,12 @@ class Work(Generic[T_co]):
         state = "under way" if not self._done else "failed" if self._error is not None else "done"
         return f"<Work {self._operation}: {state}>"
 
+    def _go_on(self, operation: str, deadline: Deadline, drive: Callable[[Deadline], object]) -> None:
+        """Takes what `__init__` takes, of work that was made before these were known."""
+        self._operation = operation
+        self._deadline = deadline
+        self._drive = drive
+
     def _help(self, timeout: float | None) -> None:
         """Does what a thread that waits so long can do for the operation."""
 
@@ -197,7 +200,7 @@ class Work(Generic[T_co]):
                 return True
             if self._ended is None:
                 self._ended = threading.Event()
-        return self._ended.wait(seconds)
+        return self._done or self._ended.wait(seconds)  # it may have ended since then, without the lock
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
         """Notes the end. May be called again: what an interrupt has kept a thread from telling is told then."""

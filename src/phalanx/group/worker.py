@@ -8,22 +8,21 @@ last, are run by the group's own thread.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._native import core
-from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import Closed
 from ..frames import hide_frames
 from .core import GroupCore
 from .fast_path import AnyFastPath
+from .plain_queue import PlainQueue
 from .work import Work
 
 if TYPE_CHECKING:
-    from .._core import Alarm, IssuedCollective
+    from .._core import IssuedCollective, WorkQueue
 
 __all__ = ["CollectiveWorker", "IssuedWork", "QueuedWork"]
 
@@ -65,33 +64,35 @@ class IssuedWork(Work[Any]):
 
     Args:
         group: Lives on until the collective has ended.
-        on_told: Called when the program is given its error.
     """
 
     def __init__(
-        self,
-        operation: str,
-        issued: IssuedCollective,
-        worker: CollectiveWorker,
-        group: GroupCore | None,
-        on_told: Callable[[], None],
+        self, operation: str, issued: IssuedCollective, worker: CollectiveWorker, group: GroupCore | None
     ) -> None:
         # Without the base's, which takes as long as the collective.
         self._operation = operation
         self._issued = issued
         self._worker = worker
         self._group = group
-        self._on_told = on_told
-        self._lock = threading.Lock()
+        self._lock = worker.lock
 
     def wait(self, timeout: float | None = None) -> Any:
         # Mostly it is the only one, and done by the thread that waits: without the steps between, which take as long.
         group = self._group
         if timeout is None and group is not None and not group._backend.forked:
+            worker, issued = self._worker, self._issued
             try:
-                if self._worker.run_if_first(self) and self._error is None:
+                if worker.queue.first() is self and issued.run_well() and self._ended is None and not self._callbacks:
+                    # Without its lock: a thread that waits for it since then, or a callback, looks again.
+                    self._result = issued.result
+                    self._done = True
+                    if self._ended is not None or self._callbacks:
+                        self._finish(self._result)
+                    self._group = None
+                    worker.queue.pop(self)
                     return self._result
             except BaseException as error:
+                worker.hurry()
                 hide_frames(error)
                 raise
         return super().wait(timeout)
@@ -118,6 +119,9 @@ class IssuedWork(Work[Any]):
         self._group = None
         return True
 
+    def _on_told(self) -> None:
+        self._worker.on_told()
+
     def _remaining(self) -> float:
         return self._issued.remaining
 
@@ -136,28 +140,30 @@ class IssuedWork(Work[Any]):
 
 
 class CollectiveWorker:
-    """Runs the asynchronous collectives of a group, in the order in which they were issued."""
+    """Runs the asynchronous collectives of a group, in the order in which they were issued.
 
-    def __init__(self) -> None:
-        self._jobs: deque[QueuedWork | IssuedWork] = deque()
+    Args:
+        on_told: Called when the program is given the error of one of them.
+    """
+
+    def __init__(self, on_told: Callable[[], None] = lambda: None) -> None:
+        self.on_told = on_told
+        self.queue: WorkQueue | PlainQueue = PlainQueue() if core is None else core.WorkQueue()
         """The first is the one that runs. It is taken out when it has ended: an interrupt of a thread loses nothing."""
-        self._lock = threading.Lock()
-        self._is_over = False
-        """True once the thread has ended: it would not run what came now."""
-        self._fast_path: AnyFastPath | None = None
-        self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
+        self.lock = threading.Lock()
+        """Of all collectives on the fast path."""
+        self._alarm = self.queue.alarm
         self._thread = BackgroundThread(self._serve, "phalanx-collectives").start()
 
     @property
     def idle(self) -> bool:
         """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
-        return not self._jobs
+        return len(self.queue) == 0
 
     def hold_back(self, fast_path: AnyFastPath) -> None:
         """Keeps the fast path closed as long as something that was issued is under way."""
-        with self._lock:
-            self._fast_path = fast_path
-            fast_path.paused = len(self._jobs)
+        assert not isinstance(self.queue, PlainQueue), "the fast path is the core's"
+        self.queue.hold_back(fast_path)
 
     def add(self, work: QueuedWork | IssuedWork, *, at_once: bool) -> None:
         """Queues a collective. With `at_once` the group's thread begins now, else if no thread waits for it soon.
@@ -165,51 +171,32 @@ class CollectiveWorker:
         Raises:
             Closed: Another thread has closed the group meanwhile.
         """
-        with self._lock:
-            if self._is_over:
-                raise Closed("this group was closed")
-            self._jobs.append(work)
-            if self._fast_path is not None:
-                self._fast_path.paused = len(self._jobs)
-            self._alarm.arm()
-        if at_once:
-            self.hurry()
+        if not self.queue.push(work, at_once):
+            raise Closed("this group was closed")
+
+    def take(self, operation: str, issued: IssuedCollective, group: GroupCore) -> IssuedWork:
+        """Queues a collective on the fast path, which has just been issued.
+
+        Raises:
+            Closed: As `add`.
+        """
+        work = IssuedWork(operation, issued, self, group)
+        if not self.queue.push(work, issued.bytes > SHORT):
+            raise Closed("this group was closed")
+        return work
 
     def hurry(self) -> None:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
 
-    def run_if_first(self, work: IssuedWork) -> bool:
-        """Runs a collective in this thread if none was issued before it; True if it has ended."""
-        jobs = self._jobs
-        if not jobs or jobs[0] is not work:
-            return False
-        try:
-            if not work._issued.run():
-                return False
-            work._finish(work._issued.result, work._issued.error)
-            work._group = None
-            with self._lock:
-                if len(jobs) == 1 and jobs[0] is work:
-                    jobs.popleft()
-                    self._alarm.disarm()
-                    if self._fast_path is not None:
-                        self._fast_path.paused = 0
-                    return True
-            self._take_out(work)
-        except BaseException:
-            self.hurry()
-            raise
-        return True
-
     def run_until(self, work: IssuedWork) -> None:
         """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
         try:
             while not work._done:
-                first = self._first()
+                first = self.queue.first()
                 if not isinstance(first, IssuedWork) or not first._run():
                     return
-                self._take_out(first)
+                self.queue.pop(first)
         except BaseException:
             self.hurry()
             raise
@@ -219,40 +206,20 @@ class CollectiveWorker:
         self._alarm.stop()
         self._thread.join()
 
-    def _first(self) -> QueuedWork | IssuedWork | None:
-        try:
-            return self._jobs[0]
-        except IndexError:
-            return None
-
     def _run_first(self, work: QueuedWork | IssuedWork) -> bool:
         """Runs the first in the queue, in the group's thread; False if another thread is at it."""
         if not work._run_to_end():
             return False
-        self._take_out(work)
+        self.queue.pop(work)
         return True
-
-    def _take_out(self, work: QueuedWork | IssuedWork) -> None:
-        """Takes the first in the queue out, which has ended."""
-        with self._lock:
-            if self._jobs and self._jobs[0] is work:  # else another thread was quicker to see its end
-                self._jobs.popleft()
-                if self._fast_path is not None:
-                    self._fast_path.paused = len(self._jobs)
-                # Those behind it may wait for another thread's attention: the one that was busy has not looked at them.
-                self._alarm.disarm()
-                if self._jobs:
-                    self._alarm.arm()
 
     def _serve(self) -> None:
         while self._alarm.wait():
             self._alarm.disarm()
-            while (first := self._first()) is not None and self._run_first(first):
+            while (first := self.queue.first()) is not None and self._run_first(first):
                 pass
             first = None  # an idle worker keeps nothing alive
-        while not self._is_over:
-            with self._lock:
-                first = self._first()
-                self._is_over = first is None
+        while not self.queue.end_if_empty():
+            first = self.queue.first()
             if first is not None and not self._run_first(first):
                 first._sleep(STOP_PAUSE)  # until the other thread has ended it, or left it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 from ...errors import PhalanxError
 from ...transports.mailbox import Mailbox, PendingTransfer
 from ...transports.stream import Buffer
+from ..lane import Unposted
 
 __all__ = ["Inbox", "Sending"]
 
@@ -25,6 +26,10 @@ class Inbox:
         self.sending: set[Sending] = set()
         self.ended: BaseException | None = None
         """Why this rank's lane has ended."""
+        self.prepared: deque[Unposted] = deque()
+        """Receives that are not in the mailbox yet, in the order of the calls. No other is posted before them."""
+        self.posting = False
+        """True while a thread posts them."""
 
 
 class Sending(PendingTransfer):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...deadline import Deadline
 from ...errors import ChannelClosed
 from ...transports.channel import Inbound
-from ...transports.mailbox import Envelope, PendingTransfer, Receive
+from ...transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind
 from ..lane import Lane
@@ -44,12 +44,21 @@ class MpiLane(Lane):
         self.mailbox.sources = frozenset(self.members) - {self.members[rank]}
         self.oversubscribed = messages.oversubscribed
         self._fast_messages: FastMpiMessages | None = None
+        self.prepared = self._inbox.prepared
 
     def source_of(self, envelope: Envelope) -> int:
         return self.members.index(envelope.src)
 
     def mailbox_source(self, src: int) -> int:
         return self.members[src]
+
+    def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
+        self.post_prepared()
+        return super().post(src, tag, sink)
+
+    def post_prepared(self) -> None:
+        if self._inbox.prepared:
+            self._messages.post_prepared(self._inbox)
 
     def start_send(
         self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
@@ -97,6 +106,11 @@ class MpiLane(Lane):
         if not operation.done:
             self._messages.move_in_background(operation, deadline, expire)
 
+    def interrupt(self, on_purpose: bool) -> None:
+        if self._fast_messages is not None:  # a forked child must not use it
+            self._fast_messages.close()
+        super().interrupt(on_purpose)
+
     def left(self, src: int) -> None:
         rank = self.members[src]
         if self._fast_messages is not None:
@@ -104,6 +118,4 @@ class MpiLane(Lane):
         self._messages.departed(self._inbox, rank, ChannelClosed(rank, "it has left the world"))
 
     def _end_channels(self, error: BaseException, goodbye: bool) -> None:
-        if self._fast_messages is not None:
-            self._fast_messages.close()
         self._messages.close_lane(self._name, self._inbox, error, goodbye=goodbye)

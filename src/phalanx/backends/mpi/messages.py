@@ -76,7 +76,9 @@ class MpiMessages:
         """Bodies on their way to this rank, by their sender and its number of the message."""
         self._farewells: list[tuple[float, Inbox, int, PhalanxError]] = []
         """Ranks that have gone from a lane: the earliest time to act on it, the lane, the rank, and the reason."""
-        self._thread: ProgressThread | None = None
+        self._ended_inboxes: list[Inbox] = []
+        """Of lanes that have ended with receives that were not posted yet."""
+        self._thread = ProgressThread(self.progress, self._post_all_prepared)
         self._closed = False
 
     # -- for lanes -----------------------------------------------------------------------------------------------------
@@ -144,6 +146,9 @@ class MpiMessages:
             self._closed_lanes.add(lane)
             inbox.ended = error
             self._inboxes.pop(lane, None)
+            if inbox.prepared:
+                self._ended_inboxes.append(inbox)
+                self._thread.hurry()
             self._farewells = [farewell for farewell in self._farewells if farewell[1] is not inbox]
             sending = list(inbox.sending)
             for one in sending:
@@ -194,15 +199,11 @@ class MpiMessages:
 
     def move_in_background(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves messages in a thread until an operation is done. Calls `expire` if the deadline passes first."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = ProgressThread(self.progress)
         self._thread.add(operation, deadline, expire)
 
     def close(self) -> None:
         """Ends the transfers of this process, as far as that is possible, and the thread."""
-        if self._thread is not None:
-            self._thread.stop()
+        self._thread.stop()
         if not self._mpi.broken:
             limit = Deadline(ENDING)
             while self._transfers and not limit.expired:
@@ -244,8 +245,32 @@ class MpiMessages:
             self.oversubscribed,
             Handover(self, lane, inbox),
             self._sender.numbers,
+            self._thread.unattended,
         )
         return made
+
+    def post_prepared(self, inbox: Inbox) -> None:
+        """Posts the receives of a lane that the fast path has prepared. A thread that waits for one there gives way."""
+        with self._guard:
+            if inbox.posting:  # by this thread: it posts one of them
+                return
+            inbox.posting = True
+            try:
+                while inbox.prepared:
+                    first = inbox.prepared[0]
+                    first.post()
+                    if inbox.prepared and inbox.prepared[0] is first:
+                        inbox.prepared.popleft()
+            finally:
+                inbox.posting = False
+
+    def _post_all_prepared(self) -> None:
+        with self._lock:
+            inboxes = [*self._inboxes.values(), *self._ended_inboxes]
+            self._ended_inboxes.clear()
+        for inbox in inboxes:
+            if inbox.prepared:
+                self.post_prepared(inbox)
 
     def go_on_offering(self, sending: Sending) -> None:
         """Goes on with a message that was offered, and not answered yet."""
@@ -344,6 +369,8 @@ class MpiMessages:
             return
         inbox = self.inbox(head.lane)
         inbox.talked.add(head.src)
+        if inbox.prepared:
+            self.post_prepared(inbox)
         envelope, payload = parse_message(head, self._options)
         inbox.mailbox.deliver(envelope, payload)
 
@@ -356,6 +383,8 @@ class MpiMessages:
         envelope, sizes = parse_offer(head, self._options)
         inbox = self.inbox(lane)
         inbox.talked.add(src)
+        if inbox.prepared:
+            self.post_prepared(inbox)
         lock = threading.RLock()
         with lock:
             arrival = inbox.mailbox.begin(envelope, lock)

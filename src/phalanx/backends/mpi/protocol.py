@@ -7,7 +7,9 @@ from the sender's memory straight into the receiver's. What was not asked for ye
 that has asked for it meanwhile waits for the next message.
 
 Synchronous messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.cpp), which speaks the
-same words and leaves to `handover` what takes long.
+same words and leaves to `handover` what takes long. So are short ones that the call does not wait for: they are sent at
+once, and received by the thread that waits. Until then, or until the background thread posts it, such a receive is only
+in `Inbox.prepared`.
 
 ```
 sender                                      receiver
