@@ -59,13 +59,26 @@ public:
             return false;
         }
         started_ = true;
-        ++count_;
+        if (count_++ == 0) since_ = monotonic_ns();
         alarm_.arm();
         return true;
     }
 
     void remove() noexcept {
         if (--count_ == 0 && jobs_.size() == 0) alarm_.disarm();
+    }
+
+    // A thread waits for one of them, and most likely for the others after it: they have time until then, but not for ever.
+    void attend() noexcept {
+        --count_;
+        if (jobs_.size() == 0) alarm_.disarm();
+    }
+    void attended() noexcept {
+        if (count_ == 0) return;
+        if (monotonic_ns() - since_ < longest_ns)
+            alarm_.arm();
+        else
+            alarm_.hurry();
     }
 
     int count() const noexcept { return count_; }
@@ -75,8 +88,11 @@ private:
     Alarm& alarm_;
     nb::list jobs_;
     nb::object start_;
+    static constexpr std::int64_t longest_ns = 20'000'000;
+
     bool started_ = false;
     int count_ = 0;
+    std::int64_t since_ = 0;  // there have been some
 };
 
 class MpiMessages : MessageCalls {
@@ -459,7 +475,7 @@ public:
         if (route == nullptr || route->prepared.front() != this || path_.is_gone(*route)) return ended_;
         const Turn turn(path_.lock_);
         if (!turn.taken || path_.is_behind(*route)) return false;
-        attend();
+        const Attending attending(path_.unattended_, attended_);
         path_.look_at(*route);
         message_.began = monotonic_ns();  // it counts as waiting from now on
         message_.longest_ns = std::min(handover_ns, called_ + message_.timeout_ns - message_.began);
@@ -474,7 +490,7 @@ public:
         if (!waits_) return;
         waits_ = false;
         if (Route* const route = route_of(); route != nullptr) std::erase(route->prepared, this);
-        attend();
+        if (!std::exchange(attended_, true)) path_.unattended_.remove();
     }
 
     bool ended() const noexcept { return ended_; }
@@ -491,10 +507,18 @@ private:
         return peer < path_.routes_.size() ? &path_.routes_[peer] : nullptr;
     }
 
-    void attend() noexcept {
-        if (!attended_) path_.unattended_.remove();
-        attended_ = true;
-    }
+    class Attending {
+    public:
+        Attending(UnattendedReceives& all, bool& attended) : all_(all) {
+            if (!std::exchange(attended, true)) all_.attend();
+        }
+        ~Attending() { all_.attended(); }
+        Attending(const Attending&) = delete;
+        Attending& operator=(const Attending&) = delete;
+
+    private:
+        UnattendedReceives& all_;
+    };
 
     MpiMessages& path_;
     nb::object owner_;  // of the path

@@ -1,5 +1,6 @@
 // The asynchronous collectives of a group that have not ended, in the order in which they were issued. Each method is one step
-// for all other threads, because it holds the GIL and runs no Python code: a lock of Python costs as much as a short collective.
+// for all other threads, because it holds the GIL and runs no Python code before its end: a lock of Python costs as much as a
+// short collective.
 #pragma once
 
 #include <nanobind/nanobind.h>
