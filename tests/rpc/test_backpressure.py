@@ -251,3 +251,24 @@ def test_a_stopped_caller(transport: str) -> None:
     )
     assert answered
     assert grown < 100, f"the server keeps {grown} MiB of answers that nobody takes"
+
+
+def notify_while_the_agent_writes(agent: Agent) -> float:
+    """Seconds of a notification whose bytes all go by the agent's thread, just before the caller would sleep."""
+    agent.call(1, "take", 0)
+    link = agent._connections.callers[1]
+    move = link.move
+
+    def late(spin: float = 0.0, wait: float = 0.0, waker: int = -1) -> bool:
+        while wait > 0 and link.queued_bytes:
+            link.try_write_queued()
+        return move(spin, wait, waker)
+
+    link.move = late  # type: ignore[method-assign]
+    began = time.monotonic()
+    agent.notify(1, "take", np.ones(32 << 20, np.uint8), timeout=15)
+    return time.monotonic() - began
+
+
+def test_a_caller_is_woken_by_room_that_another_thread_made(stream: str) -> None:
+    assert run(stream, 2, serve, notify_while_the_agent_writes) < 10

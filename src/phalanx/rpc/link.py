@@ -357,9 +357,10 @@ class CallLink(ABC):
         return moved
 
     def try_write_queued(self) -> None:
-        """As `write_queued`; ends the link if the connection has ended."""
+        """As `write_queued`, for a thread that is not the mover; ends the link if the connection has ended."""
         try:
-            self.write_queued()
+            if self.write_queued():
+                self.wake_mover()  # it may wait for the very room that was made here
         except (StreamEnded, ProtocolError) as ended:
             self.end(ended)
 
