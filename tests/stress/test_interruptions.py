@@ -168,7 +168,8 @@ def test_an_interrupted_send_never_leaves_half_a_message() -> None:
     assert got["whole"] > 0
 
 
-def _abort_in_a_handler(group: px.Group) -> str:
+def _abort_in_a_handler(group: px.Group, given: bool) -> str:
+    out = np.empty(SIZE) if given else None
     if group.rank == 1:
         try:
             while True:
@@ -179,14 +180,15 @@ def _abort_in_a_handler(group: px.Group) -> str:
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         while True:
-            group.recv(src=1)
+            group.recv(out, 1)
     except px.PeerLost as error:
         return error.reason
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["new", "given"])
 @pytest.mark.parametrize("_again", range(3))
-def test_a_signal_handler_may_end_the_world_in_the_middle_of_a_receive(_again: int) -> None:
-    reasons = run_ranks(2, _abort_in_a_handler, backend="mesh", timeout=20)
+def test_a_signal_handler_may_end_the_world_in_the_middle_of_a_receive(_again: int, given: bool) -> None:
+    reasons = run_ranks(2, _abort_in_a_handler, given, backend="mesh", timeout=20)
     assert all("the time is over" in reason for reason in reasons), reasons
 
 

@@ -469,3 +469,33 @@ def test_where_the_program_makes_its_tensors_does_not_matter() -> None:
         same(entries.to_dense(), torch.eye(3) * 2)
 
     together(2, body)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_autograd_has_saved_is_not_changed_unnoticed(later: bool) -> None:
+    """torch's own backends fill the tensors of a list by an operation of torch, which autograd counts."""
+
+    def body(rank: int) -> None:
+        x, parts = torch.full((3,), 5.0), [torch.ones(3) for _ in range(2)]
+        calls: list[Callable[[Any], Any]] = [
+            lambda outputs: dist.all_gather(outputs, x, async_op=later),
+            lambda outputs: dist.all_to_all(outputs, parts, async_op=later),
+            lambda outputs: dist.gather(x, outputs if rank == 0 else None, 0, async_op=later),
+            lambda outputs: dist.reduce_scatter(outputs[1], parts, async_op=later),
+        ]
+        for i, call in enumerate(calls):
+            outputs = [torch.ones(3) for _ in range(2)]
+            weights = torch.ones(3, requires_grad=True)
+            loss = (weights * outputs[1]).sum()  # saves the second one
+            work = call(outputs)
+            if later:
+                work.wait()
+            if i == 2 and rank == 1:  # nothing was written there
+                loss.backward()
+                continue
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        with torch.inference_mode():
+            dist.all_gather([torch.ones(3) for _ in range(2)], x)
+
+    together(2, body)

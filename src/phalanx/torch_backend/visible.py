@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._native import core
@@ -39,6 +40,9 @@ OLDER_NAMES = {
 OPERATIONS: dict[str, Perform] = {}
 """Phalanx's function for each of torch's operations, by the name of the method."""
 
+COUNTED = {"all_gather_single", "allgather", "allgather_coalesced", "gather", "reduce_scatter", "alltoall"}
+"""Operations whose outputs torch's own backends write by an operation of torch, so that it counts the change: what
+autograd has saved of them before is refused, and not used with other values in it."""
 FAST = {
     "allreduce": 2,
     "broadcast": 2,
@@ -92,6 +96,7 @@ def visible(operation: Perform) -> Perform:
     through = getattr(dist.ProcessGroup, name)
     fast: Any = getattr(getattr(core, "TorchCalls", None), operation.__name__, None)
     count = FAST.get(operation.__name__, -1)
+    counted = operation.__name__ in COUNTED
 
     def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -102,11 +107,16 @@ def visible(operation: Perform) -> Perform:
                     try:
                         done = fast(self.fast_calls, *args)
                         if done is not None:
+                            if counted:
+                                _count_change(args[0])
                             return done if type(done) is FinishedWork else self.go_on_with(done, args)
                     except PhalanxError as error:
                         raise translated(error) from None
             if not (self.hooked or _modes() or is_profiled() or _transforms() is not None) and _are_plain(args, kwargs):
-                return operation(self, *args, **kwargs)
+                work = operation(self, *args, **kwargs)
+                if counted and args:
+                    _count_change(args[0])
+                return work
             device = _device_type(args, kwargs)
             if not self.does_itself(device):  # the group for that device shows it
                 return operation(self, *args, **kwargs)
@@ -126,6 +136,13 @@ def visible(operation: Perform) -> Perform:
     # By the name of the function that calls it, torch knows that the method of C++ is meant, not again this one.
     call.__code__ = call.__code__.replace(co_name=name)
     return functools.wraps(operation)(call)
+
+
+def _count_change(outputs: Any) -> None:
+    """Tells autograd that tensors are written: a tensor, a list of them, or a list of lists."""
+    if type(outputs) is list and outputs and type(outputs[0]) is list:
+        outputs = outputs[0] if len(outputs) == 1 else [tensor for each in outputs for tensor in each]
+    increment_version(outputs)
 
 
 def perform(group: TorchGroup, operation: Perform, *args: Any, **kwargs: Any) -> Any:

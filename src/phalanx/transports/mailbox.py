@@ -390,6 +390,10 @@ class Mailbox:
             arrival.give_to(receive)
             arrival.view = sink.open(envelope)
             arrival.received = received
+            # A signal handler may have ended the world since: nobody will go on with the message.
+            ended = self._error or self._gone.get(envelope.src)
+            if ended is not None:
+                receive.settle(ended)
         return receive, arrival
 
     def finish(self, arrival: Arrival) -> None:

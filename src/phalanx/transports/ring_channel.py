@@ -199,7 +199,10 @@ class RingOutbound(Outbound):
         """
         outgoing = OutgoingFrame([head, bytes_of(array)[sent:]], self)
         outgoing.begun = True
-        self._queue.append(outgoing)
+        if self._ended is None:
+            self._queue.append(outgoing)
+        else:  # by a signal handler, since
+            outgoing.settle(self._ended)
         note_handed_over(outgoing)
         return outgoing
 
