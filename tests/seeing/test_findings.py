@@ -125,3 +125,10 @@ def test_the_only_link_is_named_if_it_is_slow_and_busy() -> None:
     [found] = links_found(both, 10.0, 0.9)
     assert set(found.ranks) == {0, 1}
     assert links_found([link(0, 1, 1e10, 0.95), link(1, 0, 1e10, 0.95)], 10.0, 0.9) == []
+
+
+def test_the_way_back_of_a_slow_link_is_no_other_link() -> None:
+    links = [link(0, 1, 1.2e7, 0.95), link(1, 0, 1.1e7, 0.4), link(1, 2, 1.2e7, 0.95), link(2, 1, 1.1e7, 0.4)]
+    [found] = links_found(links, 10.0, 0.9)
+    assert "0-1, 1-2 are slow" in found.text
+    assert "others" not in found.text

@@ -116,8 +116,9 @@ def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> 
     if not slow:
         return []
     worst = min(slow, key=lambda link: link.rate)
-    pairs = sorted({tuple(sorted((link.source, link.target))) for link in slow})
-    fast = [link.rate for link in known if link not in slow]
+    pairs = sorted({_pair(link) for link in slow})
+    # Pairs are named without a direction: the way back of one is no other link.
+    fast = [link.rate for link in known if (link not in slow if len(pairs) == 1 else _pair(link) not in pairs)]
     if len(pairs) == 1:
         which = f"the link from rank {worst.source} to rank {worst.target} is slow: {_rate(worst.rate)}"
     else:
@@ -125,6 +126,10 @@ def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> 
     beside = f", others {_rate(float(np.median(fast)))}" if fast else ""
     text = f"{which}{beside}, with data on its way {worst.busy:.0%} of the time; no rank is always late"
     return [JobFinding("link", text, sorted({rank for pair in pairs for rank in pair}), 0.0)]
+
+
+def _pair(link: LinkPicture) -> tuple[int, int]:
+    return min(link.source, link.target), max(link.source, link.target)
 
 
 def _is_slow(link: LinkPicture, others: list[float]) -> bool:
