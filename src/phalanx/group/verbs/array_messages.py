@@ -70,33 +70,30 @@ class ArrayMessages(PreparedMessages):
         if description.library not in ("numpy", "torch") or description.dtype != description.numpy_dtype().str:
             return None
         array = empty(description.shape, description.numpy_dtype())
+        received = self._receive_at_once(receiving("recv", src, tag), array, description.library, src, tag, deadline)
+        return make(description, array) if received else None
+
+    def _receive_at_once(self, what: str, array: Any, library: str, src: int, tag: int, deadline: Deadline) -> bool:
+        """Receives to an array of NumPy by the fast path; False if nothing has been received."""
+        fast: Any = self._fast_messages
         try:
-            answer = fast.recv(array, src, tag, deadline.remaining(), description.library)
+            answer = fast.recv(array, src, tag, deadline.remaining(), library)
             if answer and answer is not True and answer[0] is not None:
-                self._complete(self._journal.begin(receiving("recv", src, tag), src), [answer[0]], deadline, [src])
+                self._complete(self._journal.begin(what, src), [answer[0]], deadline, [src])
                 last_handed_over()
-                answer = True
+                return True
         except BaseException:
             self._take_back()
             raise
-        return make(description, array) if answer is True else None
+        return answer is True
 
     def _receive_to(self, what: str, sink: ArraySink, src: int | None, tag: int, deadline: Deadline) -> Any:
         """Receives to an array. For one on a GPU that has memory of the host, the fast path is tried first."""
         host = sink.on_host
-        fast = None if host is None or not host.is_copy or src is None else self._fast_for(host)
-        if fast is not None and host is not None and src is not None:
-            try:
-                answer = fast.recv(host.array, src, tag, deadline.remaining(), host.library)
-                if answer and answer is not True and answer[0] is not None:
-                    self._complete(self._journal.begin(what, src), [answer[0]], deadline, [src])
-                    last_handed_over()
-                    answer = True
-            except BaseException:
-                self._take_back()
-                raise
-            if answer is True:
-                return host.finish()
+        if host is None or not host.is_copy or src is None or self._fast_for(host) is None:
+            return self._receive(what, src, tag, sink, deadline, False)
+        if self._receive_at_once(what, host.array, host.library, src, tag, deadline):
+            return host.finish()
         return self._receive(what, src, tag, sink, deadline, False)
 
     def _start_fast(self, host: Adapted, dst: int, tag: int, deadline: Deadline) -> PendingTransfer | bool:
