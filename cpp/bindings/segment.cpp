@@ -251,6 +251,7 @@ void phalanx::bind_segment(nb::module_& m) {
              nb::arg("spins"), nb::arg("yields"), nb::arg("long_yield_ns"), nb::arg("reduced_by_all"), nb::arg("copy_once_from"))
         .def("show_proof", [](SharedSegment& s, nb::bytes proof) { return s.proof.set(proof_of(proof)); })
         .def("try_peers", &try_peers)
+        .def_prop_ro("crowded", [](const SharedSegment& s) { return s.segment.crowded(); })
         .def_prop_rw("reads_peers", [](const SharedSegment& s) { return s.segment.reads_peers(); },
                      [](SharedSegment& s, bool possible) { s.segment.read_peers(possible); })
         .def("barrier", &barrier)

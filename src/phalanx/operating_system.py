@@ -25,6 +25,7 @@ __all__ = [
     "SHARED_MEMORY",
     "adopt_orphans",
     "control_group_files",
+    "core_mask",
     "core_quota",
     "cores_of_set",
     "die_with_parent",
@@ -52,6 +53,7 @@ __all__ = [
     "usable_cores",
     "wake_pipe",
     "who_is",
+    "within_quota",
 ]
 
 _OFF = ("", "0", "false", "no", "off")
@@ -74,13 +76,23 @@ def usable_cores() -> int:
 
     A container's quota of 1.5 is one core: of two ranks that compute at once, one would be held back.
     """
+    return within_quota(cores_of_set())
+
+
+def within_quota(cores: int) -> int:
+    """So many cores, or as many as this process's control groups grant it the time of; at least one."""
     quota = core_quota()
-    return cores_of_set() if quota is None else max(1, min(cores_of_set(), int(quota)))
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def cores_of_set() -> int:
     """The cores on which this process may run at all: its CPU set."""
-    return len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
+    return core_mask().bit_count() or os.cpu_count() or 1
+
+
+def core_mask() -> int:
+    """The same as bits; 0 where the system does not tell."""
+    return sum(1 << core for core in os.sched_getaffinity(0)) if LINUX else 0
 
 
 def core_quota(proc: str = PROC, groups: str = CGROUPS) -> float | None:

@@ -132,6 +132,8 @@ class LaneBackend(Backend):
         """An identity of each rank's machine: two machines may have the same name."""
         self.memory_ids: tuple[str, ...] = ("",) * len(self.world_ranks)
         """Ranks of one host with the same value can map each other's memory; empty for a rank that cannot."""
+        self.core_masks: tuple[str, ...] = ("",) * len(self.world_ranks)
+        """The cores that each rank may use, as `Member.cores` has them."""
         self.is_one_process = False
         """True if all ranks are threads of this process."""
         self._raw: RawMessages | None = None
@@ -178,8 +180,10 @@ class LaneBackend(Backend):
 
     def take_hosts(self, members: Iterable[Member]) -> None:
         """Notes where the members are, as the directory says."""
-        rows = [(member.hostname, member.host_id, member.memory) for member in members]
-        self.hosts, self.host_ids, self.memory_ids = (tuple(column) for column in zip(*rows, strict=True))
+        rows = [(member.hostname, member.host_id, member.memory, member.cores) for member in members]
+        self.hosts, self.host_ids, self.memory_ids, self.core_masks = (
+            tuple(column) for column in zip(*rows, strict=True)
+        )
 
     def next_view(self, request: Regroup) -> tuple[LaneBackend, View]:
         """Asks the directory for the next view of a group of these ranks, and returns a backend for its members.

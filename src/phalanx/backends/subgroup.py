@@ -80,6 +80,7 @@ class SubBackend(LaneBackend):
         self.host_ids = tuple(lanes.host_ids[member] for member in chosen)
         self.is_one_process = lanes.is_one_process
         self.memory_ids = tuple(lanes.memory_ids[member] for member in chosen)
+        self.core_masks = tuple(lanes.core_masks[member] for member in chosen)
 
     def to_global(self, local: int) -> int:
         """The parent's rank of a member.

@@ -72,6 +72,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     local_rank: int
     memory: str = ""
     """The same for ranks that can map each other's memory; empty for one that cannot or shall not share any."""
+    cores: str = ""
+    """The cores that it may run on, a bit each, in hexadecimal; empty if it does not know."""
 
 
 class EncodedError(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from ...operating_system import usable_cores
 from ...rendezvous.acceptor import Acceptor
 from ...rendezvous.addresses import listen_host, reachable_at
 from ...rendezvous.control import ControlClient, KnownStatuses
+from ...rendezvous.cores import cores_between, own_cores
 from ...rendezvous.host import host_id, hostname, memory_id
 from ...rendezvous.join import dial
 from ...rendezvous.lifeline import Lifeline
@@ -139,7 +140,10 @@ class MeshWorld(ControlPlane):
         # With TLS everything goes through TLS: no memory is shared, neither by collectives nor by messages.
         shares = core is not None and options.transport != "tcp" and options.tls is None
         memory = memory_id(core.ABI) if core is not None and shares else ""
-        member = Member(self.rank, hostname(), host_id(), os.getpid(), advertised, port, launch.local_rank, memory)
+        process = os.getpid()
+        member = Member(
+            self.rank, hostname(), host_id(), process, advertised, port, launch.local_rank, memory, own_cores()
+        )
         roster = self._client.join(member, deadline, meeting.hint, self.directory_host)
         self.roster = {member.rank: member for member in roster.members}
         self.directory_host, self.elastic = roster.host, roster.elastic
@@ -178,17 +182,18 @@ class MeshWorld(ControlPlane):
     @property
     def oversubscribed(self) -> bool:
         """True if the ranks of this host have to share its cores."""
-        return self._ranks_here > usable_cores()
+        here = self._cores_here()
+        return len(here) > cores_between(here)
 
     @property
     def spare_cores(self) -> int:
         """Cores of this host for each of its ranks, besides the one that the rank runs on."""
-        return max(usable_cores() // self._ranks_here - 1, 0)
+        here = self._cores_here()
+        return max(min(usable_cores(), cores_between(here) // len(here)) - 1, 0)
 
-    @property
-    def _ranks_here(self) -> int:
-        """The ranks of this host, this one among them."""
-        return sum(member.host_id == self.roster[self.rank].host_id for member in self._living())
+    def _cores_here(self) -> list[str]:
+        """The cores of each rank of this host, this one among them."""
+        return [member.cores for member in self._living() if member.host_id == self.roster[self.rank].host_id]
 
     def _living(self) -> list[Member]:
         return [member for member in self.roster.values() if member.rank not in self._lost]

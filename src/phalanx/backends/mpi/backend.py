@@ -9,7 +9,6 @@ from typing import Literal
 from ...config import Launch, Options, options_of, started_as, timeouts
 from ...deadline import Deadline
 from ...errors import ConfigError
-from ...operating_system import usable_cores
 from ...types import Address
 from ..base import LaneBackend
 from ..contexts import WORLD_CONTEXT, derive_context
@@ -73,7 +72,6 @@ class MpiBackend(LaneBackend):
         rank, size = world.rank, world.size
         hosts = all_host_ids(self.mpi, world, deadline)
         neighbours = [other for other in range(size) if hosts[other] == hosts[rank]]
-        oversubscribed = len(neighbours) > usable_cores()
         self.world: MeshWorld | None = None
         control, context = ControlPlane(0), WORLD_CONTEXT
         if size > 1:
@@ -105,6 +103,7 @@ class MpiBackend(LaneBackend):
             )
         super().__init__(rank, range(size), control, context=context, timeouts=times, options=options)
         self._lanes: weakref.WeakSet[MpiLane] = weakref.WeakSet()
+        oversubscribed = self.world is not None and self.world.oversubscribed
         self.messages = MpiMessages(self.mpi, self._comms, context, options, oversubscribed=oversubscribed)
         self.engine_context = MpiContext(self.mpi, world, oversubscribed=oversubscribed)
         if self.world is not None:
