@@ -25,6 +25,7 @@ from ..system_limits import naming_limits
 from ..wire.control import Regroup, View
 from .data.arrays import dtype_of
 from .hints import add_hint, missing_attribute
+from .verbs.exchanges import Exchanges
 from .verbs.extremes import Extremes
 from .verbs.objects import ObjectCollectives
 from .verbs.point_to_point import PointToPoint
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 
-class Group(PointToPoint, Reductions, Scans, Extremes, ObjectCollectives):
+class Group(PointToPoint, Reductions, Scans, Extremes, Exchanges, ObjectCollectives):
     """An ordered set of ranks with the collectives and messages among them.
 
     `phalanx.init()` gives the group of everybody; `subgroup` and `split` make smaller ones. A group that lost a member
