@@ -464,7 +464,7 @@ def keepalive_options(seconds: float) -> list[tuple[int, int, int]]:
     return found
 
 
-def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, int] | None:
+def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, int, int, int] | None:
     """The numbers of a `transports.stream.LinkState`, as the kernel has measured them; None where it does not tell."""
     if not LINUX:
         return None
@@ -480,7 +480,8 @@ def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, in
     (round_trip,), (again,) = struct.unpack_from("=I", data, 68), struct.unpack_from("=I", data, 100)
     sent, received = struct.unpack_from("=QQ", data, 120)
     busy, held = struct.unpack_from("=QQ", data, 168)
-    return sent, received, busy, held, round_trip, again
+    (segments,), (longest,) = struct.unpack_from("=I", data, 156), struct.unpack_from("=I", data, 16)
+    return sent, received, busy, held, round_trip, again, segments, longest
 
 
 def hold_port() -> bool:

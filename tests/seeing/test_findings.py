@@ -107,8 +107,8 @@ def test_days_of_operations_are_kept_in_few_parts() -> None:
     assert table.parts[:, 1].max() == table.parts[0, 1] == pytest.approx(0.008)
 
 
-def link(source: int, target: int, rate: float, busy: float) -> LinkPicture:
-    return LinkPicture(source, target, rate * busy, busy, rate, 1e-4, 0)
+def link(source: int, target: int, rate: float, busy: float, filled: float = 1.0) -> LinkPicture:
+    return LinkPicture(source, target, rate * busy, busy, rate, 1e-4, 0, filled)
 
 
 def test_a_link_far_below_the_others_is_named() -> None:
@@ -125,6 +125,12 @@ def test_the_only_link_is_named_if_it_is_slow_and_busy() -> None:
     [found] = links_found(both, 10.0, 0.9)
     assert set(found.ranks) == {0, 1}
     assert links_found([link(0, 1, 1e10, 0.95), link(1, 0, 1e10, 0.95)], 10.0, 0.9) == []
+
+
+def test_short_messages_do_not_make_a_link_slow() -> None:
+    assert links_found([link(0, 1, 1.2e7, 0.95, 0.01), link(1, 0, 1.2e7, 0.95, 0.01)], 10.0, 0.9) == []
+    [found] = links_found([link(0, 1, 1.2e7, 0.95, 0.01), link(1, 2, 1.2e7, 0.95, 0.9)], 10.0, 0.9)
+    assert found.ranks == [1, 2]
 
 
 def test_the_way_back_of_a_slow_link_is_no_other_link() -> None:

@@ -133,7 +133,7 @@ def test_what_a_slate_says_of_its_rank(own_folder: Path) -> None:
 def test_the_next_world_of_a_process_goes_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher is still to read the first: it stays, and there is one file for both."""
     monkeypatch.setattr(slate_module, "is_watched", lambda: True)
-    link = LinkState(1000, 2000, 30, 4, 50, 0)
+    link = LinkState(1000, 2000, 30, 4, 50, 0, 7, 1448)
     links = {3: link}
     site = call_site.find()
     groups = []

@@ -35,6 +35,9 @@ MOVING = 0.3
 ENOUGH = 1 << 20
 """Bytes that a link must have carried before its speed is known."""
 
+FILLED = 0.25
+"""How full its packets must be: the rate of short messages says nothing about a link."""
+
 Seconds = npt.NDArray[np.float64]
 
 
@@ -109,7 +112,9 @@ def links_found(links: Sequence[LinkPicture], seconds: float, moving: float) -> 
         seconds: The time that they are about.
         moving: The share of the time that ranks spend moving data.
     """
-    known = [link for link in links if link.bytes_per_second * seconds >= ENOUGH and link.rate > 0]
+    known = [
+        link for link in links if link.bytes_per_second * seconds >= ENOUGH and link.rate > 0 and link.filled >= FILLED
+    ]
     if moving < MOVING:
         return []
     slow = [link for link in known if _is_slow(link, [other.rate for other in known if other is not link])]

@@ -81,6 +81,8 @@ class LinkPicture(msgspec.Struct, frozen=True):
     """Bytes per second while there was."""
     round_trip: float
     lost: int
+    filled: float = 1.0
+    """How full its packets were: little says that messages were short, and waited for each other."""
 
 
 class CallPicture(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ PAUSE = 1.0
 """Seconds without an operation that count as a part of the work; a longer pause is something else."""
 
 Seconds = npt.NDArray[np.float64]
-_Links = dict[tuple[int, int], tuple[int, int, int]]
+_Links = dict[tuple[int, int], tuple[int, int, int, int]]
 """Between two ranks: bytes sent, and microseconds with data on its way, in all and while the other side did not
 read."""
 
@@ -244,11 +244,12 @@ class JobWatch:
     def _links(self, before: _Links, span: float) -> list[LinkPicture]:
         """The links since they had these numbers, so many seconds ago."""
         found = []
-        for (source, target), (sent, busy, held) in sorted(self._looks[-1].links.items()):
-            sent_before, busy_before, held_before = before.get((source, target), (0, 0, 0))
+        for (source, target), (sent, busy, held, segments) in sorted(self._looks[-1].links.items()):
+            sent_before, busy_before, held_before, segments_before = before.get((source, target), (0, 0, 0, 0))
             carried = max(0, sent - sent_before)
             active = max(0, busy - busy_before - (held - held_before)) / 1e6
             row = next(row for row in self.slates[source].peers if row["rank"] == target)
+            room = max(0, segments - segments_before) * int(row["longest_segment"])
             found.append(
                 LinkPicture(
                     source,
@@ -258,6 +259,7 @@ class JobWatch:
                     carried / active if active > 0 else 0.0,
                     int(row["round_trip_us"]) / 1e6,
                     int(row["lost"]),
+                    min(1.0, carried / room) if room else 1.0,
                 )
             )
         return found
@@ -327,7 +329,12 @@ def _blocked(states: Mapping[int, RankState]) -> list[JobFinding]:
 
 def _links_of(slates: Mapping[int, RankSlate]) -> _Links:
     return {
-        (rank, int(row["rank"])): (int(row["sent"]), int(row["busy_us"]), int(row["held_us"]))
+        (rank, int(row["rank"])): (
+            int(row["sent"]),
+            int(row["busy_us"]),
+            int(row["held_us"]),
+            int(row["segments"]),
+        )
         for rank, slate in slates.items()
         for row in slate.peers
     }

@@ -127,10 +127,12 @@ PEER: Final = np.dtype(
         ("held_us", "<u8"),
         ("round_trip_us", "<u4"),
         ("lost", "<u4"),
-        ("unused", "<u8", 2),
+        ("segments", "<u8"),
+        ("longest_segment", "<u8"),
     ]
 )
-"""`busy_us`: time with data on its way to that rank; `held_us`: the part of it in which that rank did not read."""
+"""`busy_us`: time with data on its way to that rank; `held_us`: the part of it in which that rank did not read.
+`segments`: packets with data that were sent there, each of `longest_segment` bytes at most."""
 CALL: Final = np.dtype(
     [
         ("name", "S56"),

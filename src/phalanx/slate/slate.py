@@ -204,10 +204,11 @@ class Slate:
                 continue
             row, before = self._peers[number], self._links_before[number]
             row["rank"] = rank
-            for name in ("sent", "received", "busy_us", "held_us"):
+            for name in ("sent", "received", "busy_us", "held_us", "segments"):
                 row[name] = max(int(row[name]), int(before[name]) + sum(getattr(s, name) for s in states))
             row["round_trip_us"] = min(s.round_trip_us for s in states)
             row["lost"] = sum(s.lost for s in states)
+            row["longest_segment"] = max(s.longest_segment for s in states)
             row["sockets"] = len(states)
 
     def _note_calls(self) -> None:

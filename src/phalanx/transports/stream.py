@@ -56,6 +56,10 @@ class LinkState(NamedTuple):
     round_trip_us: int
     lost: int
     """Packets that were sent again."""
+    segments: int
+    """Packets with data that were sent."""
+    longest_segment: int
+    """Bytes that one of them can have."""
 
 
 class StreamEnded(ConnectionError):
