@@ -71,27 +71,82 @@ public:
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
         const RingIn::Stay stay(*route.mapped);
-        RingReader& ring = *route.mapped->half();
-        const Bound bound = bound_of(message, *route.lock);
-        ring.ask_for_no_byte();
-        FrameHeader header, wanted;
-        if (!await(ring, *route.lock, sizeof header, bound)) return nb::none();
-        ring.peek(&header, sizeof header);
-        wanted.kind = kind_array;
-        wanted.tag = static_cast<std::uint64_t>(message.tag);
-        wanted.description = header.description;
-        wanted.payload = header.payload;
+        FrameHeader header;
         std::array<char, ArrayHead::longest> description;
-        if (std::memcmp(&header, &wanted, sizeof header) != 0 || header.payload > max_message_) return nb::none();
-        if (header.description > description.size()) return nb::none();
-        if (!await(ring, *route.lock, sizeof header + header.description, bound)) return nb::none();
-        ring.peek(description.data(), header.description, sizeof header);
+        const Bound bound = bound_of(message, *route.lock);
+        if (!look_at_next(*route.mapped->half(), *route.lock, message, kind_array, header, description, bound)) return nb::none();
+        if (header.payload > max_message_) return nb::none();
         return nb::make_tuple(nb::bytes(description.data(), header.description), header.payload);
+    }
+
+    // Sends an object without arrays, whose structure `head` is. False: declined, nothing has happened.
+    bool send_object(nb::bytes head, nb::handle dst, nb::handle tag, nb::handle timeout) {
+        Message message;
+        const Route<RingOut>* found = lookup(out_, dst, message);
+        if (found == nullptr || found->mapped == nullptr || head.size() > longest_object) return false;
+        if (!limits(message, timeout) || !read_tag(message, tag)) return false;
+        const Route<RingOut> route = *found;
+        const Turn turn(*route.lock);
+        if (!turn.taken || route.mapped->half() == nullptr || PyObject_Size(route.queue.ptr()) != 0) return false;
+        const RingOut::Stay stay(*route.mapped);
+        RingWriter& ring = *route.mapped->half();
+        const std::size_t size = sizeof(FrameHeader) + head.size();
+        ring.ask_for_no_byte();
+        if (ring.room(size) < size) {
+            const Away away(*route.lock, ring.bell());
+            await_room(ring, size, patience_, bound_of(message, *route.lock));
+        }
+        if (ring.room(size) < size || ring.other_closed()) return false;
+        FrameHeader header;
+        header.kind = kind_object;
+        header.tag = static_cast<std::uint64_t>(message.tag);
+        header.description = static_cast<std::uint32_t>(head.size());
+        ring.put(&header, sizeof header);
+        ring.put(head.c_str(), head.size());
+        ring.publish();
+        note("send_object", message);
+        return true;
+    }
+
+    // The structure of the object without arrays that comes next from a rank, which stays where it is, and its place:
+    // (structure, place). None if something else comes, or nothing for a while.
+    nb::object next_object(nb::handle src, nb::handle tag, nb::handle timeout) {
+        Message message;
+        const Route<RingIn>* found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
+        const Route<RingIn> route = *found;
+        const Turn turn(*route.lock);
+        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
+        const RingIn::Stay stay(*route.mapped);
+        RingReader& ring = *route.mapped->half();
+        FrameHeader header;
+        std::array<char, longest_object> head;
+        const Bound bound = bound_of(message, *route.lock);
+        if (!look_at_next(ring, *route.lock, message, kind_object, header, head, bound) || header.payload != 0) return nb::none();
+        return nb::make_tuple(nb::bytes(head.data(), header.description), ring.position());
+    }
+
+    // Takes what `next_object` has found, `size` bytes at this place. False if another thread has taken it.
+    bool take_object(nb::handle src, nb::handle tag, std::size_t size, std::uint64_t place) {
+        Message message;
+        const Route<RingIn>* found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !read_tag(message, tag)) return false;
+        const Route<RingIn> route = *found;
+        const Turn turn(*route.lock);
+        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting) return false;
+        const RingIn::Stay stay(*route.mapped);
+        RingReader& ring = *route.mapped->half();
+        if (ring.position() != place || ring.available(sizeof(FrameHeader) + size) < sizeof(FrameHeader) + size) return false;
+        ring.skip(sizeof(FrameHeader) + size);
+        ring.publish();
+        note("recv_object", message);
+        return true;
     }
 
 private:
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
+    static constexpr std::size_t longest_object = 4 << 10;  // its structure
 
     template <class Mapped>
     struct Route {
@@ -166,6 +221,25 @@ private:
         }
         note("recv", message);
         return nb::bool_(true);
+    }
+
+    // Waits for the next frame; true if it is of this kind, has the message's tag, and a description that there is room for.
+    // Nothing is taken.
+    template <std::size_t most>
+    bool look_at_next(RingReader& ring, ChannelLock& lock, const Message& message, std::uint8_t kind, FrameHeader& header,
+                      std::array<char, most>& description, const Bound& bound) const {
+        ring.ask_for_no_byte();
+        if (!await(ring, lock, sizeof header, bound)) return false;
+        ring.peek(&header, sizeof header);
+        FrameHeader wanted;
+        wanted.kind = kind;
+        wanted.tag = static_cast<std::uint64_t>(message.tag);
+        wanted.description = header.description;
+        wanted.payload = header.payload;
+        if (std::memcmp(&header, &wanted, sizeof header) != 0 || header.description > most) return false;
+        if (!await(ring, lock, sizeof header + header.description, bound)) return false;
+        ring.peek(description.data(), header.description, sizeof header);
+        return true;
     }
 
     // Waits for the next frame; true if it begins as that of this array must. Nothing is taken.

@@ -134,7 +134,12 @@ void phalanx::bind_ring(nb::module_& m) {
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
-        .def("next_array", &FastMessages::next_array, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none());
+        .def("next_array", &FastMessages::next_array, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
+        .def("send_object", &FastMessages::send_object, nb::arg("head"), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout").none())
+        .def("next_object", &FastMessages::next_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
+        .def("take_object", &FastMessages::take_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("size"),
+             nb::arg("place"));
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),

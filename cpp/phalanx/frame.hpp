@@ -23,7 +23,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 24);
 
-constexpr std::uint8_t kind_array = 2;
+constexpr std::uint8_t kind_array = 2, kind_object = 3;
 
 // The header and the description of one array.
 class ArrayHead {

@@ -210,6 +210,9 @@ public:
         return std::memcmp(at(read_), bytes, first) == 0 && std::memcmp(data_, rest, count - first) == 0;
     }
 
+    // Where this side is: bytes that it has read.
+    std::uint64_t position() const noexcept { return read_; }
+
     // Forgets bytes that are available. Their place is the writer's again after `publish`.
     void skip(std::size_t count) noexcept { read_ += count; }
 

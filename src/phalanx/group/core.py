@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -150,8 +151,7 @@ class GroupCore:
     @property
     def _limits(self) -> codec.Limits:
         """The largest object that is sent or received."""
-        bound = self._backend.options.max_object
-        return codec.Limits(max_head=bound, max_payload=bound, raised_by="Options.max_object or PHALANX_MAX_OBJECT")
+        return _limits_of(self._backend.options.max_object)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -278,3 +278,8 @@ def _release(control: ControlPlane, context: bytes, closers: list[Callable[[], N
     control.unwatch(context)
     for close in closers:
         close()
+
+
+@functools.lru_cache(maxsize=8)
+def _limits_of(bound: int) -> codec.Limits:
+    return codec.Limits(max_head=bound, max_payload=bound, raised_by="Options.max_object or PHALANX_MAX_OBJECT")

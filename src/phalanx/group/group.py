@@ -27,6 +27,7 @@ from .data.arrays import dtype_of
 from .hints import add_hint, missing_attribute
 from .verbs.exchanges import Exchanges
 from .verbs.extremes import Extremes
+from .verbs.object_messages import ObjectMessages
 from .verbs.objects import ObjectCollectives
 from .verbs.point_to_point import PointToPoint
 from .verbs.reductions import Reductions
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 
-class Group(PointToPoint, Reductions, Scans, Extremes, Exchanges, ObjectCollectives):
+class Group(PointToPoint, ObjectMessages, Reductions, Scans, Extremes, Exchanges, ObjectCollectives):
     """An ordered set of ranks with the collectives and messages among them.
 
     `phalanx.init()` gives the group of everybody; `subgroup` and `split` make smaller ones. A group that lost a member

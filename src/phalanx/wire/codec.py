@@ -213,6 +213,8 @@ def decode(
         ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `DecodePlan.build`.
     """
     plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle, typed=typed)
+    if not payload:
+        return plan.build()
     target = plan.allocate()
     target[:] = payload
     return plan.build(target)
