@@ -23,10 +23,16 @@ namespace phalanx {
 
 namespace nb = nanobind;
 
-enum class Verb : int { barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter };
-inline constexpr const char* verb_names[] = {"barrier",        "broadcast",  "all_reduce", "reduce", "all_gather",
-                                             "reduce_scatter", "all_to_all", "gather",     "scatter"};
-inline constexpr int verbs = 9;
+enum class Verb : int {
+    barrier, broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter,
+    broadcast_object, all_gather_object, gather_object, scatter_object
+};
+inline constexpr const char* verb_names[] = {"barrier",          "broadcast",         "all_reduce",    "reduce",  "all_gather",
+                                             "reduce_scatter",   "all_to_all",        "gather",        "scatter",
+                                             "broadcast_object", "all_gather_object", "gather_object", "scatter_object"};
+inline constexpr int verbs = 13;
+
+inline constexpr bool moves_objects(Verb verb) noexcept { return verb >= Verb::broadcast_object; }
 
 // As Dtype and Op in reduce.hpp; a mean is a sum and a division.
 constexpr int dtypes = 15;
@@ -94,6 +100,7 @@ struct Operation {
     std::uint64_t sequence = 0;    // 0: it has no number yet
     std::uint64_t fingerprint = 0;
     bool on_gpu = false;
+    void* objects = nullptr;  // what moves them, of a verb that does
 
     // Its shape, where that is the same on all ranks.
     int dims() const noexcept { return verb == Verb::scatter ? 0 : x.dims; }
@@ -291,6 +298,27 @@ protected:
         return record;
     }
 
+    // Does an operation that was looked at, or issues it.
+    nb::object start(Operation& o, nb::handle timeout, bool later) {
+        if (o.verb != Verb::barrier && o.verb != Verb::scatter && !moves_objects(o.verb)) o.dtype = static_cast<int>(o.x.dtype);
+        o.on_gpu = o.x.gpu >= 0 || o.out.gpu >= 0;
+        const bool has_both = o.x.object.is_valid() && o.out.object.is_valid();
+        if (o.on_gpu && (later || (has_both && o.x.gpu != o.out.gpu))) return nb::none();
+        if (!set_time(o, timeout) || !takes(o)) return nb::none();
+        o.kind = kind_of(o.verb, number_of(o), o.op);
+        if (later) return issue(o);
+        if (!run(o)) return nb::none();
+        return nb::borrow(o.result.is_valid() ? o.result : nb::handle(Py_True));
+    }
+
+    // -1 for what is no rank, or not a plain int: the general way says so, or knows better.
+    int rank_of(nb::handle object) const noexcept {
+        if (!PyLong_CheckExact(object.ptr())) return -1;
+        int overflow = 0;
+        const long value = PyLong_AsLongAndOverflow(object.ptr(), &overflow);
+        return overflow == 0 && value >= 0 && value < ranks() ? static_cast<int>(value) : -1;
+    }
+
     Recorder& recorder_;
     TurnLock& turn_;
 
@@ -307,18 +335,6 @@ private:
         return all;
     }
 
-    nb::object start(Operation& o, nb::handle timeout, bool later) {
-        if (o.verb != Verb::barrier && o.verb != Verb::scatter) o.dtype = static_cast<int>(o.x.dtype);
-        o.on_gpu = o.x.gpu >= 0 || o.out.gpu >= 0;
-        const bool has_both = o.x.object.is_valid() && o.out.object.is_valid();
-        if (o.on_gpu && (later || (has_both && o.x.gpu != o.out.gpu))) return nb::none();
-        if (!set_time(o, timeout) || !takes(o)) return nb::none();
-        o.kind = kind_of(o.verb, number_of(o), o.op);
-        if (later) return issue(o);
-        if (!run(o)) return nb::none();
-        return nb::borrow(o.result.is_valid() ? o.result : nb::handle(Py_True));
-    }
-
     // False for what is no time, or not a plain number: the general way says so.
     bool set_time(Operation& o, nb::handle timeout) const noexcept {
         o.timeout_ns = timeout_ns_;
@@ -328,14 +344,6 @@ private:
         if (PyErr_Occurred() != nullptr) PyErr_Clear();  // a number beyond all floats, which is -1 here
         o.timeout_ns = seconds > 0 && seconds < longest_seconds ? static_cast<std::int64_t>(seconds * 1e9) : 0;
         return o.timeout_ns > 0;
-    }
-
-    // -1 for what is no rank, or not a plain int: the general way says so, or knows better.
-    int rank_of(nb::handle object) const noexcept {
-        if (!PyLong_CheckExact(object.ptr())) return -1;
-        int overflow = 0;
-        const long value = PyLong_AsLongAndOverflow(object.ptr(), &overflow);
-        return overflow == 0 && value >= 0 && value < ranks() ? static_cast<int>(value) : -1;
     }
 
     bool look(nb::handle object, bool writable, Array& found) {

@@ -25,6 +25,7 @@
 #include "gil.hpp"
 #include "module.hpp"
 #include "mpi_calls.hpp"
+#include "phalanx/objects.hpp"
 #include "shared_segment.hpp"
 #include "work_queue.hpp"
 
@@ -95,11 +96,18 @@ public:
                 end.interrupt = device_->exception_of(error);
                 end.outcome = Outcome::interrupted;
             }
-        } else if (o.bytes <= worth_holding || mpi_ != nullptr) {
+        } else if (o.bytes <= worth_holding || mpi_ != nullptr || o.objects != nullptr) {
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
             call.bound.after_long = [](void* held) { take_gil(*static_cast<PyThreadState**>(held)); };
-            end.outcome = mpi_ == nullptr ? in_segment(o, parts, call) : s_.ops.barrier(call);
+            try {
+                end.outcome = o.objects != nullptr ? static_cast<ObjectCall*>(o.objects)->run(o, call)
+                              : mpi_ == nullptr    ? in_segment(o, parts, call)
+                                                   : s_.ops.barrier(call);
+            } catch (const std::bad_alloc&) {  // for an object that is too long
+                end.interrupt = nb::borrow(PyExc_MemoryError)();
+                end.outcome = Outcome::interrupted;
+            }
         } else {
             const WithoutGil released;
             end.outcome = in_segment(o, parts, call);
@@ -155,6 +163,52 @@ public:
         if (!parts.fit) in_interpreter([&] { return misfit_(o.out.object, nb::bytes(parts.told.data(), parts.told.size()), o.root); });
     }
 
+    // Objects as the codec writes them, (length of the structure, bytes). None: declined, nothing has happened.
+
+    // `mine`: on the root. The object on all others, True on the root.
+    nb::object broadcast_object(nb::handle src, nb::handle mine, nb::handle timeout) {
+        Operation o{Verb::broadcast_object};
+        o.root = rank_of(src);
+        if (o.root < 0 || (rank() == o.root) == mine.is_none()) return nb::none();
+        ObjectCall call(*this);
+        if (!mine.is_none()) call.add(mine);
+        if (!call.start(o, timeout)) return nb::none();
+        return rank() == o.root ? nb::object(nb::bool_(true)) : call.found(0);
+    }
+
+    // A list of all.
+    nb::object all_gather_object(nb::handle mine, nb::handle timeout) {
+        Operation o{Verb::all_gather_object};
+        ObjectCall call(*this);
+        call.add(mine);
+        return call.start(o, timeout) ? call.all_found() : nb::none();
+    }
+
+    // The same on the root, True on all others.
+    nb::object gather_object(nb::handle dst, nb::handle mine, nb::handle timeout) {
+        Operation o{Verb::gather_object};
+        o.root = rank_of(dst);
+        if (o.root < 0) return nb::none();
+        ObjectCall call(*this);
+        call.add(mine);
+        if (!call.start(o, timeout)) return nb::none();
+        return rank() == o.root ? call.all_found() : nb::object(nb::bool_(true));
+    }
+
+    // `each`: on the root, a list with one for each rank. The object on all others, True on the root.
+    nb::object scatter_object(nb::handle src, nb::handle each, nb::handle timeout) {
+        Operation o{Verb::scatter_object};
+        o.root = rank_of(src);
+        if (o.root < 0 || (rank() == o.root) == each.is_none()) return nb::none();
+        ObjectCall call(*this);
+        if (!each.is_none()) {
+            if (static_cast<int>(nb::len(each)) != ranks()) return nb::none();
+            for (nb::handle one : each) call.add(one);
+        }
+        if (!call.start(o, timeout)) return nb::none();
+        return rank() == o.root ? nb::object(nb::bool_(true)) : call.found(0);
+    }
+
     // MPI's functions take one array.
     bool takes_parts() const noexcept override { return mpi_ == nullptr; }
 
@@ -167,6 +221,7 @@ public:
 protected:
     bool takes(const Operation& o) const override {
         if (o.on_gpu) return !device_->ops.gpu().is_capturing(stream_of(o));
+        if (moves_objects(o.verb)) return mpi_ == nullptr;
         if (o.x.parts != nullptr && by_device(o)) return false;
         if (mpi_ == nullptr || o.verb == Verb::barrier) return true;
         if (o.verb == Verb::gather || o.verb == Verb::scatter || !o.x.apart_from(o.out)) return false;
@@ -189,6 +244,56 @@ protected:
     int own_gpu() const noexcept override { return device_ == nullptr ? -1 : device_->ops.gpu().number; }
 
 private:
+    // One collective on objects: what this rank gives, and what came.
+    class ObjectCall {
+    public:
+        explicit ObjectCall(FastPath& path) : path_(path), moves_(path.s_.ops, path.rank(), path.ranks()) {}
+
+        void add(nb::handle encoded) {
+            const auto words = nb::cast<nb::tuple>(encoded);
+            kept_.push_back(nb::cast<nb::bytes>(words[1]));
+            const auto* const data = reinterpret_cast<const std::byte*>(kept_.back().c_str());
+            given_.push_back({nb::cast<std::uint64_t>(words[0]), {data, kept_.back().size()}});
+        }
+
+        bool start(Operation& o, nb::handle timeout) {
+            o.objects = this;
+            for (const EncodedObject& one : given_) o.bytes += one.bytes.size();
+            return !path_.start(o, timeout, false).is_none();
+        }
+
+        Outcome run(const Operation& o, const Call& call) {
+            const auto second = [&](auto steps) {
+                Call rest = call.once_met();
+                rest.bound.before_long = rest.bound.after_long = nullptr;
+                const WithoutGil released;  // long objects are long copied
+                return steps(rest);
+            };
+            switch (o.verb) {
+                case Verb::broadcast_object:
+                    return moves_.broadcast(call, given_.empty() ? EncodedObject{} : given_[0], o.root, second);
+                case Verb::scatter_object: return moves_.scatter(call, given_, o.root, second);
+                default: return moves_.gather(call, given_[0], o.root, second);
+            }
+        }
+
+        nb::object found(int i) const {
+            const EncodedObject& one = moves_.found()[i];
+            return nb::make_tuple(one.head, nb::bytes(reinterpret_cast<const char*>(one.bytes.data()), one.bytes.size()));
+        }
+        nb::object all_found() const {
+            nb::list all;
+            for (int r = 0; r < path_.ranks(); ++r) all.append(found(r));
+            return all;
+        }
+
+    private:
+        FastPath& path_;
+        ObjectMoves moves_;
+        std::vector<nb::bytes> kept_;
+        std::vector<EncodedObject> given_;
+    };
+
     // Of a scatter, only the root knows where its array lies.
     bool by_device(const Operation& o) const noexcept { return o.on_gpu || (o.verb == Verb::scatter && device_ != nullptr); }
 
@@ -227,6 +332,7 @@ private:
             case Verb::reduce_scatter: return segment.reduce_scatter(call, o.x.sources(), o.out.data, o.out.items, o.how);
             case Verb::all_to_all:
                 return segment.all_to_all(call, o.x.sources(), o.out.targets(), Lengths(o.x.bytes / ranks()));
+            default: break;
         }
         throw std::logic_error("an operation of no kind");
     }
@@ -423,5 +529,10 @@ void phalanx::bind_fast_path(nb::module_& m) {
              nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
     path.def_prop_rw("device", &FastPath::device, [](FastPath& self, nb::object device) { self.use_device(std::move(device)); },
                      nb::for_setter(nb::arg("device").none()));
+    const auto timeout = nb::arg("timeout").none() = nb::none();
+    path.def("broadcast_object", &FastPath::broadcast_object, nb::arg("src").none(), nb::arg("mine").none(), timeout)
+        .def("all_gather_object", &FastPath::all_gather_object, nb::arg("mine"), timeout)
+        .def("gather_object", &FastPath::gather_object, nb::arg("dst").none(), nb::arg("mine"), timeout)
+        .def("scatter_object", &FastPath::scatter_object, nb::arg("src").none(), nb::arg("each").none(), timeout);
     bind_verbs(path);
 }

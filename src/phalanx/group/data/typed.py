@@ -33,14 +33,15 @@ class ObjectType:
     __slots__ = ("_annotation",)
 
     def __init__(self, annotation: Any, *, allow_pickle: bool) -> None:
-        is_type = isinstance(annotation, type) or typing.get_origin(annotation) is not None or annotation is Any
-        if annotation is not None and not is_type:
+        self._annotation = annotation
+        if annotation is None:
+            return
+        if not (isinstance(annotation, type) or typing.get_origin(annotation) is not None or annotation is Any):
             raise UsageError(
                 f"type={shown(annotation)} is not valid (expected a class, or a type such as list[Config])"
             )
-        if annotation is not None and allow_pickle:
+        if allow_pickle:
             raise UsageError("type= and allow_pickle=True exclude each other (a pickle says itself what it is)")
-        self._annotation = annotation
 
     @property
     def is_given(self) -> bool:
@@ -60,7 +61,7 @@ class ObjectType:
             UsageError: It is not of the class that the type names, or something in a list, tuple, set or dict of the
                 type is not of the class that stands there.
         """
-        wrong = _stranger_in(obj, self._annotation)
+        wrong = _stranger_in(obj, self._annotation) if self.is_given else None
         if wrong is not None:
             thing, kind = wrong
             raise UsageError(f"cannot send a {type(thing).__name__} as a {kind.__name__} (type={self._name})")

@@ -1,9 +1,15 @@
-"""Collectives on objects other than arrays: encoded by the safe codec, moved as bytes."""
+"""Collectives on objects other than arrays: encoded by the safe codec, moved as bytes.
+
+Only its owner knows how long an object is. So each rank shows a block of a fixed length, which says so, and which holds
+the object if it is short; only if one is longer, a second step follows. Where the ranks share memory, the core does the
+same (cpp/phalanx/objects.hpp).
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +26,29 @@ from ..tracking.call import CollectiveCall
 from ..work import Work
 from .gathers import Gathers
 
+if TYPE_CHECKING:
+    from ..._core import FastPath
+
 __all__ = ["ObjectCollectives"]
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
+
+HEADER = struct.Struct("<QQQ")
+"""How a block begins: the bytes of the structure and of the arrays, and whether a second step follows."""
+LONG_BLOCK = 1024
+"""Bytes of a block that one rank has for another."""
+SHORT_BLOCK = 256
+"""The same where everybody gets those of all."""
+
+
+class _Encoded(NamedTuple):
+    """An object as bytes."""
+
+    head: int
+    """The length of its structure."""
+    data: bytes
+    """The structure, and then the arrays."""
 
 
 class ObjectCollectives(Gathers):
@@ -111,12 +136,24 @@ class ObjectCollectives(Gathers):
         expected = ObjectType(type, allow_pickle=allow_pickle)
         mine = self._encode(obj, expected, allow_pickle) if self.rank == src else None
 
+        fast = None if async_op else self._object_path
+        if fast is not None:
+            found = fast.broadcast_object(src, mine, timeout)
+            if found is not None:
+                return obj if mine is not None else self._decode(_Encoded(*found), src, expected, allow_pickle)
+
         def body(engine: Engine, running: RunningCollective) -> Any:
-            sizes = np.array(_sizes(mine), np.int64)
-            engine.broadcast(running, sizes, src)
-            data = mine[1] if mine is not None else np.empty(int(sizes.sum()), np.uint8)
-            engine.broadcast(running, data, src)
-            return obj if self.rank == src else self._decode(data, int(sizes[0]), src, expected, allow_pickle)
+            block = np.empty(LONG_BLOCK, np.uint8) if mine is None else _block(mine, LONG_BLOCK)
+            engine.broadcast(running, block, src)
+            head, size, more = _header(block)
+            if more:
+                data = np.empty(size, np.uint8) if mine is None else np.frombuffer(mine.data, np.uint8)
+                engine.broadcast(running, data, src)
+            else:
+                data = block[HEADER.size : HEADER.size + size]
+            return (
+                obj if mine is not None else self._decode(_Encoded(head, data.tobytes()), src, expected, allow_pickle)
+            )
 
         call = CollectiveCall("broadcast_object", root=src)
         return self._run(call, body, timeout, async_op)
@@ -179,12 +216,19 @@ class ObjectCollectives(Gathers):
         expected = ObjectType(type, allow_pickle=allow_pickle)
         mine = self._encode(obj, expected, allow_pickle)
 
+        fast = None if async_op else self._object_path
+        if fast is not None:
+            found = fast.all_gather_object(mine, timeout)
+            if found is not None:
+                return self._decode_all(obj, found, expected, allow_pickle)
+
         def body(engine: Engine, running: RunningCollective) -> list[Any]:
-            sizes = self._all_sizes(engine, running, mine)
-            counts = sizes.sum(axis=1).tolist()
-            everything = np.empty(sum(counts), np.uint8)
-            engine.all_gather(running, mine[1], everything, counts)
-            return self._decode_all(obj, everything, sizes, expected, allow_pickle)
+            parts, counts = self._all_blocks(engine, running, mine)
+            if counts is not None:
+                everything = np.empty(sum(counts), np.uint8)
+                engine.all_gather(running, np.frombuffer(mine.data, np.uint8), everything, counts)
+                parts = _cut(everything, parts, counts)
+            return self._decode_all(obj, parts, expected, allow_pickle)
 
         call = CollectiveCall("all_gather_object")
         return self._run(call, body, timeout, async_op)
@@ -266,12 +310,19 @@ class ObjectCollectives(Gathers):
         expected = ObjectType(type, allow_pickle=allow_pickle)
         mine = self._encode(obj, expected, allow_pickle)
 
+        fast = None if async_op else self._object_path
+        if fast is not None:
+            found = fast.gather_object(dst, mine, timeout)
+            if found is not None:
+                return self._decode_all(obj, found, expected, allow_pickle) if self.rank == dst else None
+
         def body(engine: Engine, running: RunningCollective) -> list[Any] | None:
-            sizes = self._all_sizes(engine, running, mine)
-            counts = sizes.sum(axis=1).tolist()
-            everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
-            engine.gather(running, mine[1], everything, dst, counts)
-            return None if everything is None else self._decode_all(obj, everything, sizes, expected, allow_pickle)
+            parts, counts = self._all_blocks(engine, running, mine)
+            if counts is not None:
+                everything = np.empty(sum(counts), np.uint8) if self.rank == dst else None
+                engine.gather(running, np.frombuffer(mine.data, np.uint8), everything, dst, counts)
+                parts = parts if everything is None else _cut(everything, parts, counts)
+            return self._decode_all(obj, parts, expected, allow_pickle) if self.rank == dst else None
 
         call = CollectiveCall("gather_object", root=dst)
         return self._run(call, body, timeout, async_op)
@@ -362,50 +413,73 @@ class ObjectCollectives(Gathers):
                 raise UsageError(f"scatter_object got {len(given)} objects on rank {src} (expected {self.world_size})")
             encoded = [self._encode(obj, expected, allow_pickle) for obj in given]
 
+        fast = None if async_op else self._object_path
+        if fast is not None:
+            found = fast.scatter_object(src, encoded, timeout)
+            if found is not None:
+                return given[src] if encoded else self._decode(_Encoded(*found), src, expected, allow_pickle)
+
         def body(engine: Engine, running: RunningCollective) -> Any:
-            sizes = np.zeros((self.world_size, 2), np.int64)
-            if encoded is not None:
-                sizes[:] = [_sizes(one) for one in encoded]
-            engine.broadcast(running, sizes.reshape(-1), src)
-            counts = sizes.sum(axis=1).tolist()
-            everything = np.concatenate([data for _, data in encoded]) if encoded is not None else None
-            mine = np.empty(counts[self.rank], np.uint8)
-            engine.scatter(running, everything, mine, src, counts)
-            if self.rank == src:
-                return given[self.rank]
-            return self._decode(mine, int(sizes[self.rank, 0]), src, expected, allow_pickle)
+            mine, size = np.empty(LONG_BLOCK, np.uint8), self.world_size
+            blocks = None if encoded is None else _blocks(encoded)
+            engine.scatter(running, blocks, mine, src, [LONG_BLOCK] * size)
+            head, length, more = _header(mine)
+            data = mine[HEADER.size : HEADER.size + length]
+            if more:
+                counts = np.zeros(size, np.int64) if encoded is None else np.array([len(one.data) for one in encoded])
+                engine.broadcast(running, counts, src)
+                everything = None if encoded is None else np.frombuffer(b"".join(one.data for one in encoded), np.uint8)
+                data = np.empty(length, np.uint8)
+                engine.scatter(running, everything, data, src, counts.tolist())
+            return given[src] if encoded else self._decode(_Encoded(head, data.tobytes()), src, expected, allow_pickle)
 
         call = CollectiveCall("scatter_object", root=src)
         return self._run(call, body, timeout, async_op)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _all_sizes(self, engine: Engine, running: RunningCollective, mine: _Encoded) -> npt.NDArray[np.int64]:
-        """The lengths of each rank's structure and arrays."""
-        sizes = np.zeros((self.world_size, 2), np.int64)
-        sizes[self.rank] = _sizes(mine)
-        engine.all_gather(running, sizes[self.rank], sizes.reshape(-1), [2] * self.world_size)
-        return sizes
+    @property
+    def _object_path(self) -> FastPath | None:
+        """The core's fast path, if it takes objects."""
+        path: Any = self._fast_path
+        path = path if self._device_path is None else self._device_path.plain
+        return cast("FastPath", path) if hasattr(path, "broadcast_object") else None
+
+    def _all_blocks(
+        self, engine: Engine, running: RunningCollective, mine: _Encoded
+    ) -> tuple[list[_Encoded], list[int] | None]:
+        """Everybody's objects; and the lengths of all if a second step has to follow, because not all data is there."""
+        size = self.world_size
+        blocks = np.empty(size * SHORT_BLOCK, np.uint8)
+        engine.all_gather(running, _block(mine, SHORT_BLOCK), blocks, [SHORT_BLOCK] * size)
+        parts, counts, is_long = [], [], False
+        for block in blocks.reshape(size, SHORT_BLOCK):
+            head, length, more = _header(block)
+            parts.append(_Encoded(head, block[HEADER.size : HEADER.size + length].tobytes()))
+            counts.append(length)
+            is_long = is_long or more
+        return parts, counts if is_long else None
 
     def _decode_all(
-        self, obj: Any, data: Bytes, sizes: npt.NDArray[np.int64], expected: ObjectType, allow_pickle: bool
+        self, obj: Any, parts: Sequence[tuple[int, bytes]], expected: ObjectType, allow_pickle: bool
     ) -> list[Any]:
         """Everybody's object; this rank's own is the one that it gave."""
-        parts = split(data, sizes.sum(axis=1).tolist())
         return [
-            obj if rank == self.rank else self._decode(part, int(sizes[rank, 0]), rank, expected, allow_pickle)
+            obj if rank == self.rank else self._decode(_Encoded(*part), rank, expected, allow_pickle)
             for rank, part in enumerate(parts)
         ]
 
     def _encode(self, obj: Any, expected: ObjectType, allow_pickle: bool) -> _Encoded:
         expected.check_own(obj)
         encoded = codec.encode(obj, allow_pickle=allow_pickle, limits=self._limits, structs="typed")
-        return len(encoded.head), np.frombuffer(b"".join([encoded.head, *encoded.buffers]), np.uint8)
+        data = b"".join([encoded.head, *encoded.buffers]) if encoded.buffers else encoded.head
+        return _Encoded(len(encoded.head), data)
 
-    def _decode(self, data: Bytes, head: int, src: int, expected: ObjectType, allow_pickle: bool) -> Any:
+    def _decode(self, encoded: _Encoded, src: int, expected: ObjectType, allow_pickle: bool) -> Any:
+        head, data = encoded
         value = codec.decode(
-            data[:head].data,
-            data[head:].data,
+            data if len(data) == head else data[:head],
+            b"" if len(data) == head else memoryview(data)[head:],
             limits=self._limits,
             allow_pickle=allow_pickle,
             typed=expected.is_given,
@@ -413,9 +487,30 @@ class ObjectCollectives(Gathers):
         return expected.convert(value, self.members[src])
 
 
-_Encoded = tuple[int, Bytes]
-"""The length of the structure, and the structure followed by the arrays."""
+def _block(encoded: _Encoded, room: int, more: bool = False) -> Bytes:
+    """The block of an object, so long.
+
+    Args:
+        more: Whether a second step follows in any case.
+    """
+    head, data = encoded
+    fits = HEADER.size + len(data) <= room
+    start = HEADER.pack(head, len(data) - head, more or not fits)
+    return np.frombuffer((start + (data if fits else b"")).ljust(room, b"\0"), np.uint8)
 
 
-def _sizes(encoded: _Encoded | None) -> tuple[int, int]:
-    return (0, 0) if encoded is None else (encoded[0], encoded[1].size - encoded[0])
+def _blocks(encoded: Sequence[_Encoded]) -> Bytes:
+    """The blocks of all objects of a scatter."""
+    more = any(HEADER.size + len(one.data) > LONG_BLOCK for one in encoded)
+    return np.concatenate([_block(one, LONG_BLOCK, more) for one in encoded])
+
+
+def _header(block: Bytes) -> tuple[int, int, bool]:
+    """The length of the structure and of all, and whether a second step follows."""
+    head, rest, more = HEADER.unpack_from(block.data)
+    return head, head + rest, bool(more)
+
+
+def _cut(everything: Bytes, parts: Sequence[_Encoded], counts: Sequence[int]) -> list[_Encoded]:
+    """The objects whose bytes follow each other there."""
+    return [_Encoded(part.head, data.tobytes()) for part, data in zip(parts, split(everything, counts), strict=True)]
