@@ -282,7 +282,7 @@ protected:
 
     // `place`: where it is on the slate, if it is there already.
     Record& note(const Operation& o, const CallSite& site, const SlateWriter::Place* place = nullptr) {
-        Record& record = recorder_.begin(verb_names[static_cast<int>(o.verb)], site);
+        Record& record = recorder_.begin_collective(verb_names[static_cast<int>(o.verb)], site);
         record.rank = o.root;
         if (o.op >= 0) record.op = op_names[o.op];
         record.dtype = number_of(o);

@@ -110,7 +110,7 @@ protected:
     }
 
     void note(const char* verb, const Message& message) {
-        Record& record = recorder_.begin(verb);
+        Record& record = recorder_.begin_message(verb);
         record.rank = message.peer;
         record.tag = message.tag;
         record.bytes = message.array.bytes;

@@ -35,10 +35,11 @@ struct Record {
     SlateWriter::Place place{};  // on the slate
 };
 
-// A ring of the last records. Used with the GIL held only.
+// Two rings of the last records: messages of other threads must not push out the collective that runs meanwhile, whose
+// error is made of its record. Used with the GIL held only.
 class Recorder {
 public:
-    static constexpr std::size_t kept = 256;
+    static constexpr std::size_t kept = 256;  // of each kind
 
     // `slate`: null where this process has none. `group`: its number there.
     explicit Recorder(SlateWriter* slate = nullptr, std::uint32_t group = 0) : slate_(slate), group_(group) {}
@@ -48,24 +49,8 @@ public:
     std::uint64_t sequence = 0;  // collectives issued so far, by whatever path
 
     // The caller fills in the rest, then calls `show`, and `end` when it is over.
-    Record& begin(const char* verb) {
-        return begin(verb, CallSite::current());
-    }
-
-    Record& begin(const char* verb, CallSite site) {
-        Record& record = records_[count_++ % kept];
-        record.verb = verb;
-        record.site = std::move(site);
-        record.rank = -1;
-        record.op = "";
-        record.tag = 0;
-        record.dtype = -1;
-        record.dims = 0;  // so that the shape need not be cleared
-        record.sequence = record.fingerprint = record.bytes = 0;
-        record.began_ns = monotonic_ns();
-        record.ended_ns = 0;
-        return record;
-    }
+    Record& begin_message(const char* verb) { return begin(messages_, verb, CallSite::current()); }
+    Record& begin_collective(const char* verb, CallSite site) { return begin(collectives_, verb, std::move(site)); }
 
     // From here on other processes see it.
     void show(Record& record) {
@@ -84,27 +69,52 @@ public:
         if (slate_ != nullptr) slate_->end(place, now, failed);
     }
 
-    // Oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site, began, ended) with times in seconds, ended
-    // 0 while it runs.
+    // Collectives, then messages, each with the oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site,
+    // began, ended) with times in seconds, ended 0 while it runs.
     nb::list records() const {
         nb::list found;
-        const std::size_t first = count_ > kept ? count_ - kept : 0;
-        for (std::size_t i = first; i < count_; ++i) {
-            const Record& r = records_[i % kept];
+        add_to(found, collectives_);
+        add_to(found, messages_);
+        return found;
+    }
+
+private:
+    struct Ring {
+        std::array<Record, kept> records{};
+        std::size_t count = 0;
+    };
+
+    static Record& begin(Ring& ring, const char* verb, CallSite site) {
+        Record& record = ring.records[ring.count++ % kept];
+        record.verb = verb;
+        record.site = std::move(site);
+        record.rank = -1;
+        record.op = "";
+        record.tag = 0;
+        record.dtype = -1;
+        record.dims = 0;  // so that the shape need not be cleared
+        record.sequence = record.fingerprint = record.bytes = 0;
+        record.began_ns = monotonic_ns();
+        record.ended_ns = 0;
+        return record;
+    }
+
+    static void add_to(nb::list& found, const Ring& ring) {
+        const std::size_t first = ring.count > kept ? ring.count - kept : 0;
+        for (std::size_t i = first; i < ring.count; ++i) {
+            const Record& r = ring.records[i % kept];
             nb::list lengths;
             for (int d = 0; d < r.dims; ++d) lengths.append(r.shape[static_cast<std::size_t>(d)]);
             const nb::tuple shape(lengths);
             found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, shape, r.sequence, r.fingerprint, r.site,
                                         static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
         }
-        return found;
     }
 
-private:
     SlateWriter* slate_;
     const std::uint32_t group_;
-    std::array<Record, kept> records_{};
-    std::size_t count_ = 0;
+    Ring collectives_;
+    Ring messages_;
 };
 
 // For `Bound::interrupted`: runs the program's signal handlers; true if one of them raised.

@@ -126,3 +126,18 @@ def name_of_call(group: px.Group) -> str:
 def test_errors_name_the_line_of_the_call() -> None:
     for words in run_ranks(2, name_of_call, backend="mesh"):
         assert words.count("test_new_results.py") == 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("verb", ["all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"])
+@pytest.mark.parametrize("odd", ["sparse", "nested", "meta"])
+def test_tensors_without_plain_memory_are_refused(verb: str, odd: str) -> None:
+    torch = pytest.importorskip("torch")
+    x = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "meta": lambda: torch.ones(2, device="meta"),
+    }[odd]()
+    root = (0,) if verb in ("gather", "scatter") else ()
+    with px.init(rank=0, world_size=1) as world, pytest.raises(px.UnsupportedArray, match=odd):
+        getattr(world, verb)(x, *root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,6 +107,40 @@ def test_a_callback_comes_without_a_wait(worker: CollectiveWorker) -> None:
     work, _ = issue(worker, lambda: 7)
     work.add_done_callback(lambda _work: called.set())
     assert called.wait(LONG)
+
+
+@pytest.mark.parametrize("first", [issue, queue])
+@pytest.mark.parametrize("second", [issue, queue])
+def test_a_callback_in_the_groups_thread_can_wait_for_the_next(
+    worker: CollectiveWorker, first: Callable[..., Any], second: Callable[..., Any]
+) -> None:
+    go_on, found = hold(worker), []
+    called = threading.Event()
+
+    def then(_work: px.Work[Any]) -> None:
+        made = second(worker, lambda: 8)
+        made = made[0] if isinstance(made, tuple) else made
+        found.append((made.wait(), threading.current_thread().name))
+        called.set()
+
+    work = first(worker, lambda: 7)
+    work = work[0] if isinstance(work, tuple) else work
+    work.add_done_callback(then)
+    after = queue(worker, lambda: 9)  # is run by that wait, too: it was issued before
+    go_on.set()
+    assert called.wait(LONG / 3)
+    assert found == [(8, "phalanx-collectives")]
+    assert after.wait() == 9
+    assert worker.idle or work.wait() == 7
+
+
+def test_a_callback_that_wants_to_end_the_program_does_not_end_the_groups_thread(worker: CollectiveWorker) -> None:
+    go_on = hold(worker)
+    work = queue(worker, lambda: 7)
+    work.add_done_callback(lambda _work: sys.exit("no"))
+    go_on.set()
+    assert work.wait() == 7
+    assert queue(worker, lambda: 8).wait() == 8
 
 
 def test_the_waiting_thread_runs_it_and_those_before() -> None:

@@ -221,7 +221,10 @@ class Work(Generic[T_co]):
 
     def _call(self, callback: Callable[[Work[T_co]], object]) -> None:
         # It runs in a thread that has other work to do: its error is the caller's to read, not that thread's to die of.
+        # Only the main thread is interrupted, and asked to end the program.
         try:
             callback(self)
-        except Exception:
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise
             logger.exception("a callback of %r failed", self)

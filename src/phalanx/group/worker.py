@@ -45,9 +45,17 @@ class QueuedWork(Work[Any]):
     ) -> None:
         super().__init__(operation, deadline, on_told=on_told)
         self._job: Callable[[], Any] | None = job
+        self.worker: CollectiveWorker | None = None
+        """Whose queue it is in."""
+
+    def _help(self, timeout: float | None) -> None:
+        if timeout is None and self.worker is not None and self.worker.is_current:
+            self.worker.run_until(self)
 
     def _run_to_end(self) -> bool:
         """Does it, in the group's thread; True once it has ended, False if another thread is at it."""
+        if self._done:  # and a callback of it waits for one that was issued later
+            return True
         job, self._job = self._job, None  # with all that it holds
         assert job is not None
         try:
@@ -160,6 +168,11 @@ class CollectiveWorker:
         """True if everything that was issued has ended. Asked by the holder of the turn, so it stays true meanwhile."""
         return len(self.queue) == 0
 
+    @property
+    def is_current(self) -> bool:
+        """True if the caller is the group's thread, in a callback: who waits there for a collective must run it."""
+        return self._thread.is_current
+
     def hold_back(self, fast_path: AnyFastPath) -> None:
         """Keeps the fast path closed as long as something that was issued is under way."""
         assert not isinstance(self.queue, PlainQueue), "the fast path is the core's"
@@ -171,6 +184,8 @@ class CollectiveWorker:
         Raises:
             Closed: Another thread has closed the group meanwhile.
         """
+        if isinstance(work, QueuedWork):
+            work.worker = self
         if not self.queue.push(work, at_once):
             raise Closed("this group was closed")
 
@@ -189,8 +204,11 @@ class CollectiveWorker:
         """Has the group's thread run what is queued now."""
         self._alarm.hurry()
 
-    def run_until(self, work: IssuedWork) -> None:
+    def run_until(self, work: QueuedWork | IssuedWork) -> None:
         """Runs what is queued in this thread, until `work` has ended or the group's thread has to go on."""
+        if self.is_current:
+            self._run_in_callback_until(work)
+            return
         try:
             while not work._done:
                 first = self.queue.first()
@@ -200,6 +218,12 @@ class CollectiveWorker:
         except BaseException:
             self.hurry()
             raise
+
+    def _run_in_callback_until(self, work: QueuedWork | IssuedWork) -> None:
+        """The same in the group's thread, which is in a callback of the first in the queue, or of one before."""
+        while not work._done and (first := self.queue.first()) is not None:
+            if not self._run_first(first):
+                first._sleep(STOP_PAUSE)
 
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""

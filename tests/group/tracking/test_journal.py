@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
-from phalanx import Group
+from phalanx import Group, Options, Timeout
 from phalanx.group.tracking.call import CollectiveCall
 from phalanx.group.tracking.journal import KEPT, Journal, describe
 from phalanx.testing import open_world, run_ranks
@@ -94,6 +96,54 @@ def test_it_forgets_the_old() -> None:
     kept = journal.recent()
     assert len(kept) == KEPT
     assert kept[-1].operation == f"op{KEPT + 9}"
+
+
+def test_messages_do_not_push_out_a_collective() -> None:
+    journal = Journal()
+    journal.issue(CollectiveCall("barrier")).start()
+    for number in range(KEPT + 10):
+        journal.begin(f"op{number}").end()
+    assert journal.at(1) is not None
+    assert journal.status().operation == "barrier #1"
+
+
+def test_collectives_that_have_not_ended_are_kept() -> None:
+    journal = Journal()
+    issued = [journal.issue(CollectiveCall("barrier")) for _ in range(2 * KEPT)]
+    issued[0].start()
+    assert journal.at(1) is issued[0]
+    for entry in issued:
+        entry.end()
+    journal.issue(CollectiveCall("barrier"))
+    assert len(journal.recent()) == KEPT
+
+
+def talk_while_one_is_late(group: Group) -> tuple[list[int], list[int]]:
+    """Ranks 0 and 1 exchange messages in a thread, while they wait for rank 2 in a collective."""
+    group.barrier()
+    if group.rank == 2:
+        with pytest.raises(Timeout):
+            group.recv(src=0, tag=1, timeout=1.5)
+        return [], []
+
+    def talk() -> None:
+        for _ in range(2 * KEPT):
+            group.sendrecv(np.ones(2), 1 - group.rank, None, 1 - group.rank)
+            group.send(np.ones(2), 1 - group.rank)
+            group.recv(src=1 - group.rank)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    with pytest.raises(Timeout) as late:
+        group.all_reduce(np.ones(5), timeout=1)
+    thread.join()
+    return list(late.value.arrived), list(late.value.missing)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_who_talks_in_another_thread_has_come(transport: Any) -> None:
+    found = run_ranks(3, talk_while_one_is_late, backend="mesh", options=Options(transport=transport))
+    assert found[:2] == [([0, 1], [2])] * 2
 
 
 @pytest.mark.parametrize("verb", ["send", "recv", "isend", "sendrecv", "barrier", "broadcast", "all_reduce"])

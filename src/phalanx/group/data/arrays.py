@@ -372,6 +372,10 @@ def _adapt_torch(x: Any, write: bool) -> Adapted:
     torch = sys.modules["torch"]
     if not isinstance(x, torch.Tensor):
         raise UnsupportedArray(f"{type(x).__name__} is not an array (expected a torch.Tensor)")
+    if x.is_meta:
+        raise UnsupportedArray(
+            'a tensor on the meta device has no values to send (torch.empty_like(x, device="cpu") makes one that has)'
+        )
     if x.device.type != "cpu":
         raise UnsupportedArray(f"a tensor on {x.device} cannot be sent (move it with .cpu())")
     if x.layout != torch.strided or x.is_quantized or x.is_nested:

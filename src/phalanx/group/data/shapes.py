@@ -66,7 +66,9 @@ def _is_plain(x: Any) -> bool:
     kind: Any = type(x)
     if kind is np.ndarray:
         return bool(x.dtype.isbuiltin == 1 and x.dtype.kind in "biufc")
-    return kind.__name__ == "Tensor" and kind.__module__ == "torch" and bool(x.is_cpu) and not x.is_quantized
+    if kind.__name__ != "Tensor" or kind.__module__ != "torch":
+        return False
+    return bool(x.is_cpu) and not (x.is_quantized or x.is_nested)
 
 
 def _new(like: Any, shape: Shape) -> Any:

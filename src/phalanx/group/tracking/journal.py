@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Journal", "describe"]
 
 KEPT = 256
+"""Messages, and collectives: many messages must not push out the collective that another thread is in."""
 LONGEST_LIST = 200
 """Characters of a list of arrays that an error shows."""
 BFLOAT16 = "bfloat16"
@@ -153,7 +154,8 @@ class Journal:
     def __init__(self, recorder: Recorder | None = None, notes: Notes | None = None) -> None:
         self._recorder = recorder
         self._notes = notes
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._messages: deque[Entry] = deque(maxlen=KEPT)
+        self._collectives: deque[Entry] = deque()
         self._lock = threading.Lock()
         self._sequence = 0
 
@@ -175,7 +177,7 @@ class Journal:
         if not posted:
             entry.show_message()
         with self._lock:
-            self._entries.append(entry)
+            self._messages.append(entry)
         return entry
 
     def issue(self, call: CollectiveCall) -> Entry:
@@ -187,7 +189,10 @@ class Journal:
             else:
                 self._sequence += 1
             entry = Entry("", self.sequence, caller, call, self._notes)
-            self._entries.append(entry)
+            self._collectives.append(entry)
+            # They end in their order. Those that have not are kept: they are the ones that others ask for.
+            while len(self._collectives) > KEPT and self._collectives[0].ended is not None:
+                self._collectives.popleft()
         return entry
 
     def at(self, sequence: int) -> Entry | None:
@@ -228,11 +233,10 @@ class Journal:
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
         with self._lock:
-            entries = list(self._entries)
+            entries = [*self._collectives, *self._messages]
         if self._recorder is not None:
-            fast = [Entry.of_record(record) for record in self._recorder.records()]
-            entries = sorted([*entries, *fast], key=lambda entry: entry.began)[-KEPT:]
-        return entries
+            entries += [Entry.of_record(record) for record in self._recorder.records()]
+        return sorted(entries, key=lambda entry: entry.began)
 
 
 def _on(dtype: str, shape: tuple[int, ...]) -> str:
