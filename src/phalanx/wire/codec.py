@@ -28,7 +28,7 @@ from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
 from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, Structs, pack
-from .unpacking import HeadReader, Part, check_depth
+from .unpacking import HeadReader, Part, check_depth, read_plain
 
 __all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
 
@@ -212,9 +212,11 @@ def decode(
     Raises:
         ProtocolError, UsageError, BackendUnavailable: As `decode_head` and `DecodePlan.build`.
     """
+    if not payload and type(head) is bytes and len(head) <= limits.max_head:
+        is_plain, value = read_plain(head, limits.max_depth)
+        if is_plain:
+            return value
     plan = decode_head(head, payload_bytes=len(payload), limits=limits, allow_pickle=allow_pickle, typed=typed)
-    if not payload:
-        return plan.build()
     target = plan.allocate()
     target[:] = payload
     return plan.build(target)

@@ -21,7 +21,7 @@ from phalanx.exception_text import describe
 from . import dtypes
 from .packing import ALIGN, COMPLEX, Blob, Code, Limits
 
-__all__ = ["HeadReader", "Part", "check_depth"]
+__all__ = ["HeadReader", "Part", "check_depth", "read_plain"]
 
 _unpack = msgspec.msgpack.decode
 _array = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...], Any, bool]).decode
@@ -37,6 +37,23 @@ _LONGEST_NAME = 100
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
 _OPENING = bytes([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
 """The bytes with which a map, an array or an extension can begin."""
+
+
+def _no_extension(code: int, data: memoryview) -> Any:
+    raise ValueError("more than plain data")
+
+
+_plain = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
+
+
+def read_plain(head: bytes, max_depth: int) -> tuple[bool, Any]:
+    """The object of a head without any extension, and without much that could be nested; False for all others."""
+    if len(head) - len(head.translate(None, _OPENING)) > max_depth:
+        return False, None
+    try:
+        return True, _plain(head)
+    except _MALFORMED:
+        return False, None
 
 
 class Part(NamedTuple):
