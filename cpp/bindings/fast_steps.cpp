@@ -72,7 +72,8 @@ public:
     };
 
     // The steps, ready to go. Those of short collectives are kept.
-    std::unique_ptr<Steps> start(const std::array<std::byte*, 3>& memory, std::uint64_t fingerprint, const Combine& how) {
+    std::unique_ptr<Steps> start(const std::array<std::byte*, 3>& memory, std::uint64_t fingerprint, const Combine& how,
+                                 const std::shared_ptr<ScratchPool>& pool) {
         std::unique_ptr<Steps> steps = std::move(kept_);
         std::vector<Chunk> fresh;
         std::vector<Chunk>& chunks = steps != nullptr ? steps->chunks() : fresh;
@@ -86,7 +87,8 @@ public:
         if (steps != nullptr)
             steps->restart(fingerprint, how.dtype, how.op);
         else
-            steps = std::make_unique<Steps>(plan_, std::move(fresh), out_fds_, in_fds_, watched_, fingerprint, how.dtype, how.op);
+            steps = std::make_unique<Steps>(plan_, std::move(fresh), out_fds_, in_fds_, watched_, fingerprint, how.dtype, how.op,
+                                            pool);
         return steps;
     }
 
@@ -373,7 +375,7 @@ private:
                                 std::unique_ptr<std::byte[]> scratch) {
         const Operation& o = begun.o;
         const std::array<std::byte*, 3> memory{x.data, out.data, scratch.get()};
-        std::unique_ptr<Steps> steps = layout.start(memory, o.fingerprint ^ layout.salt, o.how);
+        std::unique_ptr<Steps> steps = layout.start(memory, o.fingerprint ^ layout.salt, o.how, pool_);
         Steps::Outcome outcome;
         {
             const WithoutGil released;
@@ -485,6 +487,7 @@ private:
     nb::dict ahead_;
     WaitPolicy& policy_;
     const std::size_t piece_;
+    const std::shared_ptr<ScratchPool> pool_ = std::make_shared<ScratchPool>();
     nb::object ended_ = nb::steal(PyUnicode_InternFromString("ended"));
     nb::object resting_ = nb::steal(PyUnicode_InternFromString("resting"));
     std::unordered_map<Key, nb::object, KeyHash> layouts_;

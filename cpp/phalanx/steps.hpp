@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -48,26 +49,60 @@ struct Step {
     std::vector<std::pair<int, Recv>> recvs;  // channel, what
 };
 
+// Blocks of memory for pieces that are reduced, which one collective leaves to the next: what is given back to the system
+// costs a page fault for each page when it is asked for again.
+class ScratchPool {
+public:
+    using Block = std::unique_ptr<std::byte[]>;
+    static constexpr std::size_t block_bytes = 256 << 10;  // stays in the cache
+    static constexpr std::size_t most_blocks = 4;
+
+    Block take() {
+        const std::lock_guard<std::mutex> held(mutex_);
+        if (blocks_.empty()) return std::make_unique_for_overwrite<std::byte[]>(block_bytes);
+        Block block = std::move(blocks_.back());
+        blocks_.pop_back();
+        return block;
+    }
+
+    void give(Block block) {
+        const std::lock_guard<std::mutex> held(mutex_);
+        if (blocks_.size() < most_blocks) blocks_.push_back(std::move(block));
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<Block> blocks_ = [] {
+        std::vector<Block> none;
+        none.reserve(most_blocks);
+        return none;
+    }();
+};
+
 class Steps {
 public:
     // The numbers are shared with src/phalanx/group/engines/steps/fast_path.py.
     // `hung_up`: all is done, but somebody has closed its connection.
     enum class Outcome : int { done, blocked, more, inbound_ended, outbound_ended, refused, hung_up };
 
-    static constexpr std::size_t scratch_bytes = 256 << 10;  // of a piece that is reduced: it stays in the cache
+    static constexpr std::size_t scratch_bytes = ScratchPool::block_bytes;  // of a piece that is reduced
+    static constexpr std::size_t short_scratch = 64 << 10;   // not worth a block of the pool
     static constexpr std::size_t long_piece = 4 << 20;       // of a step that only sends or only receives
     static constexpr std::size_t slice = 64 << 20;           // bytes that are moved before the caller has a look
     static constexpr std::int64_t look_is_good_ns = 100'000;  // of a look for connections that were closed
 
-    // `watched`: the connections whose end is looked for when all is done, one of each other rank at least.
+    // `watched`: the connections whose end is looked for when all is done, one of each other rank at least. `pool`: where
+    // long scratch memory comes from, if there is one.
     Steps(std::shared_ptr<const std::vector<Step>> steps, std::vector<Chunk> chunks, const std::vector<int>& out,
-          const std::vector<int>& in, const std::vector<int>& watched, std::uint64_t fingerprint, Dtype dtype, Op op)
+          const std::vector<int>& in, const std::vector<int>& watched, std::uint64_t fingerprint, Dtype dtype, Op op,
+          std::shared_ptr<ScratchPool> pool = nullptr)
         : plan_(std::move(steps)),
           steps_(*plan_),
           chunks_(std::move(chunks)),
           fingerprint_(fingerprint),
           dtype_(dtype),
-          op_(op) {
+          op_(op),
+          pool_(std::move(pool)) {
         outbound_.reserve(out.size());
         inbound_.reserve(in.size());
         for (const int fd : out) outbound_.push_back(Outbound{fd});
@@ -75,6 +110,13 @@ public:
         for (const int fd : watched) polled_.push_back({fd, POLLRDHUP, 0});
         begin();
     }
+
+    ~Steps() {
+        for (Inbound& from : inbound_)
+            if (from.pooled) pool_->give(std::move(from.scratch));
+    }
+    Steps(const Steps&) = delete;
+    Steps& operator=(const Steps&) = delete;
 
     // The same steps once more, with the memory that `chunks` says by now.
     void restart(std::uint64_t fingerprint, Dtype dtype, Op op) {
@@ -174,6 +216,7 @@ private:
         FrameHeader header{};
         std::unique_ptr<std::byte[]> scratch{};
         std::size_t room = 0;  // in it
+        bool pooled = false;   // whether it is a block of the pool
     };
     struct Late {
         Recv recv;
@@ -237,8 +280,9 @@ private:
         if (recv.late)
             late_.push_back(Late{recv, std::make_unique_for_overwrite<std::byte[]>(size)});
         else if (recv.reduce && from.room < std::min(size, scratch_bytes)) {
-            from.room = std::min(size, scratch_bytes);
-            from.scratch = std::make_unique_for_overwrite<std::byte[]>(from.room);
+            from.pooled = pool_ != nullptr && size > short_scratch;
+            from.room = from.pooled ? scratch_bytes : std::min(size, scratch_bytes);
+            from.scratch = from.pooled ? pool_->take() : std::make_unique_for_overwrite<std::byte[]>(from.room);
         }
     }
 
@@ -354,6 +398,7 @@ private:
     std::uint64_t fingerprint_;
     Dtype dtype_;
     Op op_;
+    std::shared_ptr<ScratchPool> pool_;
     std::size_t where_ = 0;
     int error_ = 0;
     bool refused_ = false;

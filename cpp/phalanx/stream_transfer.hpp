@@ -30,7 +30,7 @@ inline Outcome wait_for(int fd, short events, Wait& wait, const Bound& bound) no
 }
 
 // A message of several parts costs the kernel more than a copy of so few bytes.
-constexpr std::size_t few_bytes = 512;
+constexpr std::size_t few_bytes = 2048;
 
 inline std::size_t total(const iovec* parts, std::size_t count) noexcept {
     std::size_t bytes = 0;

@@ -7,7 +7,8 @@
 // for that needs this core. So the rank looks for about as long as an answer takes that is on its way, and sleeps.
 //
 // Where ranks share cores and one only receives again and again, what it waits for comes from a rank that runs ahead: it
-// rests for a while, finds several messages then, and nobody has to change places or wake it for each.
+// rests for a while, finds several messages then, and nobody has to change places or wake it for each. The more it finds the
+// longer it rests: once so much is under way that the other side's window is full, the kernel sends many messages as one.
 //
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
@@ -33,9 +34,9 @@ public:
     static constexpr std::int64_t long_yield_oversubscribed_ns = 500'000;
     static constexpr std::int64_t first_pause_ns = 10'000'000;  // without yields, after a long one
     static constexpr std::int64_t longest_pause_ns = 1'000'000'000;
-    static constexpr std::int64_t rest_ns = 100'000;
-    static constexpr int few_rests = 8;  // in one wait
-    static constexpr int long_run = 8;   // operations that only received, from which on more are expected
+    static constexpr std::int64_t shortest_rest_ns = 100'000;
+    static constexpr std::int64_t longest_rest_ns = 800'000;  // also of all rests in one wait
+    static constexpr int long_run = 8;  // operations that only received, from which on more are expected
 
     explicit WaitPolicy(bool oversubscribed) noexcept : oversubscribed_(oversubscribed) {}
 
@@ -57,9 +58,21 @@ public:
     }
 
     // An operation is over, in which this rank has only received, or not.
-    void ended(bool only_received) noexcept { run_ = only_received ? run_ + 1 : 0; }
+    void ended(bool only_received) noexcept {
+        run_ = only_received ? std::min(run_ + 1, long_run) : 0;
+        since_rest_ = std::min(since_rest_ + 1, long_run);
+        if (!only_received) rest_ns_ = 0;
+    }
 
-    int rests() const noexcept { return oversubscribed_ && run_ >= long_run ? few_rests : 0; }
+    // A wait begins: how often to rest in it. A rest is longer than the one before if that has found many operations.
+    int rests() noexcept {
+        if (!oversubscribed_ || run_ < long_run) return 0;
+        rest_ns_ = since_rest_ < long_run ? shortest_rest_ns : std::clamp(2 * rest_ns_, shortest_rest_ns, longest_rest_ns);
+        since_rest_ = 0;
+        return static_cast<int>(longest_rest_ns / rest_ns_);
+    }
+
+    std::int64_t rest_ns() const noexcept { return rest_ns_; }
 
     // A wait is over: would looking all the time have been worth it?
     void waited(std::int64_t ns) noexcept {
@@ -71,7 +84,10 @@ private:
     std::int64_t patience_ns_ = longest_ns;
     std::int64_t pause_ns_ = first_pause_ns;
     std::int64_t contended_until_ = -longest_pause_ns;
-    int run_ = 0;  // how many of the last operations have only received
+    std::int64_t rest_ns_ = 0;
+    // No more than `long_run` are counted.
+    int run_ = 0;         // how many of the last operations have only received
+    int since_rest_ = 0;  // how many operations have ended
 };
 
 // One wait, from the first look that found nothing to the first that finds something.
@@ -102,6 +118,8 @@ public:
 
     void ended(bool only_received) noexcept { policy_.ended(only_received); }
 
+    std::int64_t rest_ns() const noexcept { return policy_.rest_ns(); }
+
     // A look has found something.
     void end(std::int64_t now) noexcept {
         waits_ = false;
@@ -125,7 +143,7 @@ inline bool look_again(Wait& wait) noexcept {
             wait.yielded(now, monotonic_ns());
             return true;
         case Wait::Next::rest: {
-            const timespec span{0, WaitPolicy::rest_ns};
+            const timespec span{0, wait.rest_ns()};
             nanosleep(&span, nullptr);
             return true;
         }

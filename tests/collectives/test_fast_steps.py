@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
@@ -240,3 +241,18 @@ def test_every_chunk_of_a_schedule_has_a_place(name: str) -> None:
         schedule = select.schedule("all_to_all", name, rank, 9)
         used = {t.chunk for step in schedule.steps for t in (*step.sends, *step.recvs)}
         assert used <= set(cut("all_to_all", name, rank, 9, 0, 9, 4).chunks)
+
+
+def _faults_of_a_reduction(group: px.Group) -> float:
+    x = np.zeros(1 << 18, np.float32)
+    for _ in range(5):
+        group.all_reduce(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        group.all_reduce(x)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20
+
+
+def test_memory_for_what_is_reduced_is_kept_from_call_to_call() -> None:
+    faults = run_ranks(4, _faults_of_a_reduction, backend="mesh", env=TCP)
+    assert sorted(faults)[1] < 20  # by two peers, 128 pages of scratch; what another thread does may cost a few

@@ -102,3 +102,32 @@ def test_who_has_sent_or_has_a_core_for_itself_does_not_rest() -> None:
     shared.ended(only_received=False)
     assert REST not in _ends_after(shared, 200 * US)
     assert REST not in _ends_after(alone, 200 * US)
+
+
+def _receives(policy: WaitPolicy, operations: int) -> tuple[int, int]:
+    """Nanoseconds and number of the rests in a wait after so many operations that only received."""
+    for _ in range(operations):
+        policy.ended(only_received=True)
+    done = _ends_after(policy, 200 * US)
+    return policy.rest_ns, done.count(REST)
+
+
+def test_rests_that_find_many_operations_become_longer_and_fewer() -> None:
+    policy = _policy(oversubscribed=True)
+    rests = [_receives(policy, 8) for _ in range(5)]
+    assert rests == [(100 * US, 8), (200 * US, 4), (400 * US, 2), (800 * US, 1), (800 * US, 1)]
+
+
+def test_a_rest_that_finds_few_operations_is_followed_by_a_short_one() -> None:
+    policy = _policy(oversubscribed=True)
+    for _ in range(5):
+        _receives(policy, 8)
+    assert _receives(policy, 7) == (100 * US, 8)
+
+
+def test_after_an_operation_that_sends_the_rests_begin_short_again() -> None:
+    policy = _policy(oversubscribed=True)
+    for _ in range(5):
+        _receives(policy, 8)
+    policy.ended(only_received=False)
+    assert _receives(policy, 8) == (100 * US, 8)
