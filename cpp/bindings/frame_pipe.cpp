@@ -262,7 +262,9 @@ private:
         if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
         const WithoutGil released;
         bool came = false;
-        if (look > 0 && looks_.worth()) {
+        if (look > 0 && pipe_.shares_core(rings, looks_.failed())) {
+            looks_.excuse();
+        } else if (look > 0 && looks_.worth()) {
             came = pipe_.receive(rings, to_ns(look));
             looks_.note(came);
         }
