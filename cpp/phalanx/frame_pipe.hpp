@@ -147,7 +147,7 @@ public:
             if (rings.out == nullptr)
                 count = put(parts);
             else if (unannounced_ == 0 || announce_rest(*rings.out))
-                count = put(*rings.out, parts, rings.out->shares_core() ? ~std::size_t{0} : sent == 0 ? first_piece : piece);
+                count = put(*rings.out, parts, piece_for(*rings.out, sent == 0));
             sent += count;
             if (count != 0) {
                 drop(parts, count);
@@ -280,8 +280,8 @@ public:
         return filled;
     }
 
-    // Before a wait for what comes: whether a look at it keeps the other side from its core. If so, and other cores may be
-    // had, this thread moves to one of them.
+    // Before a wait for what comes: whether a look for it would keep the other side from the core that it needs. Moves to
+    // another core now and then if so. A socket is asked only where looks have failed: that costs a system call.
     bool shares_core(const Rings& rings, bool looks_failed) noexcept {
         if (rings.in != nullptr) return !parted(*rings.in);
         if (!looks_failed) return false;
@@ -334,6 +334,12 @@ private:
     static constexpr std::int64_t turn_ns = 4'000'000;   // about what the kernel gives to one thread while others wait
 
     static constexpr std::size_t worth_lending = 64 << 10;  // of one array in a payload
+
+    // What is copied at a time. All of it where the two sides share a core and take turns anyway: the fewer, the better.
+    static std::size_t piece_for(const RingHalf& ring, bool first) noexcept {
+        if (ring.shares_core()) return SIZE_MAX;
+        return first ? first_piece : piece;
+    }
 
     // Says that all the rest of a payload follows. False if there is no room to say so.
     bool announce_rest(RingWriter& ring) noexcept {
@@ -410,12 +416,14 @@ private:
         has_frame_.store(found, std::memory_order_relaxed);
     }
 
+    // Before a wait: whether this thread and the other side have a core each.
     static bool parted(RingHalf& ring) noexcept {
         ring.part();
         return !ring.shares_core();
     }
 
-    // Whether to look again. Not if others want this core: who is woken gets one sooner than who has used it up.
+    // Whether to look again. Not if the other side wants this core, or others do: who is woken gets one sooner than who has
+    // used it up.
     bool go_on(RingHalf* ring, std::int64_t& since, std::int64_t patience_ns) const noexcept {
         if (patience_ns == 0) return false;
         const std::int64_t now = monotonic_ns();
@@ -489,7 +497,7 @@ private:
     std::size_t take(const Rings& rings, char* to, std::size_t size) {
         if (rings.in != nullptr) {
             RingReader& ring = *rings.in;
-            const std::size_t most = ring.shares_core() ? size : std::min(size, piece);
+            const std::size_t most = std::min(size, piece_for(ring, false));
             const std::size_t count = std::min(ring.available(most), most);
             if (count != 0) {
                 ring.peek(to, count);
