@@ -27,6 +27,8 @@ constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up w
 // about as long as that would take: most often, the other side only has to wake up.
 std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
 
+constexpr std::int64_t longest_look_ns = 1'000'000;  // longer than usual: the other side has a long payload to read first
+
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
 int poll_for(pollfd* polled, nfds_t count, double seconds) {
     const auto ns = static_cast<std::int64_t>(std::min(seconds, 1e6) * 1e9);
@@ -62,6 +64,7 @@ public:
     // How many bytes of a frame went.
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
         CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
+        last_payload_ = payload;
         if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
         if (!send_held()) return 0;
         if (payload == 0) {  // most frames: no buffers to hold
@@ -262,8 +265,10 @@ private:
         if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
         const WithoutGil released;
         bool came = false;
-        if (look > 0 && looks_.worth()) {
-            came = pipe_.receive(rings, to_ns(look));
+        if (look > 0 && pipe_.shares_core(rings, looks_.failed())) {
+            looks_.excuse();
+        } else if (look > 0 && looks_.worth()) {
+            came = pipe_.receive(rings, to_ns(look) + std::min(worth_staying_ns(last_payload_), longest_look_ns));
             looks_.note(came);
         }
         if (!came && wait > 0) {
@@ -277,7 +282,10 @@ private:
         // With rings, the socket tells of room to write, too.
         const short events = static_cast<short>(POLLIN | (writes && rings.out == nullptr ? POLLOUT : 0));
         pollfd polled[] = {{socket_, events, 0}, {waker, POLLIN, 0}};
-        if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) pipe_.woken(rings);
+        if (poll_for(polled, 2, wait) > 0 && polled[0].revents != 0) {
+            if (rings.in != nullptr) rings.in->part_woken();
+            pipe_.woken(rings);
+        }
     }
 
     // Adds the memory of buffers to the parts of a frame, and keeps it as long as this exists.
@@ -354,6 +362,7 @@ private:
     Looks looks_;
     std::vector<char> held_;  // frames that were kept back, as they are sent
     std::size_t held_frames_ = 0;
+    std::uint64_t last_payload_ = 0;  // of the frame that was sent last
     std::uint64_t written_ = 0;
     std::uint64_t taken_ = 0;  // frames count as one
 };

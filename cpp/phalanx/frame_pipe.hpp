@@ -6,6 +6,7 @@
 #pragma once
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -62,6 +63,7 @@ private:
 // it is tried again now and then.
 class Looks {
 public:
+    bool failed() const noexcept { return to_skip_ != 0; }  // the last one, that is
     bool worth() noexcept { return skipped_ >= to_skip_ || ++skipped_ > to_skip_; }
 
     void note(bool found) noexcept {
@@ -69,11 +71,49 @@ public:
         to_skip_ = found ? 0 : std::min(2 * to_skip_ + 1, most_skipped);
     }
 
+    // It was not looked, for a reason that passes: the next look is not skipped.
+    void excuse() noexcept { skipped_ = to_skip_ = std::min(to_skip_, 1U); }
+
 private:
     static constexpr unsigned most_skipped = 31;
 
     unsigned to_skip_ = 0;
     unsigned skipped_ = 0;
+};
+
+// Whether a thread that waits on a socket runs on the core from which the other side, on this machine, sent last.
+class SocketCore {
+public:
+    explicit SocketCore(int socket) noexcept : socket_(socket), is_local_(is_local(socket)) {}
+
+    bool shared() const noexcept {
+        int core = -1;
+        socklen_t size = sizeof core;
+        return is_local_ && ::getsockopt(socket_, SOL_SOCKET, SO_INCOMING_CPU, &core, &size) == 0 && core == sched_getcpu();
+    }
+
+    // Before a wait, as RingHalf::part.
+    void part() noexcept {
+        if (shared()) parting_.look();
+    }
+
+private:
+    // Both ends have the same address. Through loopback the kernel receives on the core that sends.
+    static bool is_local(int socket) noexcept {
+        sockaddr_storage here{}, there{};
+        socklen_t size = sizeof here, other = sizeof there;
+        if (::getsockname(socket, reinterpret_cast<sockaddr*>(&here), &size) != 0) return false;
+        if (::getpeername(socket, reinterpret_cast<sockaddr*>(&there), &other) != 0 || here.ss_family != there.ss_family)
+            return false;
+        if (here.ss_family == AF_INET)
+            return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+        return here.ss_family == AF_INET6 && std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr,
+                                                         &reinterpret_cast<sockaddr_in6&>(there).sin6_addr, sizeof(in6_addr)) == 0;
+    }
+
+    int socket_;
+    bool is_local_;
+    Parting parting_;
 };
 
 class FramePipe {
@@ -87,7 +127,7 @@ public:
 
     FramePipe(int socket, std::size_t read_ahead) : FramePipe(socket, read_ahead, Lending{}) {}
     FramePipe(int socket, std::size_t read_ahead, const Lending& lending)
-        : socket_(socket), lends_(lending.lends), borrower_(lending.pid, lending.helpers), buffer_(read_ahead) {}
+        : socket_(socket), core_(socket), lends_(lending.lends), borrower_(lending.pid, lending.helpers), buffer_(read_ahead) {}
 
     int ended() const noexcept { return ended_; }  // 0 as long as it goes on
     void end_without_frame() noexcept { ended_ = pipe_no_frame; }
@@ -107,15 +147,15 @@ public:
             if (rings.out == nullptr)
                 count = put(parts);
             else if (unannounced_ == 0 || announce_rest(*rings.out))
-                count = put(*rings.out, parts, sent == 0 ? first_piece : piece);
+                count = put(*rings.out, parts, piece_for(*rings.out, sent == 0));
             sent += count;
             if (count != 0) {
                 drop(parts, count);
                 since = 0;
                 continue;
             }
-            if (go_on(since, patience_ns)) continue;
-            if (stay_ns == 0 || !sleep_for_room(rings, stay_ns)) break;
+            if (go_on(rings.out, since, patience_ns)) continue;
+            if (stay_ns == 0 || !sleep_for_room(rings, its_turn_ns(rings, stay_ns))) break;
             since = 0;
         }
         if (!parts.empty() && rings.out != nullptr && ended_ == 0) {
@@ -183,7 +223,7 @@ public:
                 return true;
             }
             if (ended_ != 0) return false;
-            if (!go_on(since, look_ns)) return false;
+            if (!go_on(rings.in, since, look_ns)) return false;
         }
     }
 
@@ -235,9 +275,18 @@ public:
             const std::size_t count = take(rings, to + filled, size - filled);
             filled += count;
             if (count != 0) since = 0;
-            if (count == 0 && !go_on(since, patience_ns)) break;
+            if (count == 0 && !go_on(rings.in, since, patience_ns)) break;
         }
         return filled;
+    }
+
+    // Before a wait for what comes: whether a look for it would keep the other side from the core that it needs. Moves to
+    // another core now and then if so. A socket is asked only where looks have failed: that costs a system call.
+    bool shares_core(const Rings& rings, bool looks_failed) noexcept {
+        if (rings.in != nullptr) return !parted(*rings.in);
+        if (!looks_failed) return false;
+        core_.part();
+        return core_.shared();
     }
 
     // Says that this side will sleep in poll(): a byte on the socket then tells of bytes in the ring. False if there are
@@ -282,7 +331,15 @@ private:
     static constexpr std::size_t piece = 64 << 10;       // what is copied at a time, so that the other side goes on meanwhile
     static constexpr std::size_t first_piece = 4 << 10;  // the head of a frame: the other side makes room for the payload
 
+    static constexpr std::int64_t turn_ns = 4'000'000;   // about what the kernel gives to one thread while others wait
+
     static constexpr std::size_t worth_lending = 64 << 10;  // of one array in a payload
+
+    // What is copied at a time. All of it where the two sides share a core and take turns anyway: the fewer, the better.
+    static std::size_t piece_for(const RingHalf& ring, bool first) noexcept {
+        if (ring.shares_core()) return SIZE_MAX;
+        return first ? first_piece : piece;
+    }
 
     // Says that all the rest of a payload follows. False if there is no room to say so.
     bool announce_rest(RingWriter& ring) noexcept {
@@ -359,12 +416,20 @@ private:
         has_frame_.store(found, std::memory_order_relaxed);
     }
 
-    // Whether to look again. Not if others want this core: who is woken gets one sooner than who has used it up.
-    bool go_on(std::int64_t& since, std::int64_t patience_ns) const noexcept {
+    // Before a wait: whether this thread and the other side have a core each.
+    static bool parted(RingHalf& ring) noexcept {
+        ring.part();
+        return !ring.shares_core();
+    }
+
+    // Whether to look again. Not if the other side wants this core, or others do: who is woken gets one sooner than who has
+    // used it up.
+    bool go_on(RingHalf* ring, std::int64_t& since, std::int64_t patience_ns) const noexcept {
         if (patience_ns == 0) return false;
         const std::int64_t now = monotonic_ns();
         if (since == 0) {
             since = now;
+            if (ring != nullptr && !parted(*ring)) return false;
             if (Cores::wanted(now)) return false;
         } else if (now - last_look_ > Cores::gap_ns) {
             Cores::want(now);
@@ -373,6 +438,12 @@ private:
         last_look_ = now;
         relax();
         return now - since < patience_ns;
+    }
+
+    // How long to sleep for the other side: also until it has had its turn, where it waits for a core.
+    static std::int64_t its_turn_ns(const Rings& rings, std::int64_t stay_ns) noexcept {
+        const bool waits = (rings.out != nullptr && rings.out->shares_core()) || Cores::wanted(monotonic_ns());
+        return waits ? std::max(stay_ns, turn_ns) : stay_ns;
     }
 
     // Sleeps until the other side has made room. False if it has not for so long, or is gone.
@@ -426,7 +497,8 @@ private:
     std::size_t take(const Rings& rings, char* to, std::size_t size) {
         if (rings.in != nullptr) {
             RingReader& ring = *rings.in;
-            const std::size_t count = std::min({ring.available(std::min(size, piece)), size, piece});
+            const std::size_t most = std::min(size, piece_for(ring, false));
+            const std::size_t count = std::min(ring.available(most), most);
             if (count != 0) {
                 ring.peek(to, count);
                 ring.skip(count);
@@ -450,6 +522,7 @@ private:
     }
 
     int socket_;
+    SocketCore core_;
     int ended_ = 0;
     // Of the sender.
     bool lends_;

@@ -87,6 +87,13 @@ public:
         show_core();
     }
 
+    // After a sleep in poll(), which the other side has ended.
+    void part_woken() noexcept {
+        if (!shares_core()) return;
+        parting_.woken();
+        show_core();
+    }
+
     // Says that this side will sleep in poll(). Look for work once more afterwards, and only then sleep.
     void ask_for_byte() noexcept { mine_.polls.store(1, std::memory_order_seq_cst); }
     void ask_for_no_byte() noexcept {

@@ -28,10 +28,21 @@ class Parting {
 public:
     // This thread is about to wait, and the one that it waits for was seen on the same core.
     void look() noexcept {
-        if (++looks_ % every != 0) return;
+        if (++looks_ % every == 0) move(pause_ns);
+    }
+
+    // This thread was woken on the core of the one that woke it, where the kernel likes to put it, and which may go on.
+    void woken() noexcept { move(woken_pause_ns); }
+
+private:
+    static constexpr int every = 8;  // waits between two moves
+    static constexpr std::int64_t pause_ns = 2'000'000;
+    static constexpr std::int64_t woken_pause_ns = 200'000;
+
+    void move(std::int64_t least_pause_ns) noexcept {
         const std::int64_t now = monotonic_ns();
         cpu_set_t allowed;
-        if (now - moved_ns_ < pause_ns || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+        if (now - moved_ns_ < least_pause_ns || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
         const int here = sched_getcpu();
         for (int i = 1; i < CPU_SETSIZE; ++i) {
             const int core = (here + i) % CPU_SETSIZE;
@@ -40,10 +51,6 @@ public:
             return core == here ? void() : move_to(core, allowed);
         }
     }
-
-private:
-    static constexpr int every = 8;                      // waits between two moves
-    static constexpr std::int64_t pause_ns = 2'000'000;
 
     int looks_ = 0;
     std::int64_t moved_ns_ = 0;

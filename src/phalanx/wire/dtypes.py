@@ -42,6 +42,9 @@ _MAX_DIMS = 64  # NumPy's own limit
 _MAX_NESTING = 8  # structured dtypes inside structured dtypes
 _MAX_ITEMSIZE = 2**31 - 1
 
+_DESCRIBED = {np.dtype(char): np.dtype(char).str for char in "?bBhHiIqQefd"}
+"""The descriptions of the common dtypes: most arrays need no look at the grammar."""
+
 TENSOR_ITEMSIZES = {
     "bool": 1,
     "uint8": 1,
@@ -73,6 +76,9 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     Raises:
         UnsupportedArray: The dtype holds Python objects or has no meaning outside this process or machine.
     """
+    known = _DESCRIBED.get(dtype)
+    if known is not None:
+        return known
     if dtype.names is None:
         text = dtype.str
         # The second test keeps out dtypes of other packages that call themselves void, such as bfloat16 of ml_dtypes.
@@ -166,7 +172,10 @@ def count_bytes(shape: Sequence[int], itemsize: int) -> int:
 
 def bytes_of(array: npt.NDArray[Any]) -> tuple[memoryview, bool]:
     """The memory of an array and whether it is in Fortran order; copied only if it is in neither order."""
-    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    flags = array.flags
+    if flags.c_contiguous and array.size and array.ndim and array.dtype in _DESCRIBED:
+        return array.data.cast("B"), False
+    fortran = flags.f_contiguous and not flags.c_contiguous
     if not fortran:
         array = np.ascontiguousarray(array)
     return array.reshape(-1, order="F" if fortran else "C").view(np.uint8).data, fortran

@@ -146,6 +146,8 @@ class HeadReader:
         return array[0]
 
     def array(self, data: memoryview) -> Any:
+        if self._made is not None:  # it was checked
+            return next(self._made)
         nbytes, shape, description, fortran = _array(data)
         dtype = dtypes.parse_dtype(description)
         if dtype.itemsize == 0:
@@ -154,6 +156,8 @@ class HeadReader:
         return self._place(nbytes, _Array, _make_array, dtype, shape, fortran)
 
     def tensor(self, data: memoryview) -> Any:
+        if self._made is not None:  # it was checked
+            return next(self._made)
         nbytes, shape, name, requires_grad = _tensor(data)
         itemsize = dtypes.TENSOR_ITEMSIZES.get(name)
         if itemsize is None:
@@ -164,6 +168,8 @@ class HeadReader:
         return self._place(nbytes, _Leaf, dtypes.make_tensor, name, shape, requires_grad)
 
     def blob(self, data: memoryview) -> Any:
+        if self._made is not None:  # it was checked
+            return next(self._made)
         nbytes, kind = _blob(data)
         maker = _BLOBS.get(kind)
         if maker is None or nbytes < 0:
@@ -181,8 +187,6 @@ class HeadReader:
             raise ProtocolError(f"an array announces {nbytes} bytes, but its shape and dtype need {expected}")
 
     def _place(self, nbytes: int, stand_in: type, make: Callable[..., Any], *how: Any) -> Any:
-        if self._made is not None:
-            return next(self._made)
         if len(self.parts) >= self._limits.max_arrays:
             raise ProtocolError(f"an object has more than {self._limits.max_arrays} arrays")
         if nbytes:
