@@ -14,6 +14,7 @@
 #include "check.hpp"
 #include "phalanx/collectives.hpp"
 #include "phalanx/fingerprint.hpp"
+#include "phalanx/objects.hpp"
 
 using namespace phalanx;
 
@@ -523,11 +524,49 @@ void aborted(Rank& me) {
     other.join();
 }
 
+// Objects of all lengths, those that just fit a block or just do not among them. All ranks draw the same numbers.
+void objects(Rank& me, unsigned seed) {
+    std::mt19937 random(seed);
+    for (int turn = 0; turn < 60; ++turn) {
+        std::vector<std::vector<std::byte>> bytes(me.ranks());
+        std::vector<EncodedObject> all;
+        for (int r = 0; r < me.ranks(); ++r) {
+            constexpr std::size_t edges[] = {0, ObjectMoves::short_block - 24, ObjectMoves::long_block - 24, 5000, 300'000};
+            const std::size_t edge = edges[random() % 5];
+            bytes[r].resize(edge + random() % 3 - (edge == 0 ? 0 : 1));
+            for (std::byte& byte : bytes[r]) byte = static_cast<std::byte>(r + turn);
+            all.push_back({bytes[r].size() / 2, bytes[r]});
+        }
+        const int root = static_cast<int>(random() % me.ranks());
+        const unsigned verb = random() % 4;
+        ObjectMoves moves(me.ops, me.rank(), me.ranks());
+        const Call call = me.call(10 + verb);
+        const auto second = [&](auto steps) { return steps(call.once_met()); };
+        const EncodedObject& mine = all[me.rank()];
+        const Outcome outcome = verb == 0   ? moves.broadcast(call, me.rank() == root ? mine : EncodedObject{}, root, second)
+                                : verb == 1 ? moves.gather(call, mine, -1, second)
+                                : verb == 2 ? moves.gather(call, mine, root, second)
+                                            : moves.scatter(call, me.rank() == root ? all : std::vector<EncodedObject>{}, root, second);
+        CHECK(outcome == Outcome::done);
+        const bool gathers = verb == 1 || verb == 2;
+        if (verb == 2 && me.rank() != root) continue;
+        CHECK(moves.found().size() == (gathers ? all.size() : 1));
+        for (std::size_t i = 0; i < moves.found().size(); ++i) {
+            const EncodedObject& found = moves.found()[i];
+            const EncodedObject& sent = all[gathers ? i : verb == 0 ? root : me.rank()];
+            CHECK(found.head == sent.head && std::ranges::equal(found.bytes, sent.bytes));
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     const Layout small{0, 4096, 1 << 20};
     const Layout large{0, 64 << 10, 1 << 20};
+    for (const int ranks : {1, 2, 3, 5})
+        for (const Patience& patience : {Patience{0, 0}, Patience{200, 2}})
+            world(ranks, large, patience, [&](Rank& me) { objects(me, ranks * 7 + 1); });
     for (const Patience& patience : {Patience{0, 0}, Patience{200, 2}})
         for (const int ranks : {1, 2, 3, 4, 7})
             for (const Layout& layout : {small, large})
