@@ -263,11 +263,17 @@ private:
         }
 
         Outcome run(const Operation& o, const Call& call) {
-            const auto second = [&](auto steps) {
+            const auto second = [&](std::size_t bytes, auto steps) {
                 Call rest = call.once_met();
                 rest.bound.before_long = rest.bound.after_long = nullptr;
+                everything_ = nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+                if (!everything_.is_valid()) {
+                    PyErr_Clear();
+                    throw std::bad_alloc();
+                }
+                expect_long(room(), bytes);
                 const WithoutGil released;  // long objects are long copied
-                return steps(rest);
+                return steps(rest, room());
             };
             switch (o.verb) {
                 case Verb::broadcast_object:
@@ -277,9 +283,14 @@ private:
             }
         }
 
+        // Of a long one, a view of the memory that it came to.
         nb::object found(int i) const {
             const EncodedObject& one = moves_.found()[i];
-            return nb::make_tuple(one.head, nb::bytes(reinterpret_cast<const char*>(one.bytes.data()), one.bytes.size()));
+            if (!everything_.is_valid())
+                return nb::make_tuple(one.head, nb::bytes(reinterpret_cast<const char*>(one.bytes.data()), one.bytes.size()));
+            const Py_ssize_t start = one.bytes.data() - room();
+            const nb::object all = nb::steal(PyMemoryView_FromObject(everything_.ptr()));
+            return nb::make_tuple(one.head, nb::steal(PySequence_GetSlice(all.ptr(), start, start + static_cast<Py_ssize_t>(one.bytes.size()))));
         }
         nb::object all_found() const {
             nb::list all;
@@ -288,8 +299,11 @@ private:
         }
 
     private:
+        std::byte* room() const { return reinterpret_cast<std::byte*>(PyByteArray_AsString(everything_.ptr())); }
+
         FastPath& path_;
         ObjectMoves moves_;
+        nb::object everything_;  // a bytearray that long objects came to
         std::vector<nb::bytes> kept_;
         std::vector<EncodedObject> given_;
     };

@@ -4,10 +4,14 @@
 // src/phalanx/group/verbs/objects.py does the same, step by step, wherever the core's fast path does not.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -21,6 +25,15 @@ struct EncodedObject {
     std::span<const std::byte> bytes{};
 };
 
+// Asks for large pages for long memory that was not touched yet, as NumPy does: else the kernel is asked for each page of it.
+inline void expect_long(std::byte* memory, std::size_t bytes) noexcept {
+    constexpr std::size_t worth_it = 4 << 20, page = 4096;
+    if (bytes < worth_it) return;
+    void* first = memory;
+    std::size_t left = bytes;
+    if (std::align(page, 1, first, left) != nullptr) ::madvise(first, left, MADV_HUGEPAGE);
+}
+
 class ObjectMoves {
 public:
     static constexpr std::size_t long_block = 1024;  // that one rank has for another
@@ -28,10 +41,11 @@ public:
 
     ObjectMoves(Collectives& ops, int rank, int ranks) : ops_(ops), rank_(rank), ranks_(ranks) {}
 
-    // Those that came, by rank; after a broadcast or a scatter there is one.
+    // Those that came, by rank; after a broadcast or a scatter there is one, but not on the root of a scatter.
     const std::vector<EncodedObject>& found() const noexcept { return found_; }
 
-    // `second(f)` calls f(call) for the steps that a long object needs: they may take a while.
+    // `second(bytes, f)` returns f(call, room) with memory for so many bytes, which stays as long as what was found: for the
+    // steps that a long object needs, which may take a while.
 
     template <class Second>
     Outcome broadcast(const Call& call, const EncodedObject& mine, int root, Second second) {
@@ -42,12 +56,11 @@ public:
         const Header header = read(blocks_.get());
         const std::byte* bytes = blocks_.get() + sizeof(Header);
         if (header.more != 0) {
-            outcome = second([&](const Call& rest) {
-                everything_ = room(header.size());
-                if (rank_ == root) std::memcpy(everything_.get(), mine.bytes.data(), header.size());
-                return ops_.broadcast(rest, everything_.get(), header.size(), root);
+            outcome = second(rank_ == root ? 0 : header.size(), [&](const Call& rest, std::byte* room) {
+                // The root's is only read.
+                bytes = rank_ == root ? mine.bytes.data() : room;
+                return ops_.broadcast(rest, const_cast<std::byte*>(bytes), header.size(), root);
             });
-            bytes = everything_.get();
         }
         found_ = {{header.head, {bytes, header.size()}}};
         return outcome;
@@ -70,15 +83,15 @@ public:
             more = more || headers.back().more != 0;
         }
         const bool receives = root < 0 || rank_ == root;
+        const std::byte* at = nullptr;
         if (more) {
-            outcome = second([&](const Call& rest) {
-                everything_ = room(receives ? sum_of(lengths) : 0);
-                return root < 0 ? ops_.all_gather(rest, mine.bytes.data(), everything_.get(), lengths)
-                                : ops_.gather(rest, mine.bytes.data(), everything_.get(), lengths, root);
+            outcome = second(receives ? sum_of(lengths) : 0, [&](const Call& rest, std::byte* room) {
+                at = room;
+                return root < 0 ? ops_.all_gather(rest, mine.bytes.data(), room, lengths)
+                                : ops_.gather(rest, mine.bytes.data(), room, lengths, root);
             });
         }
         if (outcome != Outcome::done || !receives) return outcome;
-        const std::byte* at = everything_.get();
         for (int r = 0; r < ranks_; at += lengths[r++]) {
             const std::byte* const bytes = more ? at : blocks_.get() + r * short_block + sizeof(Header);
             found_.push_back({headers[r].head, {bytes, lengths[r]}});
@@ -101,10 +114,12 @@ public:
         const Header header = read(blocks_.get());
         const std::byte* bytes = blocks_.get() + sizeof(Header);
         if (header.more != 0) {
-            outcome = second([&](const Call& rest) { return scatter_long(rest, all, header.size(), root); });
-            bytes = everything_.get();
+            outcome = second(rank_ == root ? 0 : header.size(), [&](const Call& rest, std::byte* room) {
+                bytes = room;
+                return scatter_long(rest, all, {room, header.size()}, root);
+            });
         }
-        found_ = {{header.head, {bytes, header.size()}}};
+        if (rank_ != root) found_ = {{header.head, {bytes, header.size()}}};
         return outcome;
     }
 
@@ -144,27 +159,30 @@ private:
 
     static std::unique_ptr<std::byte[]> room(std::size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
-    Outcome scatter_long(const Call& call, std::span<const EncodedObject> all, std::size_t mine, int root) {
+    Outcome scatter_long(const Call& call, std::span<const EncodedObject> all, std::span<std::byte> mine, int root) {
         std::vector<std::uint64_t> told(ranks_);
         std::unique_ptr<std::byte[]> every;
         if (rank_ == root) {
             for (int r = 0; r < ranks_; ++r) told[r] = all[r].bytes.size();
-            every = room(sum_of({told.begin(), told.end()}));
-            std::byte* at = every.get();
-            for (const EncodedObject& one : all) at = std::ranges::copy(one.bytes, at).out;
+            const std::size_t bytes = sum_of({told.begin(), told.end()});
+            every = room(bytes);
+            expect_long(every.get(), bytes);
+            std::size_t at = 0;
+            for (int r = 0; r < ranks_; at += told[r++]) {
+                std::memcpy(every.get() + at, all[r].bytes.data(), told[r]);
+                if (r == root) mine = {every.get() + at, told[r]};  // its own stays where it is
+            }
         }
         Outcome outcome = ops_.broadcast(call, reinterpret_cast<std::byte*>(told.data()), ranks_ * sizeof(std::uint64_t), root);
         if (outcome != Outcome::done) return outcome;
         const std::vector<std::size_t> lengths(told.begin(), told.end());
-        for (const std::size_t length : lengths)
-            if (length > most_bytes) throw std::bad_alloc();
-        everything_ = room(std::max(mine, lengths[rank_]));
-        return ops_.scatter(call, every.get(), everything_.get(), lengths, root);
+        if (*std::ranges::max_element(lengths) > most_bytes || lengths[rank_] != mine.size()) throw std::bad_alloc();
+        return ops_.scatter(call, every.get(), mine.data(), lengths, root);
     }
 
     Collectives& ops_;
     const int rank_, ranks_;
-    std::unique_ptr<std::byte[]> blocks_, everything_;  // whose memory those that came are
+    std::unique_ptr<std::byte[]> blocks_;  // whose memory short ones that came are
     std::vector<EncodedObject> found_;
 };
 

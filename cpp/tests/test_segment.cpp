@@ -541,7 +541,11 @@ void objects(Rank& me, unsigned seed) {
         const unsigned verb = random() % 4;
         ObjectMoves moves(me.ops, me.rank(), me.ranks());
         const Call call = me.call(10 + verb);
-        const auto second = [&](auto steps) { return steps(call.once_met()); };
+        std::vector<std::byte> everything;
+        const auto second = [&](std::size_t size, auto steps) {
+            everything.resize(size);
+            return steps(call.once_met(), everything.data());
+        };
         const EncodedObject& mine = all[me.rank()];
         const Outcome outcome = verb == 0   ? moves.broadcast(call, me.rank() == root ? mine : EncodedObject{}, root, second)
                                 : verb == 1 ? moves.gather(call, mine, -1, second)
@@ -549,7 +553,7 @@ void objects(Rank& me, unsigned seed) {
                                             : moves.scatter(call, me.rank() == root ? all : std::vector<EncodedObject>{}, root, second);
         CHECK(outcome == Outcome::done);
         const bool gathers = verb == 1 || verb == 2;
-        if (verb == 2 && me.rank() != root) continue;
+        if ((verb == 2 && me.rank() != root) || (verb == 3 && me.rank() == root)) continue;
         CHECK(moves.found().size() == (gathers ? all.size() : 1));
         for (std::size_t i = 0; i < moves.found().size(); ++i) {
             const EncodedObject& found = moves.found()[i];

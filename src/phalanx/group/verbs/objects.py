@@ -47,7 +47,7 @@ class _Encoded(NamedTuple):
 
     head: int
     """The length of its structure."""
-    data: bytes
+    data: bytes | memoryview
     """The structure, and then the arrays."""
 
 
@@ -151,9 +151,7 @@ class ObjectCollectives(Gathers):
                 engine.broadcast(running, data, src)
             else:
                 data = block[HEADER.size : HEADER.size + size]
-            return (
-                obj if mine is not None else self._decode(_Encoded(head, data.tobytes()), src, expected, allow_pickle)
-            )
+            return obj if mine is not None else self._decode(_Encoded(head, data.data), src, expected, allow_pickle)
 
         call = CollectiveCall("broadcast_object", root=src)
         return self._run(call, body, timeout, async_op)
@@ -431,7 +429,7 @@ class ObjectCollectives(Gathers):
                 everything = None if encoded is None else np.frombuffer(b"".join(one.data for one in encoded), np.uint8)
                 data = np.empty(length, np.uint8)
                 engine.scatter(running, everything, data, src, counts.tolist())
-            return given[src] if encoded else self._decode(_Encoded(head, data.tobytes()), src, expected, allow_pickle)
+            return given[src] if encoded else self._decode(_Encoded(head, data.data), src, expected, allow_pickle)
 
         call = CollectiveCall("scatter_object", root=src)
         return self._run(call, body, timeout, async_op)
@@ -461,7 +459,7 @@ class ObjectCollectives(Gathers):
         return parts, counts if is_long else None
 
     def _decode_all(
-        self, obj: Any, parts: Sequence[tuple[int, bytes]], expected: ObjectType, allow_pickle: bool
+        self, obj: Any, parts: Sequence[tuple[int, bytes | memoryview]], expected: ObjectType, allow_pickle: bool
     ) -> list[Any]:
         """Everybody's object; this rank's own is the one that it gave."""
         return [
@@ -479,7 +477,7 @@ class ObjectCollectives(Gathers):
         head, data = encoded
         value = codec.decode(
             data if len(data) == head else data[:head],
-            b"" if len(data) == head else memoryview(data)[head:],
+            b"" if len(data) == head else data[head:],
             limits=self._limits,
             allow_pickle=allow_pickle,
             typed=expected.is_given,
@@ -496,7 +494,7 @@ def _block(encoded: _Encoded, room: int, more: bool = False) -> Bytes:
     head, data = encoded
     fits = HEADER.size + len(data) <= room
     start = HEADER.pack(head, len(data) - head, more or not fits)
-    return np.frombuffer((start + (data if fits else b"")).ljust(room, b"\0"), np.uint8)
+    return np.frombuffer((start + (bytes(data) if fits else b"")).ljust(room, b"\0"), np.uint8)
 
 
 def _blocks(encoded: Sequence[_Encoded]) -> Bytes:
@@ -513,4 +511,4 @@ def _header(block: Bytes) -> tuple[int, int, bool]:
 
 def _cut(everything: Bytes, parts: Sequence[_Encoded], counts: Sequence[int]) -> list[_Encoded]:
     """The objects whose bytes follow each other there."""
-    return [_Encoded(part.head, data.tobytes()) for part, data in zip(parts, split(everything, counts), strict=True)]
+    return [_Encoded(part.head, data.data) for part, data in zip(parts, split(everything, counts), strict=True)]
