@@ -64,19 +64,10 @@ public:
     // The description and the bytes of the array that comes next from a rank, which stays where it is: (description, bytes).
     // None if something else comes, or nothing for a while.
     nb::object next_array(nb::handle src, nb::handle tag, nb::handle timeout) {
-        Message message;
-        const Route<RingIn>* found = lookup(in_, src, message);
-        if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
-        const Route<RingIn> route = *found;
-        const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
-        const RingIn::Stay stay(*route.mapped);
-        FrameHeader header;
-        std::array<char, ArrayHead::longest> description;
-        const Bound bound = bound_of(message, *route.lock);
-        if (!look_at_next(*route.mapped->half(), *route.lock, message, kind_array, header, description, bound)) return nb::none();
-        if (header.payload > max_message_) return nb::none();
-        return nb::make_tuple(nb::bytes(description.data(), header.description), header.payload);
+        const auto found = [&](const FrameHeader& header, nb::bytes description, RingReader&) {
+            return header.payload <= max_message_ ? nb::object(nb::make_tuple(description, header.payload)) : nb::none();
+        };
+        return look_at_next<ArrayHead::longest>(src, tag, timeout, kind_array, found);
     }
 
     // Sends an object without arrays, whose structure `head` is. False: declined, nothing has happened.
@@ -111,19 +102,10 @@ public:
     // The structure of the object without arrays that comes next from a rank, which stays where it is, and its place:
     // (structure, place). None if something else comes, or nothing for a while.
     nb::object next_object(nb::handle src, nb::handle tag, nb::handle timeout) {
-        Message message;
-        const Route<RingIn>* found = lookup(in_, src, message);
-        if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
-        const Route<RingIn> route = *found;
-        const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
-        const RingIn::Stay stay(*route.mapped);
-        RingReader& ring = *route.mapped->half();
-        FrameHeader header;
-        std::array<char, longest_object> head;
-        const Bound bound = bound_of(message, *route.lock);
-        if (!look_at_next(ring, *route.lock, message, kind_object, header, head, bound) || header.payload != 0) return nb::none();
-        return nb::make_tuple(nb::bytes(head.data(), header.description), ring.position());
+        const auto found = [](const FrameHeader& header, nb::bytes head, RingReader& ring) {
+            return header.payload == 0 ? nb::object(nb::make_tuple(head, ring.position())) : nb::none();
+        };
+        return look_at_next<longest_object>(src, tag, timeout, kind_object, found);
     }
 
     // Takes what `next_object` has found, `size` bytes at this place. False if another thread has taken it.
@@ -223,23 +205,32 @@ private:
         return nb::bool_(true);
     }
 
-    // Waits for the next frame; true if it is of this kind, has the message's tag, and a description that there is room for.
-    // Nothing is taken.
-    template <std::size_t most>
-    bool look_at_next(RingReader& ring, ChannelLock& lock, const Message& message, std::uint8_t kind, FrameHeader& header,
-                      std::array<char, most>& description, const Bound& bound) const {
+    // Waits for the next frame from a rank; `use(header, description, ring)` if it is of this kind, has this tag, and a
+    // description of `most` bytes at most, else None. Nothing is taken.
+    template <std::size_t most, class Use>
+    nb::object look_at_next(nb::handle src, nb::handle tag, nb::handle timeout, std::uint8_t kind, Use use) {
+        Message message;
+        const Route<RingIn>* found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
+        const Route<RingIn> route = *found;
+        const Turn turn(*route.lock);
+        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
+        const RingIn::Stay stay(*route.mapped);
+        RingReader& ring = *route.mapped->half();
+        const Bound bound = bound_of(message, *route.lock);
         ring.ask_for_no_byte();
-        if (!await(ring, lock, sizeof header, bound)) return false;
+        FrameHeader header, wanted;
+        if (!await(ring, *route.lock, sizeof header, bound)) return nb::none();
         ring.peek(&header, sizeof header);
-        FrameHeader wanted;
         wanted.kind = kind;
         wanted.tag = static_cast<std::uint64_t>(message.tag);
         wanted.description = header.description;
         wanted.payload = header.payload;
-        if (std::memcmp(&header, &wanted, sizeof header) != 0 || header.description > most) return false;
-        if (!await(ring, lock, sizeof header + header.description, bound)) return false;
+        if (std::memcmp(&header, &wanted, sizeof header) != 0 || header.description > most) return nb::none();
+        if (!await(ring, *route.lock, sizeof header + header.description, bound)) return nb::none();
+        std::array<char, most> description;
         ring.peek(description.data(), header.description, sizeof header);
-        return true;
+        return use(header, nb::bytes(description.data(), header.description), ring);
     }
 
     // Waits for the next frame; true if it begins as that of this array must. Nothing is taken.

@@ -47,6 +47,13 @@ def test_who_does_not_say_has_those_of_this_process(word: str) -> None:
     assert cores_between([word]) == operating_system.cores_of_set()
 
 
+def test_where_no_process_can_tell_all_cores_are_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating_system, "core_mask", lambda: 0)
+    monkeypatch.setattr("phalanx.rendezvous.cores.core_mask", lambda: 0)
+    assert own_cores() == ""
+    assert cores_between(["", ""]) == os.cpu_count()
+
+
 def test_a_quota_holds_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operating_system, "core_quota", lambda: 2.5)
     assert cores_between([mask(0, 1), mask(2, 3), mask(4, 5)]) == 2

@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Iterable, Sequence
 
-from ..operating_system import core_mask, within_quota
+from ..operating_system import core_mask, cores_of_set, within_quota
 
 __all__ = ["cores_between", "own_cores"]
 
@@ -35,7 +35,8 @@ def cores_between(ranks: Iterable[str]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _counted(ranks: Sequence[str], own: str) -> int:
-    masks = [_parsed(word) or _parsed(own) for word in ranks]
+    unknown = _parsed(own) or (1 << cores_of_set()) - 1
+    masks = [_parsed(word) or unknown for word in ranks]
     together = functools.reduce(operator.or_, masks, 0)
     # Where more ranks are kept within a set of cores than it has, so many of them cannot run.
     crowd = max(sum(mask & ~kept == 0 for mask in masks) - kept.bit_count() for kept in {*masks, together})
