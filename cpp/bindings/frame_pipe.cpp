@@ -80,8 +80,9 @@ public:
         return write(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
-    // Keeps a frame without a payload back: the next one takes it along.
-    std::size_t hold(int kind, std::uint64_t call, nb::bytes head) {
+    // Keeps a frame without a payload back, unless so many are: the next one takes it along.
+    std::size_t hold(int kind, std::uint64_t call, nb::bytes head, std::size_t most) {
+        if (held_frames_ >= most) return 0;
         const CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
         keep_back(header, head);
         ++held_frames_;
@@ -119,10 +120,9 @@ public:
         return write(parts, detail::total(parts.data(), parts.size()));
     }
 
-    // The frames that are there, each as (kind, call, head, payload). If there is none, looks for so long, and then sleeps
+    // The frames that are there, each as (kind, call, head, payload, length of the head). If there is none, looks for so long, and then sleeps
     // until something comes, there is room to write (if that is wanted), or the waker is set. After a frame with
-    // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload: then its
-    // length is added. Bytes that are no header end the pipe, once the frames before them are taken.
+    // a payload `fill` is to be called. A head that is too long for the buffer is None and comes like a payload. Bytes that are no header end the pipe, once the frames before them are taken.
     nb::list pull(double look, std::size_t most, double wait, int waker, bool writes) {
         nb::list frames;
         std::optional<RingIn::Stay> stay;
@@ -151,7 +151,7 @@ public:
                     kind &= static_cast<std::uint8_t>(~in_parts);
                     pipe_.begin_parts(found->payload);
                 }
-                frames.append(nb::make_tuple(kind, found->call, head, found->payload));
+                frames.append(nb::make_tuple(kind, found->call, head, found->payload, found->head));
                 if (found->payload != 0) break;
                 continue;
             }
@@ -469,7 +469,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("loans", &Pipe::loans)
         .def_prop_ro("lent", &Pipe::lent)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
-        .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"))
+        .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("most"))
         .def("send_held", &Pipe::send_held)
         .def("take_held", &Pipe::take_held)
         .def_prop_ro("held", &Pipe::held)

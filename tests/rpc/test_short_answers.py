@@ -94,7 +94,7 @@ def test_other_frames_are_left_for_others(pipe: tuple[Pipe, socket.socket], firs
     theirs.sendall(frame(*first, payload) + frame(CallKind.RESULT, 7, b"seven"))
     assert ours.answer(7, MOMENT) is None
     assert ours.answer(7, MOMENT) is None
-    assert ours.pull(0.0, 1) == [(*first, len(payload))]
+    assert ours.pull(0.0, 1) == [(*first, len(payload), len(first[2]))]
     if payload:
         assert ours.fill(memoryview(bytearray(len(payload)))) == len(payload)
     assert ours.answer(7, MOMENT) == b"seven"
@@ -103,7 +103,7 @@ def test_other_frames_are_left_for_others(pipe: tuple[Pipe, socket.socket], firs
 def test_bytes_that_are_no_frame_are_left(pipe: tuple[Pipe, socket.socket]) -> None:
     ours, theirs = pipe
     theirs.sendall(frame(CallKind.RESULT, 6, b"six") + bytes(100))
-    assert ours.pull(0.0, 64) == [(CallKind.RESULT, 6, b"six", 0)]
+    assert ours.pull(0.0, 64) == [(CallKind.RESULT, 6, b"six", 0, 3)]
     assert not ours.may_sleep()
     assert ours.answer(7, MOMENT) is None
     ours.check()
@@ -135,7 +135,7 @@ def test_a_sleep_until_the_answer_or_anything_else_comes(pipe: tuple[Pipe, socke
     waker.clear()
     theirs.sendall(frame(CallKind.ERROR, 8, b"eight"))
     assert ours.answer(8, 0.0, 60.0, waker.fd) is None
-    assert ours.pull(0.0, 1) == [(CallKind.ERROR, 8, b"eight", 0)]
+    assert ours.pull(0.0, 1) == [(CallKind.ERROR, 8, b"eight", 0, 5)]
     theirs.close()
     assert ours.answer(9, 0.0, 60.0, waker.fd) is None
     assert time.monotonic() - began < bound(10)

@@ -130,7 +130,7 @@ def test_what_was_kept_back_goes_before_what_follows() -> None:
             frame = pack_header(CallKind.REQUEST, len(head), call, 0) + head
             expected += frame
             if call % 3:
-                assert pipe.hold(CallKind.REQUEST, call, head) == len(frame)
+                assert pipe.hold(CallKind.REQUEST, call, head, 4) == len(frame)
                 continue
             assert pipe.held == 2
             count = pipe.send(CallKind.REQUEST, call, head, (), 0)

@@ -335,7 +335,8 @@ class Agent:
         timeout: float | None,
         returns: Any,
     ) -> concurrent.futures.Future[Any]:
-        deadline = self._deadline(timeout)
+        plain = timeout is None and running_call.get() is None
+        deadline = Deadline(self._timeout) if plain else self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         if outgoing.payload + len(outgoing.head) > self._max_message:
             self._refuse_size(outgoing)

@@ -35,6 +35,7 @@ from .context import CallContext, running_call
 from .lending import Lending
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame, Waiter
 from .payload import FrameBody, decode_error, encode_value, read_value
+from .pipe import Found
 from .poller import LinkPoller
 from .signature import convert_result
 
@@ -43,6 +44,8 @@ __all__ = ["CallerLink", "ItemReader", "PendingCall"]
 GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
 that reads them itself, which is faster."""
+LONGEST_GRACE = 5e-3
+"""The same while more calls are being started."""
 BUSY = 4
 """Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
 MOST_TOGETHER = 16
@@ -83,14 +86,21 @@ class PendingCall(Waiter):
 
     # Defaults of the class, not set for each call: a call is made more often than most of them change.
     number = 0
+    head: bytes | None = None
+    """The answer, if it is a result without a payload: most are, and need no `Frame`."""
     frame: Frame | None = None
+    """Any other answer."""
     error: BaseException | None = None
+    unattended = False
+    """Whether its link counts it among those for which no thread need be waiting."""
     on_finish: Callable[[], None] | None = None
-    """Called once the call is finished; None if a thread waits for that instead."""
+    """Called once the call is finished. Whoever sets it looks at `done` after that: it may have been too late."""
     stream: weakref.ref[ItemReader] | None = None
     """The reader of the items, if it still exists."""
     opened: ItemReader | None = None
     """Keeps the reader alive until the caller has it."""
+    future: weakref.ref[Any] | None = None
+    """Who has the answer, if no thread waits for it. If that is gone, nobody will ever take the reader of a stream."""
 
     def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
         self.name = name
@@ -98,9 +108,13 @@ class PendingCall(Waiter):
         self.returns = returns
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Finishes the call: its answer is in `frame`, or `error` says why there is none."""
+        """Finishes the call: its answer is in `head` or `frame`, or `error` says why there is none."""
         self.error = error
         self.done = True
+        self.tell()
+
+    def tell(self) -> None:
+        """Tells those who want to know that the call is finished."""
         on_finish, self.on_finish = self.on_finish, None
         if on_finish is not None:
             on_finish()
@@ -152,6 +166,9 @@ class CallerLink(CallLink):
         """Calls whose answer goes to a future: no thread may be waiting for it."""
         self._in_grace = False
         """Whether the agent's thread will check soon if another thread reads the answers."""
+        self._grace_began = 0.0
+        self._newest: PendingCall | None = None
+        """The last call that was started without a thread that waits for it."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
         self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
@@ -178,14 +195,19 @@ class CallerLink(CallLink):
             self.abandon(pending, None)
             self._after_moving()
             raise
-        self._count(pending, True)
+        self._answered(pending, True)
+        return self.plain_result(pending, head)
+
+    def plain_result(self, pending: PendingCall, head: bytes) -> Any:
+        """Returns the answer of a call, from its head: it has no payload."""
         value = read_value(head, self.limits)
         return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
 
-    def _count(self, pending: PendingCall, ok: bool) -> None:
-        """Counts a call that has ended. It began when its deadline was set."""
+    def _answered(self, pending: PendingCall, ok: bool) -> None:
+        """Counts a call that has its answer, or the reason why there is none. To be called once for each."""
+        self._unattend(pending)
         deadline = pending.deadline
-        if deadline.seconds != math.inf:
+        if deadline.seconds != math.inf:  # it began when its deadline was set
             CALLS.add(pending.name, self.world_rank, ok, time.monotonic() - (deadline.at - deadline.seconds))
 
     def _take_answer(self, pending: PendingCall) -> bytes | None:
@@ -255,12 +277,13 @@ class CallerLink(CallLink):
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
         is_long = outgoing.payload > MAX_QUEUED
         try:
-            short = not lent and not outgoing.payload
-            if short and self._may_hold(outgoing.head) and self.hold(_REQUEST, number, outgoing.head, MOST_TOGETHER):
+            head = outgoing.head
+            plain = not lent and not outgoing.payload and not self.sends_cheaply
+            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, MOST_TOGETHER):
                 if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
                     self.send_held()
                 return
-            if not self.send(_REQUEST, number, outgoing.head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
+            if not self.send(_REQUEST, number, head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
                 self._wait_for_room(pending)
                 if is_long and not lent:
                     self.copy_unsent(number)
@@ -278,7 +301,6 @@ class CallerLink(CallLink):
             and len(self.calls) > BUSY
             and len(head) <= LONGEST_HELD
             and not self.needs_poller
-            and not self.sends_cheaply
             and not self.mover_lock.locked()
         )
 
@@ -304,7 +326,8 @@ class CallerLink(CallLink):
 
     def result(self, pending: PendingCall) -> Any:
         """Returns or raises the answer of a finished call."""
-        self._count(pending, pending.error is None and pending.frame is not None and pending.frame.kind is not _ERROR)
+        if pending.head is not None:
+            return self.plain_result(pending, pending.head)
         if pending.error is not None:
             raise of_call(copy_for_raise(pending.error, pending.name, self.rank))
         frame = pending.frame
@@ -348,13 +371,17 @@ class CallerLink(CallLink):
     def abandon(self, pending: PendingCall, error: BaseException | None) -> None:
         """Gives a call up, unless it is finished: tells the server, and stops using the caller's memory."""
         if self._withdraw(pending.number):
+            if error is not None and pending.stream is None:
+                self._answered(pending, False)
             pending.finish(error)
             self.wake_mover()  # it may be the very thread that waits for this call
 
     def _withdraw(self, number: int) -> bool:
         """Forgets a call and tells the server; False if the call was finished."""
-        if self.calls.pop(number, None) is None:
+        pending = self.calls.pop(number, None)
+        if pending is None:
             return False
+        self._unattend(pending)
         if self._waiting_for_slot:
             self._free_slot()
         if self.ended is None and not self.withdraw_request(number):
@@ -381,9 +408,9 @@ class CallerLink(CallLink):
             finally:
                 self._waiting_for_slot -= 1
 
-    def _free_slot(self) -> None:
+    def _free_slot(self, count: int = 1) -> None:
         with self._slots:
-            self._slots.notify()
+            self._slots.notify(count)
 
     def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
         """Blocks until at most `allowed` bytes are queued."""
@@ -407,15 +434,17 @@ class CallerLink(CallLink):
         """Sends a request whose answer goes to a future; the agent's thread reads it, and watches the deadline."""
         with self._counting:
             self._unattended += 1
+            pending.unattended = True
         try:
             self.start(pending, outgoing, lent=False)
         except BaseException:
-            if not pending.done:
-                self.end_unattended()
+            self._unattend(pending)
             raise
+        self._newest = pending
         if not self.needs_poller and not self._in_grace:
             self._in_grace = True
-            self.poller.call_at(time.monotonic() + GRACE, self._poll_after_grace)
+            self._grace_began = now = time.monotonic()
+            self.poller.call_at(now + GRACE, self._poll_after_grace)
         if pending.deadline.at < self._expire_at:
             self._expire_at = pending.deadline.at
             self.poller.call_at(self._expire_at, self._expire_calls)
@@ -427,11 +456,19 @@ class CallerLink(CallLink):
             self.send_held()
         if not self._unattended or self.needs_poller:
             return
-        if self.mover_lock.locked() or time.monotonic() - self.moved_by_waiter_at < GRACE:
+        now = time.monotonic()
+        if self.mover_lock.locked() or now - self.moved_by_waiter_at < GRACE or self._starts_more(now):
             self._in_grace = True
-            self.poller.call_at(time.monotonic() + GRACE, self._poll_after_grace)
+            self.poller.call_at(now + GRACE, self._poll_after_grace)
         else:
             self.poll_now()
+
+    def _starts_more(self, now: float) -> bool:
+        """Whether calls are still being started, so that the thread which does so may be about to wait for them."""
+        newest = self._newest
+        if newest is None or now - self._grace_began > LONGEST_GRACE:
+            return False
+        return now - (newest.deadline.at - newest.deadline.seconds) < GRACE
 
     def poll_now(self) -> None:
         """Has the agent's thread read the answers from now on."""
@@ -446,7 +483,7 @@ class CallerLink(CallLink):
         now = time.monotonic()
         self._expire_at = float("inf")
         for pending in list(self.calls.values()):
-            if pending.on_finish is None:
+            if not pending.unattended:
                 continue
             if pending.deadline.at <= now:
                 self.abandon(pending, self.timed_out(pending))
@@ -461,13 +498,51 @@ class CallerLink(CallLink):
             self._unattended += 1
         self.poll_now()
 
-    def end_unattended(self) -> None:
-        """Notes that something for which no thread waited has come."""
+    def end_unattended(self, count: int = 1) -> None:
+        """Notes that something for which no thread waited has come, or so many."""
         with self._counting:
-            self._unattended -= 1
-            self.needs_poller = self._unattended > 0 or bool(self.queued_bytes)
+            self._unattended -= count
+            # If it does not read them yet, it will look after `GRACE` whether it has to.
+            self.needs_poller = bool(self.queued_bytes) or (self.needs_poller and self._unattended > 0)
+
+    def _unattend(self, pending: PendingCall) -> None:
+        if pending.unattended:
+            pending.unattended = False
+            self.end_unattended()
 
     # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def take_plain(self, found: list[Found]) -> int:
+        calls, longest = self.calls, self.max_message
+        now = time.monotonic()
+        taken = unattended = 0
+        counted: str | None = None
+        row: list[float] = []
+        for kind, number, head, payload, size in found:
+            if kind != _RESULT or payload or head is None or size > longest:
+                break
+            taken += 1
+            pending = calls.pop(number, None)
+            if pending is None:  # the call was given up
+                continue
+            if pending.stream is not None:
+                self._end_stream(pending, Frame(_RESULT, number, head, size))
+                continue
+            name, deadline = pending.name, pending.deadline
+            if name is not counted:  # calls under way together are often of one function
+                row, counted = CALLS.row(name, self.world_rank), name
+            row[0] += 1
+            row[2] += now - (deadline.at - deadline.seconds)
+            unattended += pending.unattended
+            pending.head = head
+            pending.done = True
+            if pending.on_finish is not None or pending._sleep is not None:
+                pending.tell()
+        if unattended:
+            self.end_unattended(unattended)
+        if self._waiting_for_slot:
+            self._free_slot(taken)
+        return taken
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
@@ -478,16 +553,23 @@ class CallerLink(CallLink):
             if self._waiting_for_slot:
                 self._free_slot()
             if pending.stream is None:
+                self._answered(pending, kind is _RESULT)
                 pending.frame = frame
                 pending.finish()
-            elif (stream := pending.stream()) is not None:
-                stream._end(frame)
+            else:
+                self._end_stream(pending, frame)
         elif kind is CallKind.STREAM or kind is CallKind.ITEM:
             self._handle_stream(frame)
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a server"))
+
+    @staticmethod
+    def _end_stream(pending: PendingCall, frame: Frame) -> None:
+        stream = None if pending.stream is None else pending.stream()
+        if stream is not None:
+            stream._end(frame)
 
     def _handle_stream(self, frame: Frame) -> None:
         pending = self.calls.get(frame.call)
@@ -496,8 +578,12 @@ class CallerLink(CallLink):
         if frame.kind is CallKind.STREAM and pending.stream is None:
             pending.opened = self._open_stream(self, pending)
             pending.stream = weakref.ref(pending.opened)
+            self._answered(pending, True)
             pending.frame = frame
             pending.finish()
+            if pending.future is not None:
+                future = pending.future()
+                pending.opened = None if future is None else future.take_stream()
         elif frame.kind is CallKind.ITEM and pending.stream is not None:
             stream = pending.stream()
             if stream is not None and not stream._put(frame):
@@ -519,6 +605,7 @@ class CallerLink(CallLink):
             except KeyError:
                 break
             if pending.stream is None:
+                self._answered(pending, False)
                 pending.finish(why)
             elif (stream := pending.stream()) is not None:
                 stream._fail(why)

@@ -4,58 +4,86 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..frames import hide_frames
 from .caller import CallerLink, PendingCall
+from .payload import NOT_FAST, fast_value
 
 __all__ = ["RpcFuture"]
 
 
 _NOTHING: Any = object()
-_PENDING, _FINISHED = "PENDING", "FINISHED"  # as concurrent.futures names them
+_PENDING = "PENDING"  # as concurrent.futures names it
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
-    """The answer of a call that was made by `call_async`. `cancel` also tells the other rank."""
+    """The answer of a call that was made by `call_async`. `cancel` also tells the other rank.
 
-    def __init__(self, link: CallerLink, pending: PendingCall) -> None:
-        # As the constructor of the base class, which is not called: it makes a condition, and few futures need one.
-        self._state = _PENDING
-        self._result = self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        self._lock = threading.RLock()
-        self._link = link
-        self._call = pending
-        pending.on_finish = self._complete
+    Most programs only ask for the result. Then the base class is not needed at all: it is used from the first time on
+    that anybody takes its condition, which everything else does.
+    """
+
+    # As the constructor of the base class sets them, which is not called.
+    _state = _PENDING
+    _result = None
+    _exception = None
 
     _value: Any = _NOTHING
-    """The result, once it is set: to return it takes no lock."""
+    """The result, once somebody has read it."""
     _made: threading.Condition | None = None
+    _done_callbacks: list[Any]
+
+    def __init__(self, link: CallerLink, pending: PendingCall) -> None:
+        self._link = link
+        self._call = pending
+        pending.future = weakref.ref(self)
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """The guard of the state in the base class, by which it also wakes waiting threads. Made on first use."""
         made = self._made
         if made is None:
-            with self._lock:
-                made = self._made = self._made or threading.Condition(self._lock)
+            own = self.__dict__  # of two threads, one makes each of these
+            own.setdefault("_waiters", [])
+            own.setdefault("_done_callbacks", [])
+            made = own.setdefault("_made", threading.Condition())
+            self._call.on_finish = self._complete
+            if self._call.done:  # perhaps before it could tell
+                self._complete()
         return made
+
+    def done(self) -> bool:
+        """True if the call has ended, by its answer or otherwise."""
+        return self._call.done if self._made is None else super().done()
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer; returns or raises it."""
         if self._value is not _NOTHING:
             return self._value
         try:
-            self._wait(timeout)
-            if self._value is not _NOTHING:
-                return self._value
+            if not self._call.done:
+                self._wait(timeout)
+            if self._made is None and self._call.head is not None:
+                return self._read()
             return super().result(self._rest(timeout))
         except BaseException as error:
             hide_frames(error)
             raise
+
+    def _read(self) -> Any:
+        """The value of a plain answer: the same one for all threads that ask."""
+        head = self._call.head
+        if head is None:  # another thread has read it just now
+            return self._value
+        value = fast_value(head) if self._call.returns is None else NOT_FAST
+        if value is NOT_FAST:
+            value = self._link.plain_result(self._call, head)
+        value = self.__dict__.setdefault("_value", value)
+        self._call.head = None  # it may be large, and the program may keep the future
+        return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the answer; returns what the call raised, or None."""
@@ -91,12 +119,16 @@ class RpcFuture(concurrent.futures.Future[Any]):
         return True
 
     def _complete(self) -> None:
-        """Sets the result or the exception of the finished call."""
-        if self._call.frame is None and self._call.error is None:  # given up, by `cancel`
-            self._link.end_unattended()
+        """Sets the result or the exception of the finished call, once."""
+        mine = object()
+        if self.__dict__.setdefault("_completer", mine) is not mine:
             return
+        call = self._call
+        call.on_finish = None  # or the link would keep this alive, if the call is a stream
+        if call.head is None and call.frame is None and call.error is None and self._value is _NOTHING:
+            return  # given up, by `cancel`
         try:
-            value = self._link.result(self._call)
+            value = self._link.result(call) if self._value is _NOTHING else self._value
         except BaseException as error:
             self._settle(None, error)
             if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
@@ -104,19 +136,18 @@ class RpcFuture(concurrent.futures.Future[Any]):
         else:
             self._settle(value, None)
         finally:
-            self._call.frame = None  # it may be large, and the program may keep the future
-            self._link.end_unattended()
+            call.frame = None  # it may be large, and the program may keep the future
+
+    def take_stream(self) -> None:
+        """Takes the reader of a stream that has begun, so that it lives as long as this future."""
+        with self._condition:
+            pass
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
-        with self._lock:
-            if self._made is None and error is None and self._state == _PENDING:  # nobody waits, nor has a callback
-                self._value = self._result = value
-                self._state = _FINISHED
-                return
         try:
             if error is None:
                 self.set_result(value)
-                self._value = value
+                self.__dict__.setdefault("_value", value)
             else:
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:  # cancelled just now

@@ -29,8 +29,8 @@ from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
 from .lending import NOTHING, Lending
-from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, plan_call, plan_value, read_value
-from .pipe import open_pipe
+from .payload import CallFields, PlannedCall, PlannedValue, plan_call, plan_value, read_call, read_value
+from .pipe import Found, open_pipe
 
 __all__ = ["CallLink", "Frame", "Waiter"]
 
@@ -81,7 +81,7 @@ class Frame:
             return self.plan.build(self.target)
         return read_value(self.head, limits)
 
-    def request(self, limits: Limits) -> CallFields:
+    def call_fields(self, limits: Limits) -> CallFields:
         """Name, target, seconds, arguments and keywords of a call.
 
         Raises:
@@ -90,12 +90,8 @@ class Frame:
         if self.error is not None:
             raise self.error
         if self.plan is not None:
-            call = self.plan.build(self.target)
-        else:
-            call = fast_call(self.head)
-            if call is NOT_FAST:
-                call = plan_call(self.head, 0, limits).build()
-        return call  # type: ignore[no-any-return]
+            return self.plan.build(self.target)  # type: ignore[no-any-return]
+        return read_call(self.head, limits)
 
 
 class Waiter:
@@ -153,6 +149,8 @@ class CallLink(ABC):
     ) -> None:
         self._lending = lending
         self.pipe = open_pipe(stream, lending)
+        self.sends_cheaply = isinstance(stream, DuplexRing)
+        """Whether a frame is sent without a system call."""
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
@@ -178,6 +176,8 @@ class CallLink(ABC):
         """Wakes the mover while it sleeps."""
         self._written = self._taken = 0
         """The pipe's counts, as far as their bytes and frames are accounted for here."""
+        self._plain = 0
+        """Frames that `take_plain` has handled in the present move."""
         self._unhandled = False
         """Whether frames were taken from the pipe and are not handled yet."""
         self.moved_by_waiter_at = 0.0
@@ -192,14 +192,10 @@ class CallLink(ABC):
         """The connection."""
         return self.pipe.stream
 
-    @property
-    def sends_cheaply(self) -> bool:
-        """Whether a frame is sent without a system call."""
-        return isinstance(self.pipe.stream, DuplexRing)
-
     def use(self, stream: Stream) -> None:
         """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream, self._lending)
+        self.sends_cheaply = isinstance(stream, DuplexRing)
         self._written = self._taken = 0
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
@@ -215,6 +211,13 @@ class CallLink(ABC):
     @abstractmethod
     def handle(self, frame: Frame) -> None:
         """Handles a frame that was received. Called by the mover; must not block."""
+
+    @abstractmethod
+    def take_plain(self, found: list[Found]) -> int:
+        """Handles the frames that are plain, up to the first that is not; returns their number.
+
+        Most frames are: what one of them needs is done here, without a `Frame`. Called by the mover; must not block.
+        """
 
     def explain(self, error: Exception) -> PhalanxError:
         """The reason for the end of the connection, as callers should see it."""
@@ -295,9 +298,9 @@ class CallLink(ABC):
         `most`: then `send` it.
         """
         with self._sending:
-            if self.ended is not None or self._unsent or self.pipe.held >= most - 1:
+            if self.ended is not None or self._unsent:
                 return False
-            count = self.pipe.hold(kind, call, head)
+            count = self.pipe.hold(kind, call, head, most - 1)
             self._written += count
         return count > 0
 
@@ -402,6 +405,7 @@ class CallLink(ABC):
             ProtocolError: The bytes are not a frame.
         """
         frames: list[Frame] = []
+        self._plain = 0
         if self._frame is not None:
             if self._fill(self._frame, wait, waker):
                 self._unhandled = True
@@ -421,13 +425,12 @@ class CallLink(ABC):
                 self.pipe.check()
             return frames
         self._unhandled = True
-        for item in found:
-            kind_value, call, head, payload = item[:4]
-            size = item[4] if head is None else len(head)
+        self._plain = 0 if frames else self.take_plain(found)
+        for kind_value, call, head, payload, size in found[self._plain :] if self._plain else found:
             kind = CARRIERS.get(kind_value)
             if kind is None or size + payload > self.max_message:
                 kind = check_lengths(kind_value, size, payload, self.max_message)
-            frame = Frame(kind, call, head, size + payload)
+            frame = Frame(kind, call, head, size + payload)  # type: ignore[arg-type]  # a long head comes later
             if not payload and head is not None:
                 frames.append(frame)
                 continue
@@ -522,7 +525,7 @@ class CallLink(ABC):
             self._end_if_cut_short()
             raise
         self._unhandled = False
-        return moved or bool(frames)
+        return moved or bool(frames) or self._plain > 0
 
     def _end_if_cut_short(self) -> None:
         """Ends the link if an exception came between moving bytes and accounting for them.

@@ -19,15 +19,17 @@ Both paths write the same bytes, and read the same objects.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
+from .._native import core
 from ..arguments import shown
 from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
-from ..wire.packing import INLINE, SIMPLE, pack
+from ..wire.packing import INLINE, pack, pack_plain
 from ..wire.unpacking import HeadReader, check_depth
 
 __all__ = [
@@ -77,13 +79,15 @@ class FrameBody(NamedTuple):
     """The head and the payload of a frame, ready to be sent: the head, then the buffers in order."""
 
     head: bytes
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview]
     """The memory of the arrays and the padding between them. No copy: leave the arrays alone until it is sent."""
     payload: int
     """Bytes of all buffers."""
 
 
 _new = tuple.__new__  # a named tuple without the Python function that its constructor is
+_NO_BUFFERS: tuple[memoryview, ...] = ()
+_pack_call = None if core is None else core.pack_call
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -103,21 +107,12 @@ def encode_call(
         UsageError: An argument cannot be sent (the message says which, and where in it), the name is empty or too long,
             the seconds are not finite, or the call exceeds the limits. `UnsupportedArray` for arrays of objects.
     """
+    if _pack_call is not None:
+        head = _pack_call(name, target, seconds, args, kwargs, INLINE, limits.max_depth)
+        if head is not None and len(head) <= limits.max_head:
+            return _new(FrameBody, (head, _NO_BUFFERS, 0))
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
         _refuse_call(name, seconds)
-    for value in args:
-        kind = type(value)
-        if kind not in SIMPLE and (kind is not bytes or len(value) > INLINE):
-            break
-    else:
-        if not kwargs or _are_fast(kwargs):
-            try:
-                head = pack((name, target, seconds, args, kwargs))
-            except (OverflowError, UnicodeEncodeError):
-                pass  # an integer beyond 64 bits or a lone surrogate, for which the codec has extensions
-            else:
-                if len(head) <= limits.max_head:
-                    return _new(FrameBody, (head, [], 0))
     return _encode_any_call(name, target, seconds, args, kwargs, limits)
 
 
@@ -127,14 +122,6 @@ def _refuse_call(name: str, seconds: float) -> NoReturn:
     if not isinstance(name, str):
         raise UsageError(f"name={shown(name)} is not valid (expected the name of a registered function)")
     raise UsageError(f"a function's name must have 1 to {MAX_NAME} characters, got {len(name)}")
-
-
-def _are_fast(kwargs: dict[str, Any]) -> bool:
-    for key, value in kwargs.items():
-        kind = type(value)
-        if type(key) is not str or (kind not in SIMPLE and (kind is not bytes or len(value) > INLINE)):
-            return False
-    return True
 
 
 def _encode_any_call(
@@ -168,15 +155,9 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
         UsageError: It cannot be sent (the message says where in it), or is larger than the limits. `UnsupportedArray`
             for arrays of objects.
     """
-    kind = type(value)
-    if kind in SIMPLE or (kind is bytes and len(value) <= INLINE):
-        try:
-            head = pack(value)
-        except (OverflowError, UnicodeEncodeError):
-            pass
-        else:
-            if len(head) <= limits.max_head:
-                return _new(FrameBody, (head, [], 0))
+    head = pack_plain(value, INLINE, limits.max_depth)
+    if head is not None and len(head) <= limits.max_head:
+        return _new(FrameBody, (head, _NO_BUFFERS, 0))
     return _encode_any(value, limits)
 
 
@@ -242,6 +223,16 @@ def fast_call(head: bytes | bytearray | memoryview) -> Any:
     except Exception:  # the general path will say what is wrong
         return NOT_FAST
     return call
+
+
+def read_call(head: bytes | bytearray | memoryview, limits: Limits) -> CallFields:
+    """The call in a head that has no payload.
+
+    Raises:
+        InvalidMessage: The head is malformed, or exceeds the limits.
+    """
+    call = fast_call(head)
+    return call if call is not NOT_FAST else plan_call(head, 0, limits).build()
 
 
 # -- reading, the general path ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._native import core
 from ..errors import ProtocolError
@@ -27,9 +27,9 @@ LENT_SLICE = 16 << 20
 """The same where several threads read them."""
 _CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME, _NO_PART = range(-1, -7, -1)  # see cpp/phalanx/frame_pipe.hpp
 
-Found = tuple[Any, ...]
-"""Kind, call number, head and payload length of a frame. A head that is too long to be read ahead is None, and its
-length comes last."""
+Found = tuple[int, int, "bytes | None", int, int]
+"""Kind, call number, head, length of the payload and length of the head of a frame. A head that is too long to be read
+ahead is None."""
 
 
 class Pipe(ABC):
@@ -51,10 +51,11 @@ class Pipe(ABC):
     held = 0
     """Frames that were kept back."""
 
-    def hold(self, kind: int, call: int, head: bytes) -> int:
+    def hold(self, kind: int, call: int, head: bytes, most: int) -> int:
         """Keeps a frame without a payload back; the next `send` takes it along. Returns the number of bytes.
 
-        They count as written. 0 if this pipe keeps nothing back. Only if nothing waits for `send_rest`.
+        They count as written. 0 if `most` are kept already, or this pipe keeps nothing back. Only if nothing waits for
+        `send_rest`.
         """
         return 0
 
@@ -312,7 +313,7 @@ class _StreamPipe(Pipe):
                 if HEADER_SIZE + head_size <= available:
                     self._start = at + head_size
                     self._taken += 1
-                    frames.append((kind, call, bytes(self._view[at : self._start]), payload))
+                    frames.append((kind, call, bytes(self._view[at : self._start]), payload, head_size))
                     if payload:
                         break
                     continue

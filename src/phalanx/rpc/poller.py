@@ -55,7 +55,7 @@ class LinkPoller:
         self._asleep = False
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._holding: list[CallLink] = []
+        self.holding: dict[CallLink, None] = {}
         """Links that have answers to send which were held."""
         self._soon: deque[Callable[[], None]] = deque()
         self._workers = Workers(name, workers, self._poll_once, self.wake)
@@ -106,35 +106,26 @@ class LinkPoller:
 
     # -- answers that are sent together --------------------------------------------------------------------------------
 
-    @property
-    def may_hold(self) -> bool:
-        """Whether an answer of the calling thread may wait for the next one: there is another task right after it.
-
-        This thread sends the answers before it polls, or runs what may take long. If a task takes long all the same,
-        the thread that becomes the mover sends them.
-        """
-        return bool(self.tasks) and self._workers.is_mover
-
     def hold(self, link: CallLink, kind: int, call: int, head: bytes) -> bool:
-        """Keeps an answer back, to be sent with those that follow; False if it cannot be. Only if `may_hold`."""
-        if not link.hold(kind, call, head, MOST_TOGETHER):
+        """Keeps an answer back, to be sent with the next one; False if it cannot be, or there is no task after this.
+
+        The calling thread sends the answers before it polls, or runs what may take long. If a task takes long all the
+        same, the thread that becomes the mover sends them.
+        """
+        workers = self._workers
+        if not self.tasks or not workers.is_mover() or not link.hold(kind, call, head, MOST_TOGETHER):
             return False
-        self._holding.append(link)
-        if not self._workers.is_mover:  # any more: the new one may have looked already
+        self.holding[link] = None
+        if not workers.is_mover():  # any more: the new one may have looked already
             self.send_held()
         return True
 
-    @property
-    def holds(self) -> bool:
-        """Whether answers wait for others."""
-        return bool(self._holding)
-
     def send_held(self) -> None:
         """Sends the answers that wait."""
-        while self._holding:
+        while self.holding:
             try:
-                link = self._holding.pop()
-            except IndexError:  # another thread took it
+                link, _ = self.holding.popitem()
+            except KeyError:  # another thread took it
                 return
             link.send_held()
 
@@ -155,7 +146,7 @@ class LinkPoller:
     # -- the agent's thread --------------------------------------------------------------------------------------------
 
     def _poll_once(self, wait: bool) -> None:
-        if self._holding:
+        if self.holding:
             self.send_held()
         while self._soon:
             if not self._workers.run_as_mover(self._soon.popleft()):
@@ -188,7 +179,7 @@ class LinkPoller:
         writing = [link for link in list(self._links) if link.queued_bytes]
         for link in writing:
             link.try_write_queued()  # until there is no more room: only then does poll tell when there is some
-        found = self._find_readable(0.0 if writing else self._spin)
+        found = self._find_readable(self._spin if self._polled and not writing else 0.0)
         if found:
             for link in found:
                 self._move(link)

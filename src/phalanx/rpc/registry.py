@@ -79,7 +79,7 @@ class Registry:
             FunctionNotFound: It is not registered, or the object was freed.
         """
         if target == 0:
-            return self.function(name), args
+            return self._functions.get(name) or self.function(name), args
         if target == CREATE:
             return self.class_of(name), args
         found = self.objects.get((owner, target))

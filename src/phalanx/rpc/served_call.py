@@ -25,7 +25,7 @@ from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
 from .link import LONGEST_HELD, MAX_QUEUED, WINDOW, Frame
-from .payload import encode_error, encode_value
+from .payload import encode_error, encode_value, read_call
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -66,36 +66,41 @@ class ServedCall:
     _on_credit: Callable[[], None] | None = None
     """Wakes an asynchronous generator that waits for credit."""
 
-    def __init__(self, link: ThrottledLink[ServedCall], frame: Frame, number: int) -> None:
+    def __init__(
+        self, link: ThrottledLink[ServedCall], request: Frame | bytes, number: int, arrived_at: float
+    ) -> None:
         self.link = link
         self.number = number
         """The number of the call; 0 for a notification, which has no answer."""
-        self._frames = [frame]
-        """The request. The thread that takes it out decides what happens: the call is run, or cancelled."""
-        self._arrived_at = time.monotonic()
+        self._requests = [request]
+        """The request, as a frame or as the head of a plain one. The thread that takes it out decides what happens: the
+        call is run, or cancelled."""
+        self._arrived_at = arrived_at
 
-    def _take(self) -> Frame | None:
+    def _take(self) -> Frame | bytes | None:
         try:
-            frame = self._frames.pop()
+            request = self._requests.pop()
         except IndexError:
             return None
-        if frame.size > LONG:
-            self.link.count_waiting(-frame.size)
-        return frame
+        if not isinstance(request, bytes) and request.size > LONG:
+            self.link.count_waiting(-request.size)
+        return request
 
     def __call__(self) -> None:
         link = self.link
         if link.queued_bytes > MAX_QUEUED and link.postpone(self):
             return
-        frame = self._take()
-        if frame is None or (link.ended is not None and self.number):
+        request = self._take()
+        if request is None or (link.ended is not None and self.number):
             return  # given up, or the caller is gone; a notification is still run after its sender has gone
         try:
             if link.closing:
                 raise Cancelled("the other rank is closing its agent")
-            name, target, seconds, args, kwargs = frame.request(link.limits)
+            fields = read_call(request, link.limits) if isinstance(request, bytes) else request.call_fields(link.limits)
+            name, target, seconds, args, kwargs = fields
             self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
-            if context.cancelled:
+            now = time.monotonic()
+            if now >= self._arrived_at + seconds:
                 self._done()
                 return
             registry = link.registry()
@@ -104,11 +109,11 @@ class ServedCall:
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
             self._entered = True
-            self._entered_at = time.monotonic()
+            self._entered_at = now
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
                 return
-            if link.poller.holds and not function.is_quick:
+            if link.poller.holding and not function.is_quick:
                 link.poller.send_held()
             token = running_call.set(context)
             try:
@@ -157,9 +162,10 @@ class ServedCall:
     def _answer(self, result: Any) -> None:
         if not self.number:
             return
-        if self.context is None or not self.context.cancelled:  # nor if its time is over
+        context = self.context
+        if context is None or not (context._cancelled or time.monotonic() >= context._ends):
             self._send(_RESULT, result)
-        self._done()
+        self.link.served.pop(self.number, None)
 
     def _fail(self, error: BaseException) -> None:
         link, context = self.link, self.context
@@ -194,10 +200,9 @@ class ServedCall:
                 f"a result of {in_units(size)} is too large (max_message here is {in_units(link.max_message)})"
             )
         try:
-            if self._is_quick and kind == _RESULT and not payload and len(head) <= LONGEST_HELD:
-                poller = link.poller
-                if poller.may_hold and poller.hold(link, kind, self.number, head):
-                    return
+            may_wait = self._is_quick and kind == _RESULT and not payload and len(head) <= LONGEST_HELD
+            if may_wait and link.poller.hold(link, kind, self.number, head):
+                return
             sent = link.send(kind, self.number, head, buffers, payload)
         except PhalanxError:
             return  # the caller is gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 
 from ..errors import ChannelClosed, PhalanxError, ProtocolError
@@ -16,6 +17,7 @@ from .event_loop import EventLoop
 from .lending import Lending
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
+from .pipe import Found
 from .poller import LinkPoller
 from .registry import Registry
 from .served_call import ServedCall
@@ -71,10 +73,22 @@ class ServerLink(ThrottledLink[ServedCall]):
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
+    def take_plain(self, found: list[Found]) -> int:
+        served, tasks, longest = self.served, self._tasks, self.max_message
+        now = time.monotonic()
+        taken = 0
+        for kind, number, head, payload, size in found:
+            if kind != _REQUEST or payload or head is None or size > longest or not number or number in served:
+                break
+            taken += 1
+            served[number] = call = ServedCall(self, head, number, now)
+            tasks.append(call)
+        return taken
+
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
         if kind is _REQUEST or kind is _NOTIFY:
-            call = ServedCall(self, frame, frame.call if kind is _REQUEST else 0)
+            call = ServedCall(self, frame, frame.call if kind is _REQUEST else 0, time.monotonic())
             if kind is _REQUEST:
                 if frame.call in self.served or not frame.call:
                     wrong = "a second request with the number" if frame.call else "a request with the number"

@@ -32,6 +32,8 @@ IDLE = 10.0
 MOST = 4096
 """The most threads, which is many because blocked handlers do not count. More would mean calls in an endless circle."""
 
+_MISTAKE = "an unexpected error while a remote call was served"
+
 Task = Callable[[], None]
 
 
@@ -54,6 +56,8 @@ class Workers:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._mover: threading.Thread | None = None
+        self._mover_number = 0
+        """The mover's thread identifier; 0 if there is none."""
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._running = 0
@@ -82,15 +86,14 @@ class Workers:
         """Tasks that run now."""
         return self._running + (self._since > 0)
 
-    @property
     def is_mover(self) -> bool:
         """True in the thread that is the mover."""
-        return self._mover is threading.current_thread()
+        return self._mover_number == threading.get_ident()
 
     def add(self, task: Task) -> None:
         """Queues a task. May be called by any thread."""
         self.tasks.append(task)
-        if not self.is_mover:
+        if not self.is_mover():
             self._wake()
 
     def add_as_mover(self, task: Task) -> None:
@@ -158,6 +161,7 @@ class Workers:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
         self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
+        self._mover_number = 0
         self._since = 0.0
         self._wake_or_start_thread()
 
@@ -171,6 +175,7 @@ class Workers:
                         return
                     if self._mover is None:
                         self._mover = me
+                        self._mover_number = threading.get_ident()
                     elif self.tasks and self._running < self._limit - 1:  # the mover runs one itself
                         task = self.tasks.popleft()
                         self._running += 1
@@ -198,7 +203,7 @@ class Workers:
 
         A task that the mover runs counts as running only once the mover is replaced.
         """
-        tasks = self.tasks
+        tasks, lock = self.tasks, self._lock
         self._poll(False)  # what the mover before left to be sent
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
@@ -210,9 +215,18 @@ class Workers:
                 task = tasks.popleft()
             except IndexError:  # another thread took it
                 continue
-            now = time.monotonic()
-            if not self.run_as_mover(task, me, now):
-                break
+            self._begun += 1
+            now = self._since = time.monotonic()
+            if self._watchdog_sleeps:
+                self._ring_watchdog()
+            try:
+                task()
+            except BaseException:  # a task reports its own errors: this one is a mistake of ours
+                logger.exception(_MISTAKE)
+            with lock:  # the watchdog may be about to replace this thread
+                if self._mover is not me:
+                    break
+                self._since = 0.0
             if now - turned > TURN:
                 self._poll(False)
                 turned = now
@@ -220,14 +234,13 @@ class Workers:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_as_mover(self, task: Task, me: threading.Thread | None = None, now: float = 0.0) -> bool:
+    def run_as_mover(self, task: Task) -> bool:
         """Runs a task in the mover's thread; False if it took so long that another thread is the mover now."""
-        me = me or threading.current_thread()
+        me = threading.current_thread()
         self._begun += 1
-        self._since = now or time.monotonic()
+        self._since = time.monotonic()
         if self._watchdog_sleeps:
-            self._watchdog_sleeps = False  # it is rung once, however long the watchdog takes to wake up
-            self._watchdog_bell.set()
+            self._ring_watchdog()
         self._run(task)
         with self._lock:  # the watchdog may be about to replace this thread
             if self._mover is not me:
@@ -235,11 +248,15 @@ class Workers:
             self._since = 0.0
         return True
 
+    def _ring_watchdog(self) -> None:
+        self._watchdog_sleeps = False  # it is rung once, however long the watchdog takes to wake up
+        self._watchdog_bell.set()
+
     def _run(self, task: Task) -> None:
         try:
             task()
-        except BaseException:  # a task reports its own errors: this one is a mistake of ours
-            logger.exception("an unexpected error while a remote call was served")
+        except BaseException:
+            logger.exception(_MISTAKE)
 
     def _watch(self) -> None:
         seen = quiet = 0

@@ -20,12 +20,17 @@ class CallCounts:
         """By function and rank (-1: it was served here): calls, failures, seconds in all, in the queue, in the
         handler."""
 
-    def add(self, name: str, peer: int, ok: bool, total: float, queue: float = 0.0, handler: float = 0.0) -> None:
-        """Counts a call that has ended."""
+    def row(self, name: str, peer: int) -> Row:
+        """The row in which the calls of a function are counted."""
         row = self.rows.get((name, peer))
         if row is None:
             key = (name, peer) if len(self.rows) < MOST else ("others", peer)
             row = self.rows.setdefault(key, [0, 0, 0.0, 0.0, 0.0])
+        return row
+
+    def add(self, name: str, peer: int, ok: bool, total: float, queue: float = 0.0, handler: float = 0.0) -> None:
+        """Counts a call that has ended."""
+        row = self.rows.get((name, peer)) or self.row(name, peer)
         row[0] += 1
         if not ok:
             row[1] += 1

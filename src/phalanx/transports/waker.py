@@ -52,10 +52,12 @@ class Waker:
         """
         if self._pid != os.getpid():
             return
+        # Before the byte: the owner may be awake and look for it before this thread runs again.
+        self.is_set = True
         # A full counter or pipe is set already; a closed one belongs to a thread that has ended.
         with contextlib.suppress(OSError):
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
-        # Only now: a `clear` in between would forget the flag but not the byte, and the owner could sleep no more.
+        # And after it: a `clear` in between has forgotten the flag but not the byte, and the owner could sleep no more.
         self.is_set = True
 
     def clear(self) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
-from .packing import ALIGN, SIMPLE, CannotSend, HeadWriter, Limits, Structs, pack
+from .packing import ALIGN, INLINE, SIMPLE, CannotSend, HeadWriter, Limits, Structs, pack, pack_plain
 from .unpacking import HeadReader, Part, check_depth, read_plain
 
 __all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
@@ -71,6 +71,9 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
         UsageError: There is something else in the object (the message says what and where), it contains itself, or it
             is larger than the limits. `UnsupportedArray` for arrays of objects and the like.
     """
+    plain = pack_plain(obj, INLINE, limits.max_depth)
+    if plain is not None and len(plain) <= limits.max_head:
+        return Encoded(plain, [])
     writer = HeadWriter(allow_pickle, limits, SIMPLE, structs)
     try:
         try:

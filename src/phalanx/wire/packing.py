@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from phalanx._native import core
 from phalanx.errors import UnsupportedArray, UsageError
 from phalanx.exception_text import describe
 
@@ -36,6 +37,7 @@ __all__ = [
     "Limits",
     "Structs",
     "pack",
+    "pack_plain",
 ]
 
 ALIGN = 64
@@ -75,6 +77,18 @@ class Limits:
     """Containers inside one another."""
     raised_by: str = ""
     """How a user can allow more bytes."""
+
+
+def _no_core(_obj: Any, _inline: int, _max_depth: int) -> bytes | None:
+    return None
+
+
+pack_plain = _no_core if core is None else core.pack_plain
+"""The head of an object that needs no extension and no buffer, in one pass of the core; else None.
+
+So it is for numbers, text, bytes up to the second argument, and lists and dicts of these, nested as deep as the third.
+The same bytes as those of a `HeadWriter`.
+"""
 
 
 class Code:
