@@ -205,6 +205,9 @@ def endings(agent: Agent, name: str) -> None:
     def drop_a_future() -> None:
         begun(agent.call_async(1, name, 10_000).result())
 
+    def drop_a_future_that_nobody_asked() -> None:
+        begun(agent.call_async(1, name, 10_000))
+
     def raise_in_the_loop() -> None:
         def body() -> None:
             for item in agent.call(1, name, 10_000):
@@ -213,7 +216,8 @@ def endings(agent: Agent, name: str) -> None:
 
         assert isinstance(error_of(body), RuntimeError)
 
-    for act in (close, unread, leave_with, break_and_drop, drop_without_a_word, drop_a_future, raise_in_the_loop):
+    dropped = (drop_without_a_word, drop_a_future, drop_a_future_that_nobody_asked)
+    for act in (close, unread, leave_with, break_and_drop, *dropped, raise_in_the_loop):
         ended(act)
     assert agent.call(1, "one") == 1
     assert not agent._connections.callers[1].calls

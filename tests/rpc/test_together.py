@@ -70,6 +70,37 @@ def test_requests_go_although_nobody_waits_for_their_answers(where: str, tmp_pat
     assert run(where, 2, note_in_file, leave_alone, str(tmp_path / "notes"), 41) == 41
 
 
+def watched(agent: Agent) -> tuple[int, int]:
+    """How often the agent's thread was asked to read the answers of bursts, and how often it moved."""
+    moves = asked = 0
+    poller = agent._poller
+    move, watch = poller._move, poller.watch
+
+    def count_moves(*args: Any, **kwargs: Any) -> None:
+        nonlocal moves
+        moves += 1
+        move(*args, **kwargs)
+
+    def count_watch(link: Any) -> None:
+        nonlocal asked
+        asked += 1
+        watch(link)
+
+    agent.call(1, "seen")
+    poller._move, poller.watch = count_moves, count_watch  # type: ignore[method-assign]
+    for _ in range(20):
+        for future in [agent.call_async(1, "note", number) for number in range(8)]:
+            future.result()
+    return asked, moves
+
+
+@pytest.mark.parametrize("where", ["tcp", "rings"])
+def test_the_agents_thread_rests_while_another_reads(where: str) -> None:
+    asked, moves = run(where, 2, serve_in_order, watched)
+    assert asked < 10, (asked, moves)  # of twenty bursts; a machine that is busy elsewhere may need it now and then
+    assert moves < 10, (asked, moves)
+
+
 def serve_quick_and_slow(agent: Agent) -> None:
     released = threading.Event()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -471,6 +472,23 @@ def test_a_waker_that_is_set_and_cleared_at_once_never_sticks() -> None:
         thread.join()
     waker.clear()
     assert not is_readable(waker)
+
+
+def test_an_owner_that_wakes_before_the_setter_runs_again_can_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it looks at the waker again and again, and keeps the interpreter from the very thread that set it."""
+    waker = Waker()
+    write = os.write
+    readable: list[bool] = []
+
+    def write_and_wake(fd: int, data: bytes) -> int:
+        count = write(fd, data)
+        waker.clear()  # as the owner does, in its own thread
+        readable.append(is_readable(waker))
+        return count
+
+    monkeypatch.setattr(os, "write", write_and_wake)
+    waker.set()
+    assert readable == [False]
 
 
 def test_a_set_waker_is_readable_until_it_is_cleared() -> None:
