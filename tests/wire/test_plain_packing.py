@@ -15,7 +15,10 @@ from phalanx.wire.packing import INLINE, SIMPLE, HeadWriter, Limits, pack, pack_
 pytestmark = pytest.mark.skipif(core is None, reason="there is no core here")
 
 DEPTH = Limits().max_depth
-EDGES = [0, *(sign * (1 << bits) + by for bits in (5, 7, 8, 15, 16, 31, 32, 62) for sign in (1, -1) for by in (-1, 0, 1))]
+EDGES = [
+    0,
+    *(sign * (1 << bits) + by for bits in (5, 7, 8, 15, 16, 31, 32, 62) for sign in (1, -1) for by in (-1, 0, 1)),
+]
 LENGTHS = (0, 1, 15, 16, 31, 32, 255, 256, 65_535, 65_536)
 
 PLAIN = st.recursive(

@@ -11,7 +11,7 @@ from ..transports.stream import Stream
 from ..wire.codec import Limits
 from .event_loop import EventLoop
 from .lending import Lending
-from .link import MAX_QUEUED, CallLink
+from .link import LONGEST_HELD, MAX_QUEUED, CallLink
 from .poller import LinkPoller
 from .registry import Registry
 from .workers import Task
@@ -49,6 +49,8 @@ class ThrottledLink(CallLink, Generic[Served]):
         self.waiting_bytes = 0
         """Bytes of the long requests that have not begun."""
         self.closing = False
+        self.longest_held = min(LONGEST_HELD, max_message)
+        """Bytes of an answer that may wait for others."""
         self._counting = threading.Lock()
         self._postponed: deque[Task] = deque()
 

@@ -48,8 +48,6 @@ LONGEST_GRACE = 5e-3
 """The same while more calls are being started."""
 BUSY = 4
 """Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
-MOST_TOGETHER = 16
-"""Requests that are sent together at most: the other rank is to have something to do meanwhile."""
 
 _REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
 _RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
@@ -279,7 +277,8 @@ class CallerLink(CallLink):
         try:
             head = outgoing.head
             plain = not lent and not outgoing.payload and not self.sends_cheaply
-            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, MOST_TOGETHER):
+            most = min(self.most_together, len(self.calls) // 2)  # the other rank is to begin soon
+            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, most):
                 if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
                     self.send_held()
                 return

@@ -22,15 +22,15 @@ class CallContext:
         name: The name that was called.
     """
 
-    __slots__ = ("_callbacks", "_cancelled", "_ends", "_seconds", "caller", "name")
+    # Defaults of the class: few calls change them.
+    _cancelled = False
+    _callbacks: list[Callable[[], None]] | None = None
 
     def __init__(self, caller: int, name: str, ends: float, seconds: float) -> None:
         self.caller = caller
         self.name = name
         self._ends = ends
         self._seconds = seconds
-        self._cancelled = False
-        self._callbacks: list[Callable[[], None]] | None = None
 
     @property
     def time_left(self) -> float:

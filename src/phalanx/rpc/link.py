@@ -32,7 +32,7 @@ from .lending import NOTHING, Lending
 from .payload import CallFields, PlannedCall, PlannedValue, plan_call, plan_value, read_call, read_value
 from .pipe import Found, open_pipe
 
-__all__ = ["CallLink", "Frame", "Waiter"]
+__all__ = ["CallLink", "Frame", "Waiter", "read_request"]
 
 BATCH = 64
 """Frames that are read from one link before other links have their turn."""
@@ -46,6 +46,8 @@ LONG_COPY = 64 << 10
 SPIN = 100e-6
 """Seconds that a mover looks for bytes again and again before it sleeps."""
 
+FEW_TOGETHER, MANY_TOGETHER = 8, 16
+"""Frames that are sent together at most, in memory and over a socket: the other rank is to have something to do."""
 LONGEST_HELD = 512
 """Bytes of a head that may wait for others."""
 
@@ -81,17 +83,20 @@ class Frame:
             return self.plan.build(self.target)
         return read_value(self.head, limits)
 
-    def call_fields(self, limits: Limits) -> CallFields:
-        """Name, target, seconds, arguments and keywords of a call.
 
-        Raises:
-            InvalidMessage: It is malformed.
-        """
-        if self.error is not None:
-            raise self.error
-        if self.plan is not None:
-            return self.plan.build(self.target)  # type: ignore[no-any-return]
-        return read_call(self.head, limits)
+def read_request(request: Frame | bytes, limits: Limits) -> CallFields:
+    """Name, target, seconds, arguments and keywords of a call, from its frame or its head.
+
+    Raises:
+        InvalidMessage: It is malformed.
+    """
+    if isinstance(request, bytes):
+        return read_call(request, limits)
+    if request.error is not None:
+        raise request.error
+    if request.plan is not None:
+        return request.plan.build(request.target)  # type: ignore[no-any-return]
+    return read_call(request.head, limits)
 
 
 class Waiter:
@@ -149,8 +154,7 @@ class CallLink(ABC):
     ) -> None:
         self._lending = lending
         self.pipe = open_pipe(stream, lending)
-        self.sends_cheaply = isinstance(stream, DuplexRing)
-        """Whether a frame is sent without a system call."""
+        self._look_at(stream)
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
@@ -195,8 +199,14 @@ class CallLink(ABC):
     def use(self, stream: Stream) -> None:
         """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream, self._lending)
-        self.sends_cheaply = isinstance(stream, DuplexRing)
+        self._look_at(stream)
         self._written = self._taken = 0
+
+    def _look_at(self, stream: Stream) -> None:
+        self.sends_cheaply = isinstance(stream, DuplexRing)
+        """Whether a frame is sent without a system call."""
+        self.most_together = FEW_TOGETHER if self.sends_cheaply else MANY_TOGETHER
+        """Frames that are sent together at most."""
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
 

@@ -29,8 +29,6 @@ logger = logging.getLogger("phalanx.rpc")
 
 LONGEST = 3600.0
 """The longest sleep, in seconds."""
-MOST_TOGETHER = 32
-"""Answers that are sent together at most: their caller is to have something to do meanwhile."""
 
 
 class LinkPoller:
@@ -112,11 +110,11 @@ class LinkPoller:
         The calling thread sends the answers before it polls, or runs what may take long. If a task takes long all the
         same, the thread that becomes the mover sends them.
         """
-        workers = self._workers
-        if not self.tasks or not workers.is_mover() or not link.hold(kind, call, head, MOST_TOGETHER):
+        workers, me = self._workers, threading.get_ident()
+        if not self.tasks or workers.mover_number != me or not link.hold(kind, call, head, link.most_together):
             return False
         self.holding[link] = None
-        if not workers.is_mover():  # any more: the new one may have looked already
+        if workers.mover_number != me:  # any more: the new one may have looked already
             self.send_held()
         return True
 

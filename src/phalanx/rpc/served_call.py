@@ -20,12 +20,12 @@ from ..exception_text import describe, message_of, type_name
 from ..frames import user_traceback
 from ..slate.calls import CALLS
 from ..wire.calls import CallKind
-from ..wire.packing import SIMPLE
+from ..wire.packing import INLINE, SIMPLE, pack_plain
 from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
-from .link import LONGEST_HELD, MAX_QUEUED, WINDOW, Frame
-from .payload import encode_error, encode_value, read_call
+from .link import MAX_QUEUED, WINDOW, Frame, read_request
+from .payload import NOT_FAST, encode_error, encode_value, fast_call
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -66,9 +66,7 @@ class ServedCall:
     _on_credit: Callable[[], None] | None = None
     """Wakes an asynchronous generator that waits for credit."""
 
-    def __init__(
-        self, link: ThrottledLink[ServedCall], request: Frame | bytes, number: int, arrived_at: float
-    ) -> None:
+    def __init__(self, link: ThrottledLink[ServedCall], request: Frame | bytes, number: int, arrived_at: float) -> None:
         self.link = link
         self.number = number
         """The number of the call; 0 for a notification, which has no answer."""
@@ -96,7 +94,9 @@ class ServedCall:
         try:
             if link.closing:
                 raise Cancelled("the other rank is closing its agent")
-            fields = read_call(request, link.limits) if isinstance(request, bytes) else request.call_fields(link.limits)
+            fields = fast_call(request) if type(request) is bytes else NOT_FAST
+            if fields is NOT_FAST:
+                fields = read_request(request, link.limits)
             name, target, seconds, args, kwargs = fields
             self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
             now = time.monotonic()
@@ -160,12 +160,17 @@ class ServedCall:
             self.link.served.pop(self.number, None)
 
     def _answer(self, result: Any) -> None:
-        if not self.number:
+        number = self.number
+        if not number:
             return
-        context = self.context
+        context, link = self.context, self.link
         if context is None or not (context._cancelled or time.monotonic() >= context._ends):
-            self._send(_RESULT, result)
-        self.link.served.pop(self.number, None)
+            # The answer of a quick call may wait for those of the calls after it.
+            head = pack_plain(result, INLINE, link.limits.max_depth) if self._is_quick else None
+            held = head is not None and len(head) <= link.longest_held and link.poller.hold(link, _RESULT, number, head)
+            if not held:
+                self._send(_RESULT, result)
+        link.served.pop(number, None)
 
     def _fail(self, error: BaseException) -> None:
         link, context = self.link, self.context
@@ -200,9 +205,6 @@ class ServedCall:
                 f"a result of {in_units(size)} is too large (max_message here is {in_units(link.max_message)})"
             )
         try:
-            may_wait = self._is_quick and kind == _RESULT and not payload and len(head) <= LONGEST_HELD
-            if may_wait and link.poller.hold(link, kind, self.number, head):
-                return
             sent = link.send(kind, self.number, head, buffers, payload)
         except PhalanxError:
             return  # the caller is gone

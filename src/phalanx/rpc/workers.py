@@ -56,7 +56,7 @@ class Workers:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._mover: threading.Thread | None = None
-        self._mover_number = 0
+        self.mover_number = 0
         """The mover's thread identifier; 0 if there is none."""
         self._threads: set[threading.Thread] = set()
         self._idle = 0
@@ -88,7 +88,7 @@ class Workers:
 
     def is_mover(self) -> bool:
         """True in the thread that is the mover."""
-        return self._mover_number == threading.get_ident()
+        return self.mover_number == threading.get_ident()
 
     def add(self, task: Task) -> None:
         """Queues a task. May be called by any thread."""
@@ -161,7 +161,7 @@ class Workers:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
         self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
-        self._mover_number = 0
+        self.mover_number = 0
         self._since = 0.0
         self._wake_or_start_thread()
 
@@ -175,7 +175,7 @@ class Workers:
                         return
                     if self._mover is None:
                         self._mover = me
-                        self._mover_number = threading.get_ident()
+                        self.mover_number = threading.get_ident()
                     elif self.tasks and self._running < self._limit - 1:  # the mover runs one itself
                         task = self.tasks.popleft()
                         self._running += 1
