@@ -9,7 +9,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,11 +165,12 @@ class ServedCall:
             return
         context, link = self.context, self.link
         if context is None or not (context._cancelled or time.monotonic() >= context._ends):
-            # The answer of a quick call may wait for those of the calls after it.
-            head = pack_plain(result, INLINE, link.limits.max_depth) if self._is_quick else None
-            held = head is not None and len(head) <= link.longest_held and link.poller.hold(link, _RESULT, number, head)
-            if not held:
+            head = pack_plain(result, INLINE, link.limits.max_depth)
+            if head is None or len(head) > link.longest_held:
                 self._send(_RESULT, result)
+            # The answer of a quick call may wait for those of the calls after it.
+            elif not self._is_quick or not link.poller.hold(link, _RESULT, number, head):
+                self._send_frame(_RESULT, head)
         link.served.pop(number, None)
 
     def _fail(self, error: BaseException) -> None:
@@ -204,12 +205,15 @@ class ServedCall:
             raise UsageError(
                 f"a result of {in_units(size)} is too large (max_message here is {in_units(link.max_message)})"
             )
+        self._send_frame(kind, head, buffers, payload)
+
+    def _send_frame(self, kind: int, head: bytes, buffers: Sequence[memoryview] = (), payload: int = 0) -> None:
         try:
-            sent = link.send(kind, self.number, head, buffers, payload)
+            sent = self.link.send(kind, self.number, head, buffers, payload)
         except PhalanxError:
             return  # the caller is gone
         if not sent:
-            link.ask_poller()
+            self.link.ask_poller()
 
     def cancel(self) -> None:
         """Cancels the call: its caller has given up, or is gone."""
