@@ -29,7 +29,7 @@ from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
 from .lending import NOTHING, Lending
-from .payload import NOT_FAST, CallFields, PlannedCall, PlannedValue, fast_call, plan_call, plan_value, read_value
+from .payload import NOT_FAST, CallFields, Planned, fast_call, plan_call, plan_value, read_value
 from .pipe import open_pipe
 
 __all__ = ["CallLink", "Frame", "Waiter"]
@@ -57,7 +57,7 @@ of signals after its own calls, and so never between taking the lock and noting 
 class Frame:
     """A frame that was received."""
 
-    plan: PlannedValue | PlannedCall | None = None
+    plan: Planned | None = None
     target: memoryview | None = None
     error: InvalidMessage | None = None
     """Why the head is not valid, if it is not; then the payload was dropped."""
