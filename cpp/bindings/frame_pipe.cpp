@@ -27,6 +27,8 @@ constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up w
 // about as long as that would take: most often, the other side only has to wake up.
 std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
 
+constexpr std::size_t worth_announcing = 256 << 10;  // bytes of a payload that take longer to copy than a head to be read
+
 constexpr std::int64_t longest_look_ns = 1'000'000;  // longer than usual: the other side has a long payload to read first
 
 // Sleeps for so many seconds at most. A signal ends it: its handler runs in Python.
@@ -77,6 +79,7 @@ public:
         const Kept kept(parts, buffers);
         const std::int64_t stay_ns = worth_staying_ns(payload);
         if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        if (out_ == nullptr && payload >= worth_announcing && head.size() != 0) return announce_and_write(parts, payload, stay_ns);
         return write(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
@@ -323,6 +326,14 @@ private:
         }
         written_ += count;
         return count;
+    }
+
+    // Sends the header and the head on their own: the other side makes room for the payload while the first of it is copied
+    // here, and then receives all of it where it is to lie.
+    std::size_t announce_and_write(std::span<iovec> parts, std::size_t payload, std::int64_t stay_ns) {
+        const std::size_t before = parts[0].iov_len + parts[1].iov_len;
+        const std::size_t count = write(parts.first(2), before);
+        return count < before ? count : count + write(parts.subspan(2), payload, stay_ns);
     }
 
     // Parts whose memory stays until this returns.
