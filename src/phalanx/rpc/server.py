@@ -13,6 +13,7 @@ from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
+from .lanes import ServerLanes
 from .lending import Lending
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
@@ -100,6 +101,8 @@ class ServerLink(ThrottledLink[ServedCall]):
             self._agree_on_ring(frame.head)
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.peer, "it has closed its agent"))
+        elif kind is CallKind.LANES and isinstance(self.lanes, ServerLanes):
+            self.lanes.handle(frame)
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a caller"))
 
@@ -142,6 +145,8 @@ class ServerLink(ThrottledLink[ServedCall]):
         self.on_room()
         if self._agreement is not None:
             self._agreement.close()
+        if isinstance(self.lanes, ServerLanes):
+            self.lanes.close()
 
     def _free(self, number: int) -> None:
         registry = self.registry()
