@@ -190,7 +190,8 @@ class Connections:
             stream = Stream(mine)
         else:
             stream = self.port.dial(dst, deadline)
-            self._keep_in_cache(stream)
+            if not self.port.oversubscribed:
+                stream.keep_in_cache()
             try:
                 stream = self._agree_on_ring(dst, stream, deadline)
             except BaseException:
@@ -221,11 +222,6 @@ class Connections:
         if self.closed:
             link.end(Closed("this agent was closed", rank=self._world_ranks[self._rank]))
         return link
-
-    def _keep_in_cache(self, stream: Stream) -> None:
-        """Prepares a connection for long payloads. Those that go over lanes have no need of it, nor have the lanes."""
-        if not self.port.oversubscribed and not self._lanes:
-            stream.keep_in_cache()
 
     def _agree_on_ring(self, dst: int, stream: Stream, deadline: Deadline) -> Stream:
         """Switches to rings in shared memory, where that is possible."""
@@ -279,8 +275,8 @@ class Connections:
         if registry is None:  # the agent is gone
             stream.close()
             return
-        if src != self._rank:
-            self._keep_in_cache(stream)
+        if src != self._rank and not self.port.oversubscribed and not self._lanes:  # it may become a lane
+            stream.keep_in_cache()
         link = ServerLink(
             stream,
             src,
