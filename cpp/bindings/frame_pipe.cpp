@@ -379,6 +379,7 @@ private:
         // A header that says so is under way: so must be the rest of it. It is short, there is always room for all of it.
         int ended = count < before ? ENOBUFS : 0;
         if (ended == 0) {
+            sent_on_lanes_ = true;
             const WithoutGil released;
             ended = lanes.send(parts.subspan(2), header.payload);
         }
@@ -387,7 +388,6 @@ private:
             return count;
         }
         ++laned_;
-        sent_on_lanes_ = true;
         written_ += header.payload;
         return before + header.payload;
     }

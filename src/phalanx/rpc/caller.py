@@ -488,7 +488,7 @@ class CallerLink(CallLink):
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
         elif kind is CallKind.LANES and isinstance(self.lanes, CallerLanes):
-            self.lanes.handle(frame)
+            self.lanes.handle(frame.call, frame.head)
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a server"))
 

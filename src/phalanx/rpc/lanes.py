@@ -22,7 +22,7 @@ import contextlib
 import hmac
 import secrets
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,9 +34,7 @@ from ..operating_system import usable_cores
 from ..transports.stream import Stream, StreamEnded, write_all
 from ..wire.calls import CallKind, pack_header
 from ..wire.packing import pack
-
-if TYPE_CHECKING:
-    from .link import CallLink, Frame
+from .pipe import Pipe
 
 __all__ = ["LANES_FROM", "CallerLanes", "ServerLanes", "lanes_with"]
 
@@ -61,6 +59,25 @@ def lanes_with(spare_cores: int, oversubscribed: bool) -> int:
     return min(max(spare_cores + 1, 2), MOST_LANES)
 
 
+class LanedLink(Protocol):
+    """A link, as far as its lanes need it."""
+
+    peer: int
+    pipe: Pipe
+    ended: PhalanxError | None
+    lanes: CallerLanes | ServerLanes | None
+
+    @property
+    def stream(self) -> Stream:
+        """The connection."""
+
+    def send(self, kind: int, call: int, head: bytes) -> Any:
+        """Sends a frame."""
+
+    def give_stream_away(self) -> None:
+        """Ends the link, but not the connection."""
+
+
 class CallerLanes:
     """The side that offers and opens lanes.
 
@@ -69,7 +86,7 @@ class CallerLanes:
         dial: Opens a connection to the other rank.
     """
 
-    def __init__(self, link: CallLink, most: int, dial: Callable[[Deadline], Stream]) -> None:
+    def __init__(self, link: LanedLink, most: int, dial: Callable[[Deadline], Stream]) -> None:
         self._link = link
         self._most = most
         self._dial = dial
@@ -84,15 +101,15 @@ class CallerLanes:
         with contextlib.suppress(PhalanxError):  # the payload itself will tell
             self._link.send(CallKind.LANES, 0, pack((self._secret, self._most)))
 
-    def handle(self, frame: Frame) -> None:
+    def handle(self, call: int, head: bytes) -> None:
         """Handles what the other side says of lanes. Called by the mover."""
         native = self._link.pipe.native
         assert native is not None
-        if frame.call:
+        if call:
             native.use_lanes(LANES_FROM)
             return
         try:
-            agreed = _number(frame.head)
+            agreed = _number(head)
         except msgspec.MsgspecError:
             agreed = -1
         if not self._offered or self._answered or not 0 <= agreed <= self._most:
@@ -132,7 +149,7 @@ class ServerLanes:
         links: The links of this agent, among which is the one that a lane belongs to.
     """
 
-    def __init__(self, link: CallLink, most: int, links: Iterable[CallLink]) -> None:
+    def __init__(self, link: LanedLink, most: int, links: Iterable[LanedLink]) -> None:
         self._link = link
         self._most = most
         self._links = links
@@ -143,13 +160,13 @@ class ServerLanes:
     def want(self) -> None:
         """Does nothing: the caller opens lanes."""
 
-    def handle(self, frame: Frame) -> None:
+    def handle(self, call: int, head: bytes) -> None:
         """Handles an offer, or a connection that is to be a lane. Called by the mover."""
-        if frame.call:
-            self._join(frame)
+        if call:
+            self._join(call, head)
             return
         try:
-            secret, most = _offer(frame.head)
+            secret, most = _offer(head)
         except msgspec.MsgspecError:
             secret, most = b"", 0
         if self._secret or len(secret) != _SECRET or most < 1:
@@ -158,7 +175,7 @@ class ServerLanes:
         self._agreed = min(most, self._most) if type(self._link.stream) is Stream else 0
         self._link.send(CallKind.LANES, 0, pack(self._agreed))
 
-    def _join(self, frame: Frame) -> None:
+    def _join(self, number: int, secret: bytes) -> None:
         link = self._link
         for other in tuple(self._links):
             lanes = other.lanes
@@ -166,9 +183,9 @@ class ServerLanes:
                 other.peer == link.peer
                 and isinstance(lanes, ServerLanes)
                 and lanes._secret
-                and hmac.compare_digest(lanes._secret, frame.head)
+                and hmac.compare_digest(lanes._secret, secret)
             ):
-                if other is link or self._secret or link.pipe.ahead or not lanes._seat(frame.call, link.stream):
+                if other is link or self._secret or link.pipe.ahead or not lanes._seat(number, link.stream):
                     break
                 link.give_stream_away()
                 return

@@ -102,7 +102,7 @@ class ServerLink(ThrottledLink[ServedCall]):
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.peer, "it has closed its agent"))
         elif kind is CallKind.LANES and isinstance(self.lanes, ServerLanes):
-            self.lanes.handle(frame)
+            self.lanes.handle(frame.call, frame.head)
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a caller"))
 
