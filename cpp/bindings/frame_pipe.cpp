@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -26,6 +27,10 @@ constexpr std::int64_t patience_ns = 50'000;  // for the other side to keep up w
 // How long a sender sleeps for an other side that does not keep up. What it does not send it has to copy aside, so it waits
 // about as long as that would take: most often, the other side only has to wake up.
 std::int64_t worth_staying_ns(std::size_t bytes) { return static_cast<std::int64_t>(std::min<std::size_t>(bytes / 4, 20'000'000)); }
+
+constexpr std::size_t worth_announcing = 256 << 10;  // bytes of a payload that take longer to copy than a head to be read
+
+constexpr int lanes_wait_ms = 20;  // for lanes on which nothing comes, before a reader looks whether it should do something else
 
 constexpr std::int64_t longest_look_ns = 1'000'000;  // longer than usual: the other side has a long payload to read first
 
@@ -65,6 +70,7 @@ public:
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
         CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
         last_payload_ = payload;
+        sent_on_lanes_ = false;
         if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
         if (!send_held()) return 0;
         if (payload == 0) {  // most frames: no buffers to hold
@@ -77,6 +83,9 @@ public:
         const Kept kept(parts, buffers);
         const std::int64_t stay_ns = worth_staying_ns(payload);
         if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        if (sends_on_lanes_ && payload >= lanes_from_ && head.size() != 0 && pipe_.fits(head.size()))
+            if (const auto lanes = lanes_; may_send_on(*lanes)) return send_on_lanes(*lanes, header, parts);
+        if (out_ == nullptr && payload >= worth_announcing && head.size() != 0) return announce_and_write(parts, payload, stay_ns);
         return write(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
@@ -151,6 +160,10 @@ public:
                     kind &= static_cast<std::uint8_t>(~in_parts);
                     pipe_.begin_parts(found->payload);
                 }
+                if ((kind & in_lanes) != 0 && lanes_ != nullptr && found->payload != 0) {
+                    kind &= static_cast<std::uint8_t>(~in_lanes);
+                    pipe_.begin_lanes(lanes_, found->payload);
+                }
                 frames.append(nb::make_tuple(kind, found->call, head, found->payload, found->head));
                 if (found->payload != 0) break;
                 continue;
@@ -210,7 +223,10 @@ public:
         const Buffer buffer(view, PyBUF_WRITABLE);
         auto* to = reinterpret_cast<char*>(buffer.data());
         std::size_t count = 0;
-        if (buffer.bytes() < worth_releasing) {
+        if (pipe_.on_lanes()) {
+            const WithoutGil released;
+            count = pipe_.fill_from_lanes(to, buffer.bytes(), wait > 0 ? lanes_wait_ms : 1);
+        } else if (buffer.bytes() < worth_releasing) {
             count = pipe_.fill(rings, to, buffer.bytes(), 0);
         } else {
             const WithoutGil released;
@@ -235,6 +251,26 @@ public:
     // How many payloads were offered to be read where they lie, and how many bytes of them were.
     std::uint64_t loans() const noexcept { return loans_; }
     std::uint64_t lent() const noexcept { return pipe_.lent(); }
+
+    // Payloads may come over these sockets from now on, which are this object's. They are sent there from `use_lanes` on,
+    // if they have so many bytes.
+    void open_lanes(const std::vector<int>& sockets) { lanes_ = std::make_shared<Lanes>(sockets); }
+    void use_lanes(std::uint64_t from) {
+        lanes_from_ = from;
+        sends_on_lanes_ = lanes_ != nullptr;
+    }
+    void sever_lanes() {
+        sends_on_lanes_ = false;
+        if (lanes_ != nullptr) lanes_->sever();
+    }
+    // Only while no thread reads or writes.
+    void close_lanes(bool forked) {
+        if (forked && lanes_ != nullptr) lanes_->abandon();
+        sends_on_lanes_ = false;
+        pipe_.drop_lanes();
+        lanes_.reset();
+    }
+    std::uint64_t laned() const noexcept { return laned_; }
 
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
@@ -265,6 +301,8 @@ private:
         if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
         const WithoutGil released;
         bool came = false;
+        // The other side needs all cores that it can get for what was sent on lanes.
+        if (sent_on_lanes_) look = 0;
         if (look > 0 && pipe_.shares_core(rings, looks_.failed())) {
             looks_.excuse();
         } else if (look > 0 && looks_.worth()) {
@@ -325,6 +363,43 @@ private:
         return count;
     }
 
+    // Not if the other side has not taken all of what was sent on them before; nor ever again if one of them has ended.
+    bool may_send_on(Lanes& lanes) {
+        const Lanes::State state = lanes.state();
+        if (state == Lanes::State::ended) sends_on_lanes_ = false;
+        return state == Lanes::State::ready;
+    }
+
+    // The header and the head as ever, and the payload on lanes. Either all of it counts as sent, or nothing.
+    std::size_t send_on_lanes(Lanes& lanes, CallHeader& header, std::span<iovec> parts) {
+        header.kind |= in_lanes;
+        const std::size_t before = sizeof header + header.head;
+        const std::size_t count = write(parts.first(2), before);
+        if (count == 0) return 0;
+        // A header that says so is under way: so must be the rest of it. It is short, there is always room for all of it.
+        int ended = count < before ? ENOBUFS : 0;
+        if (ended == 0) {
+            sent_on_lanes_ = true;
+            const WithoutGil released;
+            ended = lanes.send(parts.subspan(2), header.payload);
+        }
+        if (ended != 0) {
+            pipe_.end_with(ended);
+            return count;
+        }
+        ++laned_;
+        written_ += header.payload;
+        return before + header.payload;
+    }
+
+    // Sends the header and the head on their own: the other side makes room for the payload while the first of it is copied
+    // here, and then receives all of it where it is to lie.
+    std::size_t announce_and_write(std::span<iovec> parts, std::size_t payload, std::int64_t stay_ns) {
+        const std::size_t before = parts[0].iov_len + parts[1].iov_len;
+        const std::size_t count = write(parts.first(2), before);
+        return count < before ? count : count + write(parts.subspan(2), payload, stay_ns);
+    }
+
     // Parts whose memory stays until this returns.
     std::size_t write(std::span<iovec> parts, std::size_t total, std::int64_t stay_ns = 0) {
         std::optional<RingOut::Stay> stay;
@@ -360,6 +435,11 @@ private:
     std::uint64_t loans_ = 0;
     FramePipe pipe_;
     Looks looks_;
+    std::shared_ptr<Lanes> lanes_;
+    bool sends_on_lanes_ = false;
+    bool sent_on_lanes_ = false;  // the payload that was sent last
+    std::uint64_t lanes_from_ = 0;
+    std::uint64_t laned_ = 0;  // payloads that were sent on lanes
     std::vector<char> held_;  // frames that were kept back, as they are sent
     std::size_t held_frames_ = 0;
     std::uint64_t last_payload_ = 0;  // of the frame that was sent last
@@ -468,6 +548,11 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def_prop_ro("taken", &Pipe::taken)
         .def_prop_ro("loans", &Pipe::loans)
         .def_prop_ro("lent", &Pipe::lent)
+        .def_prop_ro("laned", &Pipe::laned)
+        .def("open_lanes", &Pipe::open_lanes, nb::arg("sockets"))
+        .def("use_lanes", &Pipe::use_lanes, nb::arg("lanes_from"))
+        .def("sever_lanes", &Pipe::sever_lanes)
+        .def("close_lanes", &Pipe::close_lanes, nb::arg("forked") = false)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
         .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("most"))
         .def("send_held", &Pipe::send_held)

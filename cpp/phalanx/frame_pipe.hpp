@@ -16,9 +16,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "phalanx/lanes.hpp"
 #include "phalanx/lending.hpp"
 #include "phalanx/ring.hpp"
 #include "phalanx/stream_transfer.hpp"
@@ -37,6 +40,7 @@ static_assert(sizeof(CallHeader) == 24);
 
 constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
 constexpr std::uint8_t in_parts = 0x80;   // added to the kind of a frame whose payload comes in parts; only through rings
+constexpr std::uint8_t in_lanes = 0x40;   // the same where it comes over lanes; only beside a socket
 
 // What ends a pipe; other values are error numbers of the operating system.
 constexpr int pipe_closed = -1;    // by the other side, in order
@@ -131,6 +135,7 @@ public:
 
     int ended() const noexcept { return ended_; }  // 0 as long as it goes on
     void end_without_frame() noexcept { ended_ = pipe_no_frame; }
+    void end_with(int error) noexcept { ended_ = error; }
 
     // The rings of the pipe for the duration of a call; both or none.
     struct Rings {
@@ -244,6 +249,28 @@ public:
 
     // The payload that follows comes in parts.
     void begin_parts(std::size_t payload) noexcept { parts_left_ = payload; }
+
+    // The payload that follows comes over lanes.
+    void begin_lanes(std::shared_ptr<Lanes> lanes, std::size_t payload) noexcept {
+        laned_ = std::move(lanes);
+        laned_->begin(payload);
+        borrows_.store(true, std::memory_order_relaxed);
+    }
+
+    // As `fill`, of such a payload; waits for more for `patience`. As long as it is not complete, `has_frame` is true: what
+    // polls the socket does not see the lanes.
+    bool on_lanes() const noexcept { return laned_ != nullptr; }
+    std::size_t fill_from_lanes(char* to, std::size_t size, int patience_ms) {
+        int ended = 0;
+        const std::size_t count = laned_->fill(to, size, patience_ms, ended);
+        if (ended != 0) ended_ = ended == lane_closed ? pipe_closed : ended;
+        if (!laned_->coming() || ended != 0) drop_lanes();
+        return count;
+    }
+    void drop_lanes() noexcept {
+        if (laned_ != nullptr) borrows_.store(false, std::memory_order_relaxed);
+        laned_.reset();
+    }
 
     // Fills memory with what follows; looks for more for `patience` at a time. Returns how many bytes came.
     std::size_t fill(const Rings& rings, char* to, std::size_t size, std::int64_t patience_ns) {
@@ -536,6 +563,7 @@ private:
     std::size_t part_got_ = 0;   // bytes of `part_` itself that have come
     std::size_t part_left_ = 0;  // bytes that it is still to give
     std::atomic<bool> borrows_{false};
+    std::shared_ptr<Lanes> laned_;  // over which the payload at hand comes
     bool socket_ended_ = false;  // of a pipe with rings: what is in them is still to be read
     mutable std::int64_t last_look_ = 0;
     std::vector<char> buffer_;

@@ -25,6 +25,7 @@ from phalanx.rpc.payload import (
     NOT_FAST,
     FrameBody,
     Limits,
+    PlannedValue,
     decode_error,
     encode_call,
     encode_error,
@@ -176,6 +177,66 @@ class TestValues:
                 encode_value(value, small)
             with pytest.raises(UsageError, match="are allowed"):
                 encode_call("f", 0, 1.0, (value,), {}, small)
+
+
+class TestArraysAsArguments:
+    """They go a short way of their own, which must not be told from the general one."""
+
+    WHOLE = np.arange(60, dtype="<f8").reshape(3, 4, 5)
+    ARRAYS = (
+        ARRAY,
+        np.arange(7, dtype=np.uint8),
+        WHOLE,
+        WHOLE[:, ::2],
+        np.asfortranarray(WHOLE),
+        np.ones(3, ">i4"),
+        np.array([True, False]),
+        np.array(1.0),
+        np.zeros((0, 3), np.float32),
+        np.array(["text"]),
+    )
+
+    @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype.str}{array.shape}")
+    def test_same_bytes_and_same_arrays(self, array: np.ndarray[Any, Any]) -> None:
+        args, kwargs = (1, array, ARRAY, "x", b"y"), {"k": array, "n": None, "last": ARRAY}
+        out = encode_call("f", 3, 2.0, args, kwargs, LIMITS)
+        expected = codec.encode(["f", 3, 2.0, list(args), kwargs])
+        assert (out.head, b"".join(out.buffers)) == (expected.head, b"".join(expected.buffers))
+        assert same(receive_call(out), ("f", 3, 2.0, list(args), kwargs))
+        out = encode_value(array, LIMITS)
+        expected = codec.encode(array)
+        assert (out.head, b"".join(out.buffers)) == (expected.head, b"".join(expected.buffers))
+        assert same(receive_value(out), array)
+
+    def test_which_go_the_short_way(self) -> None:
+        for args, kwargs in [((ARRAY,), {}), ((1, ARRAY, "x"), {"k": ARRAY}), ((), {"k": self.WHOLE})]:
+            out = encode_call("f", 0, 1.0, args, kwargs, LIMITS)
+            assert not isinstance(plan_call(out.head, out.payload, LIMITS), PlannedValue)
+        out = encode_value(ARRAY, LIMITS)
+        assert not isinstance(plan_value(out.head, out.payload, LIMITS), PlannedValue)
+        for value in ([ARRAY], (ARRAY,), np.array([True])):
+            out = encode_value(value, LIMITS)
+            assert isinstance(plan_value(out.head, out.payload, LIMITS), PlannedValue)
+
+    def test_arrays_are_writable_and_aligned(self) -> None:
+        out = encode_call("f", 0, 1.0, (np.arange(3, dtype=np.uint8), self.WHOLE), {}, LIMITS)
+        first, second = receive_call(out)[3]
+        assert first.flags.writeable
+        assert second.flags.writeable
+        assert first.ctypes.data % 64 == second.ctypes.data % 64 == 0
+
+    def test_truth_values_are_checked(self) -> None:
+        plan = plan_value(encode_value(np.array([True]), LIMITS).head, 1, LIMITS)
+        with pytest.raises(InvalidMessage, match="neither 0 nor 1"):
+            plan.build(memoryview(bytearray(b"\x02")))
+
+    def test_limits(self) -> None:
+        out = encode_call("f", 0, 1.0, (ARRAY, ARRAY), {}, LIMITS)
+        for limits in (Limits(max_arrays=1), Limits(max_payload=80), Limits(max_head=20)):
+            with pytest.raises(InvalidMessage):
+                plan_call(out.head, out.payload, limits)
+            with pytest.raises(UsageError):
+                encode_call("f", 0, 1.0, (ARRAY, ARRAY), {}, limits)
 
 
 class TestStructs:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from phalanx import _native
 from phalanx.rpc.pipe import open_pipe
 from phalanx.transports.stream import Buffer, Stream
 from phalanx.wire.calls import CallKind, pack_header
@@ -54,3 +55,15 @@ def test_what_an_interrupt_loses_is_seen_in_the_counts(ends: tuple[Interrupted, 
     with pytest.raises(KeyboardInterrupt):
         pipe.send(CallKind.RESULT, 7, b"\1", (), 0)
     assert pipe.written != len(frame)
+
+
+@pytest.mark.skipif(not _native.available, reason="only the core does so (PHALANX_PURE is set)")
+def test_the_head_of_a_long_payload_goes_ahead_of_it() -> None:
+    """The other side plans while the payload is copied. Packets show what was sent in one piece."""
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, other:
+        open_pipe(Stream(mine)).send(CallKind.RESULT, 7, b"head", [memoryview(bytes(300 << 10))], 300 << 10)
+        assert other.recv(1 << 20) == pack_header(CallKind.RESULT, 4, 7, 300 << 10) + b"head"
+        open_pipe(Stream(mine)).send(CallKind.RESULT, 8, b"head", [memoryview(bytes(1000))], 1000)
+        other.settimeout(5)
+        assert any(len(other.recv(1 << 20)) == 24 + 4 + 1000 for _ in range(2))

@@ -32,6 +32,7 @@ from ..transports.waker import Waker
 from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .context import CallContext, running_call
+from .lanes import CallerLanes
 from .lending import Lending
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame, Waiter
 from .payload import FrameBody, decode_error, encode_value, read_value
@@ -561,6 +562,8 @@ class CallerLink(CallLink):
             self._handle_stream(frame)
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
+        elif kind is CallKind.LANES and isinstance(self.lanes, CallerLanes):
+            self.lanes.handle(frame.call, frame.head)
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a server"))
 

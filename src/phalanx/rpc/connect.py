@@ -31,6 +31,7 @@ from ..wire.codec import Limits
 from ..wire.control import OperationStatus
 from .caller import CallerLink
 from .event_loop import EventLoop
+from .lanes import CallerLanes, ServerLanes, lanes_with
 from .lending import lending_with
 from .link import SPIN, CallLink
 from .poller import LinkPoller
@@ -104,6 +105,7 @@ class Connections:
         self.port = backend.open_port(self._context, LANE, everyone, functools.partial(_accept, weakref.ref(self)))
         self._spin = 0.0 if self.port.oversubscribed else SPIN
         self._lending = lending_with(self.port.spare_cores)
+        self._lanes = lanes_with(self.port.spare_cores, self.port.oversubscribed)
         self.poller = LinkPoller(name, workers, self._spin)
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
@@ -188,6 +190,8 @@ class Connections:
             stream = Stream(mine)
         else:
             stream = self.port.dial(dst, deadline)
+            if not self.port.oversubscribed:
+                stream.keep_in_cache()
             try:
                 stream = self._agree_on_ring(dst, stream, deadline)
             except BaseException:
@@ -208,6 +212,8 @@ class Connections:
             forget=functools.partial(_forget_caller, self.callers),
             open_stream=RemoteStream,
         )
+        if self._lanes and dst != self._rank and link.pipe.native is not None and type(stream) is Stream:
+            link.lanes = CallerLanes(link, self._lanes, functools.partial(self.port.dial, dst))
         self.callers[dst] = link
         known = self._control.verdict(self._world_ranks[dst], (), 0.0) if dst != self._rank else None
         if known is not None:  # the rank was lost just now, before the link could be told
@@ -269,7 +275,7 @@ class Connections:
         if registry is None:  # the agent is gone
             stream.close()
             return
-        if src != self._rank and not self.port.oversubscribed:
+        if src != self._rank and not self.port.oversubscribed and not self._lanes:  # it may become a lane
             stream.keep_in_cache()
         link = ServerLink(
             stream,
@@ -285,6 +291,8 @@ class Connections:
             max_queue=self._max_queue,
             forget=self.servers.discard,
         )
+        if self._lanes and src != self._rank:
+            link.lanes = ServerLanes(link, self._lanes, self.servers)
         with self._lock:
             if not self.closed:
                 self.servers.add(link)
@@ -380,6 +388,7 @@ def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
     """Leaves the links alone in a forked child: they are the parent's."""
     for link in [*callers.values(), *servers]:
         link.stream.abandon()
+        link.pipe.close_lanes(forked=True)
 
 
 def _forget_caller(callers: dict[int, CallerLink], link: CallerLink) -> None:

@@ -28,8 +28,9 @@ from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
+from .lanes import LANES_FROM, CallerLanes, ServerLanes, given_away
 from .lending import NOTHING, Lending
-from .payload import CallFields, PlannedCall, PlannedValue, plan_call, plan_value, read_call, read_value
+from .payload import CallFields, Planned, plan_call, plan_value, read_call, read_value
 from .pipe import Found, open_pipe
 
 __all__ = ["CallLink", "Frame", "Waiter", "read_request"]
@@ -59,7 +60,7 @@ of signals after its own calls, and so never between taking the lock and noting 
 class Frame:
     """A frame that was received."""
 
-    plan: PlannedValue | PlannedCall | None = None
+    plan: Planned | None = None
     target: memoryview | None = None
     error: InvalidMessage | None = None
     """Why the head is not valid, if it is not; then the payload was dropped."""
@@ -184,6 +185,9 @@ class CallLink(ABC):
         """Frames that `take_plain` has handled in the present move."""
         self._unhandled = False
         """Whether frames were taken from the pipe and are not handled yet."""
+        self.lanes: CallerLanes | ServerLanes | None = None
+        """The agreement on further connections for long payloads, where there can be some."""
+        self._is_given_away = False
         self.moved_by_waiter_at = 0.0
         """When a waiting thread was the mover last."""
         self.needs_poller = True
@@ -267,6 +271,8 @@ class CallLink(ABC):
             MemoryError: There is no memory for the copy. If the frame had begun, the link has ended.
         """
         total = HEADER_SIZE + len(head) + payload
+        if payload >= LANES_FROM and self.lanes is not None:
+            self.lanes.want()
         failure: Exception
         try:
             with self._sending:
@@ -467,6 +473,8 @@ class CallLink(ABC):
         plan = plan_call if frame.kind in (CallKind.REQUEST, CallKind.NOTIFY) else plan_value
         self._left = payload
         self._target = None
+        if payload >= LANES_FROM and self.lanes is not None:
+            self.lanes.want()
         try:
             made = frame.plan = plan(frame.head, payload, self.limits)
             frame.target = self._target = made.allocate()
@@ -643,11 +651,18 @@ class CallLink(ABC):
                 self._unsent.clear()
                 self.queued_bytes = 0
         self.on_end(why)
-        self.stream.sever()
+        if not self._is_given_away:
+            self.stream.sever()
+        self.pipe.sever_lanes()
         self.wake_mover()
         for waiter in list(self._waiting):
             waiter.wake()
         self.dispose()
+
+    def give_stream_away(self) -> None:
+        """Ends the link, but not the connection: it has become a lane of another link."""
+        self._is_given_away = True
+        self.end(given_away(self.peer))
 
     def say_goodbye(self) -> None:
         """Tells the other side that this one closes on purpose, if that can be sent at once."""
@@ -659,6 +674,7 @@ class CallLink(ABC):
         if self.ended is not None and self.mover_lock.acquire(blocking=False):
             with self._sending:
                 self.stream.close()
+                self.pipe.close_lanes()
             self.mover_lock.release()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ from ..wire import codec
 from ..wire.codec import Limits
 from ..wire.packing import INLINE, pack, pack_plain
 from ..wire.unpacking import HeadReader, check_depth
+from .array_words import ArrayPart, allocate, find_arrays, put_arrays, read_words
 
 __all__ = [
     "MAX_NAME",
@@ -38,6 +39,7 @@ __all__ = [
     "CallFields",
     "FrameBody",
     "Limits",
+    "Planned",
     "PlannedCall",
     "PlannedValue",
     "decode_error",
@@ -53,6 +55,9 @@ __all__ = [
 
 MAX_NAME = 1024
 """Characters of a function's name."""
+
+SHORT_HEAD = 4096
+"""Bytes of a head that is read in the hope that its arrays go the short way: if they do not, it is read again."""
 
 CallFields: TypeAlias = tuple[str, int, float, list[Any], dict[str, Any]]
 """Name, target, seconds left, arguments, keywords."""
@@ -113,7 +118,31 @@ def encode_call(
             return _new(FrameBody, (head, _NO_BUFFERS, 0))
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
         _refuse_call(name, seconds)
-    return _encode_any_call(name, target, seconds, args, kwargs, limits)
+    body = _encode_arrays(name, target, seconds, args, kwargs, limits)
+    return body if body is not None else _encode_any_call(name, target, seconds, args, kwargs, limits)
+
+
+def _encode_arrays(
+    name: str, target: int, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
+) -> FrameBody | None:
+    """A call whose arguments are arrays and plain values; None if they are not, or something is wrong."""
+    buffers: list[memoryview] = []
+    words = put_arrays(args, buffers)
+    named = put_arrays(kwargs.values(), buffers) if words is not None and kwargs else []
+    if words is None or named is None or not all(type(key) is str for key in kwargs):
+        return None
+    return _pack_arrays((name, target, seconds, words, dict(zip(kwargs, named, strict=True))), buffers, limits)
+
+
+def _pack_arrays(words: Any, buffers: list[memoryview], limits: Limits) -> FrameBody | None:
+    try:
+        head = pack(words)
+    except (OverflowError, UnicodeEncodeError, TypeError):
+        return None
+    payload = sum(map(len, buffers))
+    if len(head) > limits.max_head or payload > limits.max_payload or len(buffers) > limits.max_arrays:
+        return None
+    return _new(FrameBody, (head, buffers, payload))
 
 
 def _refuse_call(name: str, seconds: float) -> NoReturn:
@@ -158,6 +187,11 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
     head = pack_plain(value, INLINE, limits.max_depth)
     if head is not None and len(head) <= limits.max_head:
         return _new(FrameBody, (head, _NO_BUFFERS, 0))
+    buffers: list[memoryview] = []
+    words = put_arrays((value,), buffers)
+    body = None if words is None else _pack_arrays(words[0], buffers, limits)
+    if body is not None:
+        return body
     return _encode_any(value, limits)
 
 
@@ -173,16 +207,15 @@ def _no_extension(_code: int, _data: memoryview) -> NoReturn:
 
 
 _decode_value = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
-_decode_call = msgspec.msgpack.Decoder(
-    tuple[
-        Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)],
-        Annotated[int, msgspec.Meta(ge=0)],
-        Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)],
-        list[Any],
-        dict[str, Any],
-    ],
-    ext_hook=_no_extension,
-).decode
+_CALL = tuple[
+    Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)],
+    Annotated[int, msgspec.Meta(ge=0)],
+    Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)],
+    list[Any],
+    dict[str, Any],
+]
+_decode_call = msgspec.msgpack.Decoder(_CALL, ext_hook=_no_extension).decode
+_read_call_words = msgspec.msgpack.Decoder(_CALL).decode
 
 
 def fast_value(head: bytes | bytearray | memoryview) -> Any:
@@ -232,7 +265,77 @@ def read_call(head: bytes | bytearray | memoryview, limits: Limits) -> CallField
         InvalidMessage: The head is malformed, or exceeds the limits.
     """
     call = fast_call(head)
-    return call if call is not NOT_FAST else plan_call(head, 0, limits).build()
+    return call if call is not NOT_FAST else plan_call(head, 0, limits).build()  # type: ignore[no-any-return]
+
+
+# -- reading arrays ---------------------------------------------------------------------------------------------------
+
+
+class Planned(Protocol):
+    """A checked head, and the layout of its arrays."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the arrays."""
+
+    def allocate(self) -> memoryview:
+        """Memory for the payload: `payload_bytes` writable bytes that begin at a multiple of 64."""
+
+    def build(self, target: memoryview | bytearray | None = None) -> Any:
+        """The value or the call. Its arrays are views of the target, which must not be used for anything else."""
+
+
+class _PlannedArrays:
+    """A message whose arrays are read by the short way."""
+
+    __slots__ = ("_found", "_key", "_parts", "payload_bytes")
+
+    def __init__(self, found: Any, key: Any, parts: list[ArrayPart], payload_bytes: int) -> None:
+        self._found = found
+        self._key = key
+        self._parts = parts
+        self.payload_bytes = payload_bytes
+
+    def allocate(self) -> memoryview:
+        return allocate(self.payload_bytes)
+
+    def build(self, target: memoryview | bytearray | None = None) -> Any:
+        assert target is not None
+        for part in self._parts:
+            part.place(target)  # type: ignore[arg-type]
+        return self._found if self._key is None else self._found[self._key]
+
+
+def _plan_array(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> _PlannedArrays | None:
+    """The plan of a value that is an array; None if it is not one of the common kinds, or something is wrong."""
+    try:
+        holder = [read_words(head)]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    parts: list[ArrayPart] = []
+    end = find_arrays(holder, enumerate(holder), parts, 0)
+    if end != payload_bytes or not _may_be(head, payload_bytes, parts, limits):
+        return None
+    return _PlannedArrays(holder, 0, parts, payload_bytes)
+
+
+def _plan_arrays(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> _PlannedArrays | None:
+    """The plan of a call whose arguments are arrays and plain values; None as for `_plan_array`."""
+    try:
+        call = _read_call_words(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    parts: list[ArrayPart] = []
+    end = find_arrays(call[3], enumerate(call[3]), parts, 0)
+    if end >= 0 and call[4]:
+        end = find_arrays(call[4], call[4].items(), parts, end)
+    if end != payload_bytes or not _may_be(head, payload_bytes, parts, limits):
+        return None
+    return _PlannedArrays(call, None, parts, payload_bytes)
+
+
+def _may_be(head: bytes | bytearray | memoryview, payload_bytes: int, parts: list[ArrayPart], limits: Limits) -> bool:
+    return len(head) <= limits.max_head and payload_bytes <= limits.max_payload and len(parts) <= limits.max_arrays
 
 
 # -- reading, the general path ---------------------------------------------------------------------------------------
@@ -280,25 +383,31 @@ class PlannedCall(PlannedValue):
         return name, number, float(seconds), args, kwargs
 
 
-def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedValue:
+def plan_value(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> Planned:
     """Checks the head of one value; nothing is allocated for its arrays yet.
 
     Raises:
         InvalidMessage: The head is malformed, does not fit the payload, or exceeds the limits.
     """
+    planned = _plan_array(head, payload_bytes, limits) if payload_bytes > 0 and len(head) <= SHORT_HEAD else None
+    if planned is not None:
+        return planned
     try:
         return PlannedValue(codec.decode_head(head, payload_bytes=payload_bytes, limits=limits))
     except (ProtocolError, UsageError) as error:
         raise InvalidMessage(f"the value of a remote call cannot be read: {_why(error)}") from None
 
 
-def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> PlannedCall:
+def plan_call(head: bytes | bytearray | memoryview, payload_bytes: int, limits: Limits) -> Planned:
     """Checks the head of a call; nothing is allocated for its arrays yet.
 
     Raises:
         InvalidMessage: The head is malformed, is not a call, does not fit the payload, or exceeds the limits. The
             message names the field: name, target, seconds, arguments or keywords.
     """
+    planned = _plan_arrays(head, payload_bytes, limits) if payload_bytes > 0 and len(head) <= SHORT_HEAD else None
+    if planned is not None:
+        return planned
     try:
         plan = codec.decode_head(head, payload_bytes=payload_bytes, limits=limits)
     except (ProtocolError, UsageError) as error:

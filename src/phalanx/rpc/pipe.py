@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -98,6 +99,20 @@ class Pipe(ABC):
             spin, wait, waker: As for `pull`.
         """
         return None
+
+    def open_lanes(self, streams: Sequence[Stream]) -> None:
+        """Lets payloads come over these connections from now on; see `lanes`. The streams may be closed."""
+        raise NotImplementedError
+
+    def sever_lanes(self) -> None:  # noqa: B027 - only one kind of pipes has them
+        """Breaks them. From any thread."""
+
+    def close_lanes(self, forked: bool = False) -> None:  # noqa: B027
+        """Gives their descriptors back. Only while no thread reads or writes.
+
+        Args:
+            forked: In a forked child: they are the parent's, which still uses them.
+        """
 
     @abstractmethod
     def fill(self, view: memoryview, wait: float = 0.0, waker: int = -1) -> int:
@@ -199,6 +214,19 @@ class _NativePipe(Pipe):
     def held(self) -> int:  # type: ignore[override]
         assert self.native is not None
         return self.native.held
+
+    def open_lanes(self, streams: Sequence[Stream]) -> None:
+        assert self.native is not None
+        self.native.open_lanes([os.dup(stream.fd) for stream in streams])
+        self.slice = LENT_SLICE
+
+    def sever_lanes(self) -> None:
+        assert self.native is not None
+        self.native.sever_lanes()
+
+    def close_lanes(self, forked: bool = False) -> None:
+        assert self.native is not None
+        self.native.close_lanes(forked)
 
     def may_sleep(self) -> bool:
         raise NotImplementedError

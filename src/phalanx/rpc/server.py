@@ -14,6 +14,7 @@ from ..wire.calls import CallKind
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
+from .lanes import ServerLanes
 from .lending import Lending
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
@@ -114,6 +115,8 @@ class ServerLink(ThrottledLink[ServedCall]):
             self._agree_on_ring(frame.head)
         elif kind is CallKind.GOODBYE:
             self.end(ChannelClosed(self.peer, "it has closed its agent"))
+        elif kind is CallKind.LANES and isinstance(self.lanes, ServerLanes):
+            self.lanes.handle(frame.call, frame.head)
         else:
             self.end(ProtocolError(f"protocol error: unexpected {kind.name} frame from a caller"))
 
@@ -156,6 +159,8 @@ class ServerLink(ThrottledLink[ServedCall]):
         self.on_room()
         if self._agreement is not None:
             self._agreement.close()
+        if isinstance(self.lanes, ServerLanes):
+            self.lanes.close()
 
     def _free(self, number: int) -> None:
         registry = self.registry()

@@ -239,6 +239,10 @@ class Stream:
         """Gives the socket back. May be called twice."""
         self._socket.close()
 
+    def copy(self) -> Stream:
+        """The same connection with a descriptor of its own, which stays when this one is closed. Not inside TLS."""
+        return Stream(self._socket.dup())
+
     def abandon(self) -> None:
         """Closes the descriptor in a forked child without a word to the other side, which still talks to the parent."""
         fd = self._socket.detach()

@@ -65,6 +65,8 @@ class CallKind(enum.IntEnum):
     """Before anything else: the agreement on rings in shared memory; see `transports.duplex_ring`."""
     GOODBYE = 33
     """This side closes its agent: nothing follows."""
+    LANES = 34
+    """The agreement on further connections for long payloads; see `rpc.lanes`."""
 
 
 _KINDS = {kind.value: kind for kind in CallKind}

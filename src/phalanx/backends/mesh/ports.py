@@ -48,14 +48,11 @@ class MeshPort(LinkPort):
 
         check()
         try:
-            stream = self._world.dial_channel(self._key, rank, deadline, check)
+            return self._world.dial_channel(self._key, rank, deadline, check)
         except Rejected as error:
             if error.status in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
-        if not self.oversubscribed:
-            stream.keep_in_cache()
-        return stream
 
     def memory_of(self, member: int) -> int | None:
         rank = self.members[member]
