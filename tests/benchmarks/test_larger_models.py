@@ -1,4 +1,4 @@
-"""Small runs of `python -m benchmarks checkpoint`, `memory`, `pipeline`, `torch-calls`, `elastic` have all their rows."""
+"""Small runs of `python -m benchmarks checkpoint`, `memory`, `pipeline`, `torch-calls`, `elastic` have all rows."""
 
 from __future__ import annotations
 
