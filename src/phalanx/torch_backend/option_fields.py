@@ -15,9 +15,11 @@ from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
+from ..operating_system import PROC
+
 __all__ = ["places_of"]
 
-_MEMORY = "/proc/self/mem"
+_MEMORY = f"{PROC}/self/mem"
 _POINTER = 8
 _LONGEST = 128
 """Bytes of an options object that are looked at."""
